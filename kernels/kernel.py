@@ -1,0 +1,83 @@
+"""What every attention kernel tells about itself, so that search, model, store and dispatcher need to know nothing else."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.shape import AttentionShape, Direction
+
+Launch = Callable[..., None]
+"""launch(q, k, v, out, lse, scale): enqueue the kernel on the current stream. q [batch, num_heads, seqlen_q, head_dim],
+k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with head_dim_v, lse float32
+[batch, num_heads, seqlen_q], contiguous (natural log) or None; scale is multiplied to q k^T."""
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """All that `triton.compile` needs for one config, specialised as the JIT does for contiguous, aligned tensors."""
+
+    function: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    attrs: Mapping[tuple[int, ...], list[list[Any]]]
+    options: Mapping[str, Any]
+
+
+class AttentionKernel(ABC):
+    """One implementation of a direction of attention.
+
+    A new kernel is one file with one subclass and one line in `registry.py`.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    direction: ClassVar[Direction] = Direction.FORWARD
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]]
+    """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
+
+    @abstractmethod
+    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Why the kernel cannot compute this shape on this compute capability, or None."""
+
+    @abstractmethod
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """The kernel's own rules that the config breaks; only what certainly cannot compile or run."""
+
+    @abstractmethod
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Dynamic shared memory of a block that the compiler will allocate."""
+
+    @abstractmethod
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """A config that is good without any tuning; it breaks no rule."""
+
+    @abstractmethod
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        """What to compile offline; imports triton."""
+
+    @abstractmethod
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        """A launcher of this config for tensors of this shape; imports triton."""
+
+    @property
+    @abstractmethod
+    def source_hash(self) -> str:
+        """16 hexadecimal digits that change with the kernel's device code."""
+
+    def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Why this config cannot run this shape on this device; empty means feasible. The single statement of
+        feasibility: search, fallback and dispatcher all ask here."""
+        reason = self.unsupported(shape, limits)
+        if reason is not None:
+            return (reason,)
+        problems = list(self.rule_violations(config, shape, limits))
+        needed = self.shared_bytes(config, shape, limits)
+        if needed > limits.shared_per_block_optin_bytes:
+            problems.append(
+                f"`shared memory <= {limits.shared_per_block_optin_bytes} B a block` must hold on compute capability "
+                f"{limits.name}, but {config.label} needs {needed} B. Take smaller blocks or fewer stages."
+            )
+        return tuple(problems)

@@ -1,0 +1,37 @@
+"""The kernels that compete. A new one is its own file and one line here."""
+
+from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.errors import UnknownKernelError
+from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_tma import FlashForwardTma
+from blocktune.kernels.kernel import AttentionKernel
+from blocktune.kernels.shape import AttentionShape
+
+KERNELS: dict[str, AttentionKernel] = {
+    kernel.name: kernel
+    for kernel in (
+        FlashForward(),
+        FlashForwardTma(),
+    )
+}
+
+
+def get_kernel(name: str) -> AttentionKernel:
+    """The kernel with this name.
+
+    Raises:
+        UnknownKernelError: no kernel has it.
+    """
+    try:
+        return KERNELS[name]
+    except KeyError:
+        raise UnknownKernelError(f"`kernel` must be one of {', '.join(KERNELS)}, but got {name!r}.") from None
+
+
+def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
+    """The kernels that can compute this shape on this compute capability, in registry order."""
+    return tuple(
+        kernel
+        for kernel in KERNELS.values()
+        if kernel.direction is shape.direction and kernel.unsupported(shape, limits) is None
+    )

@@ -1,0 +1,135 @@
+"""What the caller asks for: the shape of one attention problem."""
+
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from blocktune.kernels.errors import UsageError
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+"""Bytes per element of every data type that the kernels take."""
+
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+class Direction(StrEnum):
+    """Which computation of attention is meant."""
+
+    FORWARD = "forward"
+
+
+class Causal(StrEnum):
+    """Which keys a query may see.
+
+    With `UPPER_LEFT` query i sees keys 0..i, as in PyTorch's scaled_dot_product_attention. With `LOWER_RIGHT` query i
+    sees keys 0..i + seqlen_k - seqlen_q, as in FlashAttention. The two agree when seqlen_q equals seqlen_k.
+    """
+
+    NONE = "none"
+    UPPER_LEFT = "upper_left"
+    LOWER_RIGHT = "lower_right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """One attention problem: q [batch, num_heads, seqlen_q, head_dim], k [batch, num_heads_kv, seqlen_k, head_dim],
+    v [batch, num_heads_kv, seqlen_k, head_dim_v].
+
+    Raises:
+        UsageError: a size is not a positive integer, num_heads is not a multiple of num_heads_kv, or the data type is
+            not one of `ELEMENT_BYTES`.
+    """
+
+    batch: int
+    num_heads: int
+    num_heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str = "bfloat16"
+    causal: Causal = Causal.NONE
+    direction: Direction = Direction.FORWARD
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:7]:
+            value = getattr(self, field.name)
+            if type(value) is not int or value <= 0:
+                raise UsageError(f"`{field.name} > 0` must hold, but got {field.name}={value!r}. Give a positive integer.")
+        if self.num_heads % self.num_heads_kv:
+            raise UsageError(
+                "`num_heads % num_heads_kv == 0` must hold, but got "
+                f"(num_heads={self.num_heads}, num_heads_kv={self.num_heads_kv}). "
+                "Each key/value head serves an equal group of query heads."
+            )
+        if self.dtype not in ELEMENT_BYTES:
+            raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {self.dtype!r}.")
+        object.__setattr__(self, "causal", Causal(self.causal))
+        object.__setattr__(self, "direction", Direction(self.direction))
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_heads_kv
+
+    @property
+    def causal_offset(self) -> int:
+        """Query i sees keys 0..i + causal_offset; only meaningful for a causal shape."""
+        return self.seqlen_k - self.seqlen_q if self.causal is Causal.LOWER_RIGHT else 0
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs of one head that take part."""
+        if self.causal is Causal.NONE:
+            return self.seqlen_q * self.seqlen_k
+        first = max(0, -self.causal_offset)  # the first query that sees a key
+        last = min(self.seqlen_q, self.seqlen_k - self.causal_offset)  # the first query that sees all keys
+        triangle = (first + self.causal_offset + 1 + last + self.causal_offset) * max(0, last - first) // 2
+        return triangle + max(0, self.seqlen_q - max(first, last)) * self.seqlen_k
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two: 2 * (head_dim + head_dim_v) a visible pair and query head."""
+        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs * self.batch * self.num_heads
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Device memory of q, k, v, the output and the log-sum-exp."""
+        queries = self.batch * self.num_heads * self.seqlen_q
+        keys = self.batch * self.num_heads_kv * self.seqlen_k
+        return (queries + keys) * (self.head_dim + self.head_dim_v) * self.element_bytes + 4 * queries
+
+    @property
+    def label(self) -> str:
+        """A short name for people, such as `b2 h32 s8192 d64 bf16 causal`."""
+        heads = f"h{self.num_heads}" if self.group_size == 1 else f"h{self.num_heads}/{self.num_heads_kv}"
+        seq = f"s{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"s{self.seqlen_q}/{self.seqlen_k}"
+        dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        words = [f"b{self.batch}", heads, seq, dim, SHORT_DTYPES[self.dtype]]
+        if self.causal is Causal.UPPER_LEFT:
+            words.append("causal")
+        elif self.causal is Causal.LOWER_RIGHT:
+            words.append("causal-lower-right")
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: str(value) if isinstance(value, StrEnum) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The shape that `to_json` wrote.
+
+        Raises:
+            UsageError: a field is unknown, missing or out of range.
+        """
+        names = {field.name for field in fields(cls)}
+        if set(data) - names or not isinstance(data, dict):
+            raise UsageError(f"A shape has the fields {sorted(names)}, but got also {sorted(set(data) - names)}.")
+        try:
+            return cls(**data)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"Not a shape: {error}") from error
