@@ -1,0 +1,1 @@
+"""Fastest block sizes for Triton attention, found, explained, kept and dispatched."""

@@ -1,0 +1,1 @@
+"""Measured results that ship with the package, one JSON file a device."""

@@ -1,0 +1,1 @@
+"""How measuring is decided: space, resources, occupancy, cost model, bench and search."""
