@@ -1,0 +1,71 @@
+# make run          set up a virtual environment and tune one shape
+# make test         set up and pass every test that needs no GPU
+# make test-newest  the tests of kernels and tuner again, under the newest Triton
+# make gpu-test     the tests that need a GPU
+# make typings      the link tree by which type checkers find the packages
+# make clean        remove what make made
+#
+# PYTHON=python3.12 chooses the interpreter, VENV=path the environment, ARGS="--seq 4096 --dim 128" what `make run` tunes.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?= --seq 8192 --dim 64
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+NEWEST := .triton-newest
+ROOMS := cli db kernels results tuner
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# PyPI's PyTorch carries gigabytes of CUDA libraries that a machine without a GPU cannot use.
+CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
+CONSTRAINTS := -c constraints-cpu.txt
+INSTALL_TORCH = $(PIP) install --no-deps $(CONSTRAINTS) --extra-index-url $(CPU_TORCH_INDEX) torch
+else
+CONSTRAINTS :=
+INSTALL_TORCH = true
+endif
+
+.PHONY: run test test-newest gpu-test check typings clean
+
+run: $(VENV)/.installed
+	$(BIN)/tune run $(ARGS)
+
+test: check
+	$(BIN)/python -P -m pytest -q -n $(JOBS) -m "not gpu"
+
+check: $(VENV)/.installed-test typings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
+	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -P -m pytest -q -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
+
+gpu-test: $(VENV)/.installed-test
+	$(BIN)/python -P -m pytest -q -m gpu
+
+typings:
+	mkdir -p typings/blocktune
+	ln -sfn ../../blocktune/__init__.py typings/blocktune/__init__.py
+	ln -sfn ../../blocktune/py.typed typings/blocktune/py.typed
+	$(foreach room,$(ROOMS),ln -sfn ../../$(room) typings/blocktune/$(room);)
+
+clean:
+	rm -rf $(VENV) $(NEWEST) typings build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL_TORCH)
+	$(PIP) install $(CONSTRAINTS) -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install $(CONSTRAINTS) -e '.[test]'
+	touch $@
+
+$(NEWEST)/.installed: $(VENV)/.installed-test
+	rm -rf $(NEWEST)
+	$(PIP) install --target $(NEWEST) --no-deps 'triton>3.6'
+	touch $@
