@@ -1,0 +1,15 @@
+"""What every test shares: tests marked `gpu` are skipped, with the reason, where there is no GPU."""
+
+import pytest
+
+from blocktune.kernels.driver import read_driver
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needs_gpu:
+        return
+    report = read_driver()
+    if not report.devices:
+        for item in needs_gpu:
+            item.add_marker(pytest.mark.skip(reason=report.problem))
