@@ -1,7 +1,7 @@
 """The catalogue of GPUs: what is known about devices that are not here, with the source of every row.
 
 The rows are in `gpus.csv`. Its `conf` column says how sure a row is: D, SM count or cache read from the output of a
-real device; W, an NVIDIA document was read; S, two or more secondary lists agree; M, from memory or derived, unverified.
+real device; W, an NVIDIA document was read; S, two or more secondary lists agree; M, memory or derived, unverified.
 An empty cell is unknown. Tensor rates are dense, fp16 in, fp32 accumulated; they satisfy SMs x clock x F within 1.2 %
 (`tests/kernels/test_catalogue.py`), but the advertised peak of Hopper and Blackwell is at a lower clock than the boost.
 `aliases` are short names, separated by semicolons, that mean exactly this row; a name that fits several rows has none.
