@@ -1,0 +1,240 @@
+"""The tables of the store. Every column that is queried is typed; documents are canonical JSON text.
+
+    device ──┐
+    shape  ──┤
+    kernel ──┼── trial     one row for each (device, shape, kernel, environment, config)
+    environment ┤
+    config ──┴── best      one row for each (device, shape)
+
+A value that another room owns (a device, a shape, a config) is stored whole as a `document`: what its `to_json` gives,
+with sorted keys and no spaces, so that equal values have equal text. The columns beside it repeat what queries need.
+
+The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
+device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver. It and the tables
+are created by `migrations/versions/0001_initial.py`.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Moment(TypeDecorator[datetime]):
+    """A point in time with its zone. SQLite keeps none, so UTC is written and read."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {datetime: Moment(), float: Double()}
+
+
+class DeviceRow(Base):
+    """One kind of GPU, by `DeviceSpec.key`. The document has no uuid: trials say on which piece they ran."""
+
+    __tablename__ = "device"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(400), unique=True)
+    name: Mapped[str] = mapped_column(String(256))
+    compute_capability: Mapped[str] = mapped_column(String(8))
+    num_sms: Mapped[int]
+    source: Mapped[str] = mapped_column(String(16))
+    document: Mapped[str] = mapped_column(Text)
+
+
+class EnvironmentRow(Base):
+    """The software that a time depends on, by `Environment.digest`."""
+
+    __tablename__ = "environment"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(16), unique=True)
+    triton: Mapped[str] = mapped_column(String(200))
+    ptxas: Mapped[str] = mapped_column(String(200))
+    torch: Mapped[str] = mapped_column(String(200))
+    cuda: Mapped[str] = mapped_column(String(200))
+    driver: Mapped[str] = mapped_column(String(200))
+    protocol: Mapped[int]
+    power_limit_w: Mapped[int]
+
+
+class KernelRow(Base):
+    """One version of a kernel's device code."""
+
+    __tablename__ = "kernel"
+    __table_args__ = (UniqueConstraint("name", "source_hash"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    source_hash: Mapped[str] = mapped_column(String(64))
+
+
+class ShapeRow(Base):
+    """One attention problem."""
+
+    __tablename__ = "shape"
+    __table_args__ = (
+        # What neighbouring shapes have in common.
+        Index(None, "direction", "dtype", "causal", "head_dim", "head_dim_v"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    document: Mapped[str] = mapped_column(String(1000), unique=True)
+    direction: Mapped[str] = mapped_column(String(32))
+    dtype: Mapped[str] = mapped_column(String(32))
+    causal: Mapped[str] = mapped_column(String(32))
+    batch: Mapped[int] = mapped_column(BigInteger)
+    num_heads: Mapped[int] = mapped_column(BigInteger)
+    num_heads_kv: Mapped[int] = mapped_column(BigInteger)
+    seqlen_q: Mapped[int] = mapped_column(BigInteger)
+    seqlen_k: Mapped[int] = mapped_column(BigInteger)
+    head_dim: Mapped[int] = mapped_column(BigInteger)
+    head_dim_v: Mapped[int] = mapped_column(BigInteger)
+
+
+class ConfigRow(Base):
+    """One way to cut a kernel into blocks; the kernel's own parameters are in the document."""
+
+    __tablename__ = "config"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    document: Mapped[str] = mapped_column(String(1000), unique=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    block_m: Mapped[int]
+    block_n: Mapped[int]
+    num_warps: Mapped[int]
+    num_stages: Mapped[int]
+
+
+class TrialRow(Base):
+    """One candidate and how it ended.
+
+    From `registers` to `code_sha256` are its `KernelResources` (all NULL when it never compiled), from `sm_clock_mhz`
+    to `other_processes` its `Telemetry`.
+    """
+
+    __tablename__ = "trial"
+    __table_args__ = (
+        # Device and shape lead: this index also answers "the trials of this shape on this device".
+        UniqueConstraint(
+            "device_id", "shape_id", "kernel_id", "environment_id", "config_id", name="uq_trial_candidate"
+        ),
+        CheckConstraint("(outcome = 'ok') = (time_us IS NOT NULL)", name="only_ok_has_a_time"),
+        CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
+        CheckConstraint("occupancy >= 0 AND occupancy <= 1", name="occupancy_is_a_fraction"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    shape_id: Mapped[int] = mapped_column(ForeignKey("shape.id"))
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
+    created_at: Mapped[datetime]
+    gpu_uuid: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(32))
+    error: Mapped[str] = mapped_column(Text)
+    time_us: Mapped[float | None]
+    relative_to_anchor: Mapped[float | None]
+    predicted_us: Mapped[float | None]
+    samples_us: Mapped[list[float]] = mapped_column(JSON)
+    compile_seconds: Mapped[float]
+    bench_seconds: Mapped[float]
+    blocks_per_sm: Mapped[int | None]
+    occupancy: Mapped[float | None]
+    limiters: Mapped[list[str]] = mapped_column(JSON)
+    registers: Mapped[int | None]
+    shared_bytes: Mapped[int | None]
+    static_shared_bytes: Mapped[int | None]
+    stack_bytes: Mapped[int | None]
+    spill_bytes: Mapped[int | None]
+    num_warps: Mapped[int | None]
+    barriers: Mapped[int | None]
+    tensor_cores: Mapped[str | None] = mapped_column(String(32))
+    code_sha256: Mapped[str | None] = mapped_column(String(64))
+    sm_clock_mhz: Mapped[int | None]
+    memory_clock_mhz: Mapped[int | None]
+    temperature_c: Mapped[int | None]
+    power_w: Mapped[float | None]
+    throttle_reasons: Mapped[int | None] = mapped_column(BigInteger)
+    other_processes: Mapped[int | None]
+
+    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
+    shape: Mapped[ShapeRow] = relationship(lazy="joined", innerjoin=True)
+    kernel: Mapped[KernelRow] = relationship(lazy="joined", innerjoin=True)
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
+    config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True)
+
+
+class BestRow(Base):
+    """The winner of one shape on one device, with its provenance."""
+
+    __tablename__ = "best"
+    __table_args__ = (
+        UniqueConstraint("device_id", "shape_id"),
+        CheckConstraint("origin <> 'measured' OR time_us IS NOT NULL", name="measured_has_a_time"),
+        CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    shape_id: Mapped[int] = mapped_column(ForeignKey("shape.id"))
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    config_id: Mapped[int] = mapped_column(ForeignKey("config.id"))
+    default_config_id: Mapped[int | None] = mapped_column(ForeignKey("config.id"))
+    paper_config_id: Mapped[int | None] = mapped_column(ForeignKey("config.id"))
+    created_at: Mapped[datetime]
+    gpu_uuid: Mapped[str | None] = mapped_column(String(64))
+    origin: Mapped[str] = mapped_column(String(32))
+    time_us: Mapped[float | None]
+    predicted_us: Mapped[float | None]
+    default_time_us: Mapped[float | None]
+    paper_time_us: Mapped[float | None]
+    speedup_over_default: Mapped[float | None]
+    speedup_low: Mapped[float | None]
+    speedup_high: Mapped[float | None]
+    trials: Mapped[int]
+
+    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
+    shape: Mapped[ShapeRow] = relationship(lazy="joined", innerjoin=True)
+    kernel: Mapped[KernelRow] = relationship(lazy="joined", innerjoin=True)
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
+    config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True, foreign_keys=[config_id])
+    default_config: Mapped[ConfigRow | None] = relationship(lazy="joined", foreign_keys=[default_config_id])
+    paper_config: Mapped[ConfigRow | None] = relationship(lazy="joined", foreign_keys=[paper_config_id])

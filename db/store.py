@@ -1,0 +1,223 @@
+"""The store: what was measured, kept the moment it was measured."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import log2
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
+from blocktune.db.exchange import Document, document_from, shape_order
+from blocktune.db.health import StoreHealth, health_of
+from blocktune.db.importing import ImportCounts, records_from
+from blocktune.db.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.records import Best, Environment, Trial
+from blocktune.db.rows import RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.schema import make_current, require_current
+from blocktune.db.target import StoreTarget, default_store_path
+from blocktune.kernels.config import TunedConfig
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
+from blocktune.kernels.shape import AttentionShape
+
+__all__ = ["ResultStore", "default_store_path"]
+
+Record = TypeVar("Record")
+
+
+class ResultStore:
+    """Trials and bests in a SQLite file or a PostgreSQL database; open one with `ResultStore.open`.
+
+    Any number of processes and threads may use the same store. What a writing method stored is committed when it
+    returns: a process that is killed afterwards loses nothing. Every method raises `StoreLockedError` when another
+    writer keeps the lock for the whole timeout, `StoreCorruptError` when the file is damaged, and `StoreError` when the
+    database does not answer.
+    """
+
+    def __init__(self, engines: StoreEngines, *, read_only: bool) -> None:
+        self._engines = engines
+        self._read_only = read_only
+
+    @classmethod
+    def open(
+        cls,
+        target: str | Path | None = None,
+        *,
+        read_only: bool = False,
+        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+    ) -> Self:
+        """The store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory.
+
+        A missing database is created and an older one upgraded, unless it is only read.
+
+        Raises:
+            UsageError: a URL that cannot be parsed or whose driver is missing.
+            ForeignStoreError: the database belongs to another program.
+            SchemaTooNewError: a newer blocktune wrote it.
+            StoreError: it is locked, damaged, out of reach or, to be only read, missing.
+        """
+        place = StoreTarget.of(target)
+        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        if read_only:
+            require_current(engines)
+        else:
+            make_current(engines)
+        return cls(engines, read_only=read_only)
+
+    @property
+    def label(self) -> str:
+        """The place as people may see it, without a password."""
+        return self._engines.target.label
+
+    def record(self, trial: Trial) -> None:
+        """Stores one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
+
+        Raises:
+            UsageError: the trial breaks a rule, such as a time that is not positive or an outcome `ok` without one.
+        """
+        with self._write() as writer:
+            writer.put_trial(trial)
+
+    def set_best(self, best: Best) -> bool:
+        """Stores the winner of a shape on a device and returns whether it was stored.
+
+        A measured one always replaces a predicted one and never the other way round; of two measured ones the younger
+        stays, since it was measured against the older one.
+
+        Raises:
+            UsageError: the best breaks a rule, such as a measured origin without a time.
+        """
+        with self._write() as writer:
+            return writer.put_best(best)
+
+    def trials(
+        self,
+        device: DeviceSpec | None = None,
+        shape: AttentionShape | None = None,
+        *,
+        environment: Environment | None = None,
+        kernel_hash: str | None = None,
+    ) -> list[Trial]:
+        """The trials that match everything given, oldest first."""
+        query = select(TrialRow).order_by(TrialRow.created_at, TrialRow.id)
+        if device is not None:
+            query = query.where(TrialRow.device.has(DeviceRow.key == device.key))
+        if shape is not None:
+            query = query.where(TrialRow.shape.has(ShapeRow.document == document_of(shape)))
+        if environment is not None:
+            query = query.where(TrialRow.environment.has(EnvironmentRow.digest == environment.digest))
+        if kernel_hash is not None:
+            query = query.where(TrialRow.kernel.has(KernelRow.source_hash == kernel_hash))
+        return self._read(query, trial_of)
+
+    def best(self, device: DeviceSpec, shape: AttentionShape) -> Best | None:
+        """The winner of exactly this shape on this device."""
+        query = _bests_on(device).where(BestRow.shape.has(ShapeRow.document == document_of(shape)))
+        return next(iter(self._read(query, best_of)), None)
+
+    def bests(self, device: DeviceSpec | None = None) -> list[Best]:
+        """All winners, or those of one device."""
+        found = self._read(select(BestRow) if device is None else _bests_on(device), best_of)
+        return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
+
+    def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
+        """Winners of shapes that run the same code on this device (equal direction, data type, head dimensions, causal
+        mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of their number
+        of heads. The shape's own winner, if any, is the nearest."""
+        same = {name: str(getattr(shape, name)) for name in ("direction", "dtype", "causal")}
+        same |= {name: getattr(shape, name) for name in ("head_dim", "head_dim_v")}
+        grouped = ShapeRow.num_heads == ShapeRow.num_heads_kv * shape.group_size
+        query = _bests_on(device).join(BestRow.shape).where(grouped).filter_by(**same)
+        return sorted(self._read(query, best_of), key=lambda best: _distance(best, shape))[:limit]
+
+    def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
+        """The winners of a device, as the dispatcher wants them."""
+        return [
+            TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+            for best in self.bests(device)
+        ]
+
+    def devices(self) -> list[DeviceSpec]:
+        """The devices that have trials or winners, without their uuid."""
+        return self._read(select(DeviceRow).order_by(DeviceRow.key), device_of)
+
+    def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
+        """The winners of one device with what they were measured against, and on request all trials, in the format of
+        `db/exchange.py`. The device may be left out when the store knows one only.
+
+        Raises:
+            UsageError: no device was named and the store knows none or several.
+        """
+        chosen = device or self._only_device()
+        return document_from(chosen, self.bests(chosen), self.trials(chosen) if trials else None)
+
+    def import_json(self, document: Any) -> ImportCounts:
+        """Stores what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing.
+
+        Stored winners that outrank imported ones and stored trials that are younger stay.
+
+        Raises:
+            ImportRejectedError: a field is unknown, missing or absurd; the message names its place in the document.
+        """
+        bests, trials = records_from(document)
+        with self._write() as writer:
+            stored_trials = sum(writer.put_trial(trial, only_newer=True) for trial in trials)
+            stored_bests = sum(writer.put_best(best) for best in bests)
+        return ImportCounts(
+            bests=stored_bests,
+            bests_kept=len(bests) - stored_bests,
+            trials=stored_trials,
+            trials_kept=len(trials) - stored_trials,
+        )
+
+    def health(self) -> StoreHealth:
+        """Where the store is and in what state; reads the whole file to check it."""
+        return health_of(self._engines)
+
+    def close(self) -> None:
+        """Lets go of the database. Nothing waits to be written."""
+        self._engines.reader.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _only_device(self) -> DeviceSpec:
+        known = self.devices()
+        if len(known) != 1:
+            names = ", ".join(device.name for device in known) or "none"
+            raise UsageError(f"An export holds one device, but {self.label} knows: {names}. Name it by --device.")
+        return known[0]
+
+    @contextmanager
+    def _write(self) -> Iterator[RowWriter]:
+        if self._read_only:
+            raise StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
+        with translated(self._engines.target), Session(self._engines.writer) as session, session.begin():
+            yield RowWriter(session)
+
+    def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
+        with translated(self._engines.target), Session(self._engines.reader) as session:
+            rows = session.scalars(query).all()
+            try:
+                return [convert(row) for row in rows]
+            except (ValueError, TypeError) as error:
+                raise StoreCorruptError(
+                    f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: {error} "
+                    "Move the database away and import your exports into a new one."
+                ) from error
+
+
+def _bests_on(device: DeviceSpec) -> Select[Any]:
+    return select(BestRow).where(BestRow.device.has(DeviceRow.key == device.key))
+
+
+def _distance(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
+    lengths = abs(log2(best.shape.seqlen_q / shape.seqlen_q)) + abs(log2(best.shape.seqlen_k / shape.seqlen_k))
+    heads = abs(log2(best.shape.batch * best.shape.num_heads / (shape.batch * shape.num_heads)))
+    return lengths, heads, *shape_order(best.shape)
