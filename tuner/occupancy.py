@@ -90,6 +90,7 @@ class Occupancy:
         return min((kib for kib in self.limits.carveouts_kib if kib * KIB >= needed), default=whole)
 
     def to_json(self) -> dict[str, Any]:
+        warps = self.resources.num_warps
         last = min(self.limits.max_blocks_per_sm, max(8, self.blocks_per_sm + 1))
         return {
             "cc": self.limits.name,
@@ -106,7 +107,8 @@ class Occupancy:
             "carveout_percent": self.carveout_percent,
             "smallest_carveout_kib": self.smallest_carveout_kib,
             "requirements": [
-                requirement(blocks, self.resources.num_warps, self.limits).to_json() for blocks in range(1, last + 1)
+                requirement(blocks, warps, self.limits, carveout_percent=self.carveout_percent).to_json()
+                for blocks in range(1, last + 1)
             ],
         }
 
@@ -182,19 +184,20 @@ def occupancy(resources: KernelResources, limits: ComputeLimits, *, carveout_per
     )
 
 
-def shared_bytes_for(blocks: int, limits: ComputeLimits, *, capacity_bytes: int | None = None) -> int | None:
+def shared_bytes_for(blocks: int, limits: ComputeLimits, *, carveout_percent: int | None = None) -> int | None:
     """The most shared memory, static and dynamic together, with which `blocks` blocks are resident.
 
     Args:
         blocks: at least 1.
         limits: of the device.
-        capacity_bytes: what the SM offers; None is its maximum.
+        carveout_percent: as for `occupancy`. One block gets a larger carve-out where it needs one, several do not.
 
     Returns:
         Bytes a block without the reserve; None if even an empty block is too large.
     """
     _check_blocks(blocks)
-    capacity = limits.shared_per_sm_bytes if capacity_bytes is None else capacity_bytes
+    percent = None if blocks == 1 else carveout_percent
+    capacity = _capacity_bytes(1, limits, percent)
     unit = limits.shared_unit_bytes
     bytes_each = capacity // blocks // unit * unit - limits.shared_reserved_bytes
     return min(bytes_each, limits.shared_per_block_optin_bytes) if bytes_each >= 0 else None
@@ -215,14 +218,14 @@ def registers_for(blocks: int, num_warps: int, limits: ComputeLimits) -> int | N
 
 
 def requirement(
-    blocks: int, num_warps: int, limits: ComputeLimits, *, capacity_bytes: int | None = None
+    blocks: int, num_warps: int, limits: ComputeLimits, *, carveout_percent: int | None = None
 ) -> Requirement:
     """What every resource may be at most for `blocks` resident blocks of `num_warps` warps."""
     warps = min(limits.max_warps_per_sm // blocks, MAX_THREADS_PER_BLOCK // WARP_SIZE)
     return Requirement(
         blocks=blocks,
         registers=registers_for(blocks, num_warps, limits),
-        shared_bytes=shared_bytes_for(blocks, limits, capacity_bytes=capacity_bytes),
+        shared_bytes=shared_bytes_for(blocks, limits, carveout_percent=carveout_percent),
         num_warps=warps or None,
         barriers=None if limits.barriers_per_sm is None else limits.barriers_per_sm // blocks or None,
     )

@@ -130,8 +130,7 @@ def _change(result: Occupancy, alternatives: Mapping[str, int]) -> str:
     if result.active_warps == result.limits.max_warps_per_sm:
         return "All warps of the SM are in use; there is nothing to lift."
     target = result.blocks_per_sm + 1
-    capacity = None if result.carveout_percent is None else result.shared_capacity_bytes
-    most = requirement(target, result.resources.num_warps, result.limits, capacity_bytes=capacity)
+    most = requirement(target, result.resources.num_warps, result.limits, carveout_percent=result.carveout_percent)
     needs = " and ".join(_at_most(name, most, result) for name in result.binding)
     return f"For {_blocks(target)} you need {needs}{_fitting(result, most, alternatives)}."
 
@@ -167,12 +166,10 @@ def _fitting(result: Occupancy, most: Requirement, alternatives: Mapping[str, in
 def _room(result: Occupancy) -> list[str]:
     """What this number of blocks and the next ones leave to each block, so that one sees how far a change must go."""
     warps, first = result.resources.num_warps, max(1, result.blocks_per_sm)
-    capacity = None if result.carveout_percent is None else result.shared_capacity_bytes
+    last = min(first + 2, result.limits.max_warps_per_sm // warps, result.limits.max_blocks_per_sm)
     rows = (
-        requirement(blocks, warps, result.limits, capacity_bytes=capacity)
-        for blocks in range(
-            first, min(first + 2, result.limits.max_warps_per_sm // warps, result.limits.max_blocks_per_sm) + 1
-        )
+        requirement(blocks, warps, result.limits, carveout_percent=result.carveout_percent)
+        for blocks in range(first, last + 1)
     )
     room = [
         f"{_blocks(row.blocks)} ≤ {row.registers} registers and ≤ {row.shared_bytes:,} B"
