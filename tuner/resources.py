@@ -1,14 +1,15 @@
 """Compiles one config, with or without a GPU, and reads what it takes from a multiprocessor.
 
-The compile fills Triton's disk cache under the very key that a later launch looks up. Triton's key is made of the
-source's hash (function, signature, attributes, constants), the backend's hash (ptxas version and architecture), the
-options' hash and the environment variables that Triton names; a `CompileSpec` states the first and third as the JIT
-derives them from the tensors, so a launch on a GPU of that architecture compiles nothing
-(`tests/tuner/test_resources_cache_key.py`).
+The compile fills Triton's disk cache under the very key that a later launch looks up. Triton's key is made of its own
+build, the source's hash (function, signature, attributes, constants), the backend's hash (ptxas version and
+architecture), the options' hash and the environment variables that Triton names. A `CompileSpec` states signature,
+attributes, constants and options as the JIT derives them from the tensors, so a launch on a GPU of that architecture
+compiles nothing (`tests/tuner/test_compile_key.py`).
 """
 
 import contextlib
 import functools
+import hashlib
 import io
 import re
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec
-from blocktune.kernels.limits import limits_for
+from blocktune.kernels.limits import WARP_SIZE, limits_for
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.cubin import code_sha256, usage_of
@@ -37,7 +38,6 @@ class CompileResult:
 
     outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
     resources is None unless it is `OK`. seconds: time of the compile, also when it was looked up. cached: looked up.
-    transient: another try may end differently, so the result must not be remembered.
     """
 
     config: KernelConfig
@@ -46,7 +46,6 @@ class CompileResult:
     error: str = ""
     seconds: float = 0.0
     cached: bool = False
-    transient: bool = False
 
 
 def compile_resources(
@@ -66,7 +65,7 @@ def compile_resources(
 
     limits = limits_for(cc)
     spec = kernel.compile_spec(config, shape)
-    target = GPUTarget("cuda", limits.sm_arch, 32)
+    target = GPUTarget("cuda", limits.sm_arch, WARP_SIZE)
     compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
     _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
     return _resources_of(compiled)
@@ -88,6 +87,30 @@ def options_of(spec: CompileSpec) -> dict[str, Any]:
     from triton import knobs
 
     return {"enable_fp_fusion": knobs.language.default_fp_fusion} | dict(spec.options)
+
+
+def compile_key(spec: CompileSpec, cc: tuple[int, int]) -> str:
+    """The name under which Triton keeps this code on disk, 64 hexadecimal digits.
+
+    It changes with the device code, Triton, ptxas, architecture, signature, constants and options: with all that the
+    resources depend on, and with nothing else.
+    """
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
+
+    backend = make_backend(GPUTarget("cuda", limits_for(cc).sm_arch, WARP_SIZE))
+    options = backend.parse_options(options_of(spec))
+    key = get_cache_key(source_of(spec), backend, options, env_vars=get_cache_invalidating_env_vars())
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def has_code(spec: CompileSpec, key: str) -> bool:
+    """Whether Triton's disk cache holds the code of this key, so that a launch compiles nothing."""
+    from triton.runtime.cache import get_cache_manager
+
+    return get_cache_manager(key).get_group(f"{spec.function.__name__[:150]}.json") is not None
 
 
 @functools.cache
