@@ -1,1 +1,1 @@
-"""The command line: words in, tables and JSON out."""
+"""Words in, tables out: every command parses its flags, calls one function and prints what it returned."""

@@ -1,0 +1,152 @@
+"""`tune best`: the config that a call of this shape would get, where it comes from, and what was better or worse."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.cli.render import microseconds, note, print_json, print_table
+from blocktune.cli.store import existing_store
+from blocktune.cli.winners import COLUMNS, config_json, provenance, winner_json, winner_rows
+from blocktune.kernels.errors import NoFeasibleConfigError
+
+if TYPE_CHECKING:
+    from blocktune.db.records import Best
+    from blocktune.kernels.device import DeviceSpec
+    from blocktune.kernels.ladder import Candidate
+    from blocktune.kernels.shape import AttentionShape
+    from blocktune.kernels.source import ConfigSource
+
+
+@with_shape_flags
+def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
+    """Show the best known config for a shape.
+
+    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model. Ends with exit code 3 when no result is near, and says what would run then.
+
+    \b
+    tune best --seq 8192 --dim 64
+    tune best --seq 8192 --dim 64 --causal --device h200 --json
+    """
+    shape, spec = flags.shape(), device_asked_for(device)
+    answer = _look_up(db, spec, shape)
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        _show(answer, flags.assumed())
+    if not answer.is_tuned:
+        raise NoFeasibleConfigError(
+            f"No result for {shape.label} on {spec.name} or near it. Make one: {_command(flags, device)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the ladder says about a shape, and the stored winner behind it where there is one."""
+
+    device: "DeviceSpec"
+    shape: "AttentionShape"
+    candidate: "Candidate | None"
+    winner: "Best | None"
+    passed_over: tuple[str, ...]
+
+    @property
+    def rung(self) -> str:
+        return "sdpa" if self.candidate is None else str(self.candidate.rung)
+
+    @property
+    def is_tuned(self) -> bool:
+        return self.rung not in ("sdpa", "default")
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.candidate
+        data = {} if self.winner is None else winner_json(self.winner)
+        return data | {
+            "device": self.device.to_json(),
+            "shape": self.shape.to_json(),
+            "rung": self.rung,
+            "best": None if found is None else config_json(found.config, **self._facts(found)),
+            "tuned_for": found.tuned_for.to_json() if found is not None and found.tuned_for is not None else None,
+            "passed_over": list(self.passed_over),
+        }
+
+    def _facts(self, found: "Candidate") -> dict[str, Any]:
+        predicted_us = None if self.winner is None else self.winner.predicted_us
+        return {"time_us": found.time_us, "predicted_us": predicted_us, "origin": str(found.origin)}
+
+
+def _look_up(db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Answer:
+    """Climbs down the dispatcher's ladder over the store and the shipped results."""
+    from blocktune.db.target import StoreTarget
+    from blocktune.kernels.ladder import Candidate, ConfigTable, climb_down
+    from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs
+
+    winners = list(_shipped_winners())
+    layers: list[ConfigSource] = [JsonConfigs()]
+    with existing_store(db) as store:
+        if store is not None:
+            path = StoreTarget.of(db).path
+            layers.insert(0, store if path is None else SqliteConfigs(path))
+            winners = [*store.bests(), *winners]
+        table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device))
+    passed_over: list[str] = []
+    for step in climb_down(table, shape, device.limits):
+        if isinstance(step, Candidate):
+            return _Answer(device, shape, step, _winner_behind(step, winners), tuple(passed_over))
+        passed_over.append(str(step))
+    return _Answer(device, shape, None, None, tuple(passed_over))
+
+
+def _shipped_winners() -> Iterator["Best"]:
+    """The winners in the exports that are part of the package; its other files are none."""
+    from importlib.resources import files
+
+    from blocktune.db.exchange import FORMAT
+    from blocktune.db.importing import records_from
+    from blocktune.kernels.source import SHIPPED_RESULTS
+
+    for entry in files(SHIPPED_RESULTS).iterdir():
+        document = json.loads(entry.read_text(encoding="utf-8")) if entry.name.endswith(".json") else {}
+        if document.get("format") == FORMAT:
+            yield from records_from(document)[0]
+
+
+def _winner_behind(candidate: "Candidate", winners: Iterable["Best"]) -> "Best | None":
+    """The winner that the candidate was read from, which knows more about it; None for a default."""
+    wanted = (candidate.tuned_for, candidate.config, candidate.time_us)
+    return next((winner for winner in winners if (winner.shape, winner.config, winner.time_us) == wanted), None)
+
+
+def _show(answer: _Answer, assumed: str) -> None:
+    typer.echo(f"{answer.shape.label} on {answer.device.name}")
+    if assumed:
+        note(assumed)
+    for reason in answer.passed_over:
+        note(f"not {reason}")
+    if answer.candidate is None:
+        typer.echo("PyTorch's scaled_dot_product_attention would compute this shape")
+        return
+    typer.echo(f"{answer.rung}: {_where_from(answer.candidate)}")
+    if answer.winner is None:
+        typer.echo(answer.candidate.config.label)
+        return
+    print_table(COLUMNS, winner_rows(answer.winner))
+    typer.echo(provenance(answer.winner))
+
+
+def _where_from(candidate: "Candidate") -> str:
+    """The origin in words."""
+    if candidate.tuned_for is None:
+        return "the kernel's own default, never tuned for this shape"
+    time = f", {microseconds(candidate.time_us)} there" if candidate.time_us is not None else ""
+    return f"{candidate.origin}, tuned for {candidate.tuned_for.label}{time}"
+
+
+def _command(flags: ShapeFlags, device: str | None) -> str:
+    """The command that would tune this shape."""
+    given = {name.replace("_", "-"): value for name, value in asdict(flags).items() if value not in (None, False)}
+    words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()]
+    return " ".join(["tune run", *words, *([f"--device {device}"] if device else [])])

@@ -1,0 +1,89 @@
+"""The command line: `tune`, and `blocktune` as another name for it.
+
+Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where one is required, 5 the database cannot
+serve, 7 a result differs from the reference, 130 interrupted.
+"""
+
+import warnings
+from typing import Annotated, Any, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from blocktune.cli import best, devices, doctor, occupancy, run, store
+from blocktune.kernels.errors import BlocktuneError
+
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The commands; an error that blocktune raises on purpose becomes one paragraph and its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BlocktuneError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="tune",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would double its time
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"blocktune {version('blocktune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tune(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Find, explain, keep and dispatch the fastest block sizes of Triton attention kernels.
+
+    Data goes to stdout, progress and messages go to stderr. Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no
+    GPU or driver, 5 database, 7 wrong result, 130 interrupted.
+    """
+
+
+app.command("run")(run.run)
+app.command("best")(best.best)
+app.command("list")(store.list_bests)
+app.command("export")(store.export)
+app.command("import")(store.import_)
+app.command("occupancy")(occupancy.occupancy)
+app.command("devices")(devices.devices)
+app.command("doctor")(doctor.doctor)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning for the person at the terminal: what it says, not where in the code it was raised."""
+    typer.echo(f"warning: {message}", err=True)
+
+
+def main() -> None:
+    """Entry point of the console commands."""
+    warnings.showwarning = show_warning
+    app()

@@ -1,0 +1,118 @@
+"""`tune list`, `tune export` and `tune import`: what the database holds."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.options import AsJson, Database, DeviceName, device_asked_for
+from blocktune.cli.render import microseconds, note, print_json, print_table
+from blocktune.cli.winners import speedup, winner_json
+from blocktune.kernels.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.store import ResultStore
+
+OutputFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; `-` is stdout.", allow_dash=True)]
+InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="An export to read.")]
+
+
+@contextmanager
+def existing_store(db: str | None) -> Iterator["ResultStore | None"]:
+    """The store, upgraded where it is older; None, with a message, where there is none: reading creates nothing."""
+    from blocktune.db.store import ResultStore
+    from blocktune.db.target import StoreTarget
+
+    target = StoreTarget.of(db)
+    if target.path is not None and not target.path.exists():
+        note(f"There is no database at {target.label} yet; `tune run` makes it.")
+        yield None
+        return
+    with ResultStore.open(db) as store:
+        yield store
+
+
+def list_bests(device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
+    """List the stored winners.
+
+    \b
+    tune list
+    tune list --device h200 --json
+    """
+    only = device_asked_for(device) if device else None
+    with existing_store(db) as store:
+        bests = store.bests(only) if store else []
+    if as_json:
+        print_json({"bests": [winner_json(best) for best in bests]})
+        return
+    rows = [
+        (best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us), speedup(best))
+        for best in bests
+    ]
+    print_table(("device", "shape", "config", "origin", "time", "against the default"), rows)
+
+
+def export(
+    file: OutputFile,
+    device: DeviceName = None,
+    trials: Annotated[bool, typer.Option("--trials", help="Every trial too, not only the winners.")] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the results of one device to a JSON file.
+
+    \b
+    tune export h200.json --device h200
+    tune export - --trials
+    """
+    from blocktune.db.exchange import save_document
+
+    only = device_asked_for(device) if device else None
+    with existing_store(db) as store:
+        if store is None:
+            raise StoreError("An export needs a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")
+        document = store.export_json(only, trials=trials)
+    if str(file) == "-":
+        typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))
+        return
+    try:
+        save_document(document, file)
+    except OSError as error:
+        raise UsageError(
+            f"The export needs a file that can be written, but {file} cannot: {error.strerror}."
+        ) from error
+    counts = {"file": str(file), "bests": len(document["bests"]), "trials": len(document.get("trials") or ())}
+    if as_json:
+        print_json(counts)
+    else:
+        note(f"wrote {counts['bests']} winners and {counts['trials']} trials to {file}")
+
+
+def import_(file: InputFile, db: Database = None, as_json: AsJson = False) -> None:
+    """Take the results of an export into the database.
+
+    All of them or, when anything is wrong, none. What the database holds and ranks higher stays.
+
+    \b
+    tune import h200.json
+    """
+    from blocktune.db.exchange import load_document
+    from blocktune.db.store import ResultStore
+
+    try:
+        document = load_document(file)
+    except OSError as error:
+        raise UsageError(f"An import needs a file that can be read, but {file} cannot: {error.strerror}.") from error
+    with ResultStore.open(db) as store:
+        counts = store.import_json(document)
+    if as_json:
+        print_json(asdict(counts))
+        return
+    note(
+        f"imported {counts.bests} winners and {counts.trials} trials; "
+        f"kept the database's own {counts.bests_kept} winners and {counts.trials_kept} trials"
+    )

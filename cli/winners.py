@@ -1,0 +1,75 @@
+"""How a stored winner looks, in JSON and in tables."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.render import microseconds
+
+if TYPE_CHECKING:
+    from blocktune.db.records import Best
+    from blocktune.kernels.config import KernelConfig
+
+COLUMNS = ("", "config", "origin", "time", "predicted", "against the default")
+
+
+def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] | None:
+    """A config with what is known about it; None stays None."""
+    return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
+
+
+def winner_json(best: "Best") -> dict[str, Any]:
+    """A winner with its origin, its rivals, and the environment that it was found in."""
+    return {
+        "device": best.device.to_json(),
+        "shape": best.shape.to_json(),
+        "best": config_json(best.config, time_us=best.time_us, predicted_us=best.predicted_us, origin=str(best.origin)),
+        "default": config_json(best.default, time_us=best.default_time_us),
+        "paper": config_json(best.paper, time_us=best.paper_time_us),
+        "speedup_over_default": _speedup_json(best),
+        "kernel_hash": best.kernel_hash,
+        "environment": asdict(best.environment),
+        "trials": best.trials,
+        "created_at": best.created_at.isoformat(),
+    }
+
+
+def _speedup_json(best: "Best") -> dict[str, float | None] | None:
+    if best.speedup_over_default is None:
+        return None
+    return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
+
+
+def winner_rows(best: "Best") -> Sequence[tuple[str, ...]]:
+    """The winner, the kernel's default and the paper's rule, one row each."""
+    predicted = microseconds(best.predicted_us)
+    rows = [("winner", best.config.label, str(best.origin), microseconds(best.time_us), predicted, speedup(best))]
+    for name, config, time_us in (
+        ("default", best.default, best.default_time_us),
+        ("paper rule", best.paper, best.paper_time_us),
+    ):
+        if config is not None:
+            rows.append((name, config.label, "", microseconds(time_us), "", _ratio(best.default_time_us, time_us)))
+    return rows
+
+
+def speedup(best: "Best") -> str:
+    """How much faster the winner is than the default, with its spread; a dash where nothing was measured."""
+    if best.speedup_over_default is None:
+        return "-"
+    text = f"{best.speedup_over_default:.3f}x"
+    if best.speedup_low is None or best.speedup_high is None:
+        return text
+    return f"{text} ({best.speedup_low:.3f} to {best.speedup_high:.3f})"
+
+
+def _ratio(default_time_us: float | None, time_us: float | None) -> str:
+    return "-" if not default_time_us or not time_us else f"{default_time_us / time_us:.3f}x"
+
+
+def provenance(best: "Best") -> str:
+    """Where and when the winner was found, in one line."""
+    environment = best.environment
+    versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"
+    driver = f", driver {environment.driver}" if environment.driver else ""
+    return f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {best.trials} trials, {versions}{driver}"

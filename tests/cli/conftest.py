@@ -1,0 +1,69 @@
+"""What the tests of the command line share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from blocktune.cli.main import app
+from blocktune.db.records import Best, Environment
+from blocktune.db.store import ResultStore
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.device import device_named
+from blocktune.tuner.defaults import complete_shape
+
+
+class Tune:
+    """Runs commands on a database of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.db = folder / "results.db"
+
+    def __call__(self, *words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words], env={"BLOCKTUNE_DB": str(self.db)})
+
+    def store(self, *bests: Best) -> None:
+        """Put winners into the database."""
+        with ResultStore.open(self.db) as store:
+            for best in bests:
+                assert store.set_best(best)
+
+
+@pytest.fixture
+def tune(tmp_path: Path) -> Tune:
+    return Tune(tmp_path)
+
+
+@pytest.fixture
+def winner() -> Callable[..., Best]:
+    """Makes a measured winner of b2 h32 s8192 d64 bf16 on an H200, with some fields replaced."""
+    from blocktune.kernels.registry import get_kernel
+
+    best = Best(
+        device=device_named("h200"),
+        environment=Environment(triton="3.6.0", ptxas="12.8.93", torch="2.13.0", cuda="12.8", driver="580.65.06"),
+        shape=complete_shape(8192, 64),
+        config=KernelConfig("flash_fwd", 128, 64, 4, 3),
+        kernel_hash=get_kernel("flash_fwd").source_hash,
+        origin=Origin.MEASURED,
+        time_us=812.5,
+        predicted_us=790.0,
+        default=KernelConfig("flash_fwd", 64, 64, 4, 2),
+        default_time_us=975.0,
+        paper=KernelConfig("flash_fwd", 128, 128, 8, 2),
+        paper_time_us=900.0,
+        speedup_over_default=1.2,
+        speedup_low=1.19,
+        speedup_high=1.21,
+        trials=120,
+        created_at=datetime(2026, 11, 20, 12, 0, tzinfo=UTC),
+    )
+
+    def make(**changes: Any) -> Best:
+        return replace(best, **changes)
+
+    return make

@@ -1,0 +1,115 @@
+"""What all commands have in common: help, exit codes, messages, start-up time."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from blocktune.cli import main
+from blocktune.kernels import errors
+
+EXIT_CODES = {
+    errors.UsageError: 2,
+    errors.UnknownDeviceError: 2,
+    errors.NoFeasibleConfigError: 3,
+    errors.NoDeviceError: 4,
+    errors.StoreError: 5,
+    errors.SchemaTooNewError: 5,
+    errors.VerificationError: 7,
+}
+
+
+@pytest.mark.parametrize("error", EXIT_CODES, ids=lambda error: error.__name__)
+def test_an_error_is_one_paragraph_on_stderr_and_its_exit_code(
+    error: type[errors.BlocktuneError], tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error("the rule, the values, the way out")
+
+    monkeypatch.setattr("blocktune.kernels.device.present_devices", fail)
+    result = tune("devices", "--json")
+    assert result.exit_code == EXIT_CODES[error]
+    assert result.stdout == ""
+    assert result.stderr == "error: the rule, the values, the way out\n"
+
+
+def test_an_interrupt_is_130(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("blocktune.kernels.device.present_devices", interrupt)
+    assert tune("devices").exit_code == 130
+
+
+def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("blocktune.kernels.device.present_devices", fail)
+    assert isinstance(tune("devices").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["no-such-command"],
+        ["run"],
+        ["run", "--seq", "x", "--dim", "64"],
+        ["run", "--seq", "0", "--dim", "64"],
+        ["run", "--seq", "64", "--dim", "-1"],
+        ["run", "--seq", "64", "--dim", "64", "--heads", "6", "--kv-heads", "4"],
+        ["run", "--seq", "64", "--dim", "64", "--dtype", "fp8"],
+        ["run", "--seq", "64", "--dim", "64", "--device", "h2000"],
+        ["run", "--seq", "64", "--dim", "64", "--kernel", "no_such_kernel"],
+        ["best", "--seq", "64", "--dim", "0"],
+        ["list", "--device", "h2000"],
+        ["import", "no-such-file.json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_2_says_why_and_prints_no_data(tune, words: list[str]) -> None:
+    result = tune(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "rror" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not tune.db.exists()
+
+
+def test_the_version_is_that_of_the_package(tune) -> None:
+    from importlib.metadata import version
+
+    assert tune("--version").stdout == f"blocktune {version('blocktune')}\n"
+
+
+def test_help_answers_within_half_a_second() -> None:
+    """Of several tries, since other processes may hold this machine for a moment."""
+    command = [sys.executable, "-P", "-c", "from blocktune.cli.main import main; main()", "--help"]
+    assert min(_seconds(command) for _ in range(5)) < 0.5
+
+
+def _seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"})
+    assert "occupancy" in answer.stdout
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["best", "--help"], ["occupancy", "--help"]], ids=str)
+def test_help_loads_no_heavy_package(words: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from blocktune.cli.main import app\n"
+        f"app({words!r}, standalone_mode=False)\n"
+        "heavy = {'torch', 'triton', 'optuna', 'sqlalchemy', 'alembic', 'rich', 'pynvml'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+    )
+    answer = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    main.show_warning("the device differs", UserWarning, "device.py", 1)
+    assert capsys.readouterr().err == "warning: the device differs\n"

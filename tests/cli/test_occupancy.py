@@ -1,0 +1,75 @@
+"""`tune occupancy`: the contract of its JSON, the words, and what it refuses."""
+
+import json
+
+import pytest
+
+RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
+
+
+def test_the_json_holds_the_contract(tune) -> None:
+    result = tune(*RAW, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["schema"] == 1
+    assert (data["blocks_per_sm"], data["active_warps"], data["occupancy"]) == (2, 8, 0.125)
+    assert data["limits"] == {"warps": 16, "blocks": 32, "registers": 3, "shared_memory": 2, "barriers": 64}
+    assert data["limiters"] == ["shared_memory"]
+
+
+def test_the_words_say_what_would_lift_the_limit(tune) -> None:
+    result = tune(*RAW)
+    assert result.exit_code == 0
+    for part in ("2 blocks/SM", "shared memory", "115,712 B", "1,024 B reserved", "≤ 76,800 B", "not the goal"):
+        assert part in result.stdout
+
+
+def test_a_device_stands_for_its_compute_capability(tune) -> None:
+    by_device = tune("occupancy", "--device", "h200", *RAW[3:], "--json")
+    assert json.loads(by_device.stdout) == json.loads(tune(*RAW, "--json").stdout)
+
+
+def test_a_block_that_does_not_fit_is_an_answer(tune) -> None:
+    data = json.loads(tune(*RAW[:-1], 300_000, "--json").stdout)
+    assert (data["blocks_per_sm"], data["limiters"]) == (0, ["shared_memory"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--cc", "9.0", "--warps", 4),
+        ("--cc", "5.0", *RAW[3:]),
+        ("--cc", "nine", *RAW[3:]),
+        ("--cc", "9.0", "--device", "h200", *RAW[3:]),
+        ("--cc", "9.0", "--warps", 0, "--regs", 1, "--shared", 1),
+        ("--cc", "9.0", "--warps", 4, "--regs", -1, "--shared", 1),
+        ("--device", "h200", "--kernel", "flash_fwd"),
+        ("--device", "h200", "--kernel", "no_such_kernel", "--dim", 64),
+        ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--block-m", 96),
+        ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--param", "colour=3"),
+        ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--param", "colour"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_wrong_use_says_the_way_out(tune, words: tuple[object, ...]) -> None:
+    result = tune("occupancy", *words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr) > 20
+
+
+FORM = ("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 128)
+TILE = ("--block-m", 128, "--block-n", 64, "--warps", 4, "--stages", 3)
+
+
+@pytest.mark.slow
+def test_a_kernel_is_compiled_without_a_gpu_and_explained(tune) -> None:
+    result = tune(*FORM, *TILE, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["config"]["block_m"] == 128
+    assert data["resources"]["tensor_cores"] == "wgmma"
+    assert data["resources"]["shared_bytes"] > 65_536
+    assert data["blocks_per_sm"] == min(limit for limit in data["limits"].values() if limit is not None)
+    assert "compiling flash_fwd 128x64" in result.stderr
+    assert "num_stages 3→2" in data["explanation"]

@@ -1,0 +1,76 @@
+"""The flags of a shape, and what they become."""
+
+import inspect
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from blocktune.cli.options import DEFAULT_DEVICE, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.kernels import device as devices
+from blocktune.kernels.errors import UnknownDeviceError, UsageError
+from blocktune.kernels.shape import Causal
+
+
+def test_sizes_that_are_not_given_follow_from_the_others_and_are_named() -> None:
+    flags = ShapeFlags(seq=8192, dim=64)
+    assert flags.shape().label == "b2 h32 s8192 d64 bf16"
+    assert flags.assumed() == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
+
+
+def test_sizes_that_are_given_are_taken_and_not_named() -> None:
+    flags = ShapeFlags(seq=100, dim=80, batch=3, heads=8, kv_heads=2, seq_k=50, dim_v=96, dtype="fp16", causal=True)
+    shape = flags.shape()
+    assert (shape.batch, shape.num_heads, shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v) == (3, 8, 2, 50, 96)
+    assert (shape.dtype, shape.causal) == ("float16", Causal.UPPER_LEFT)
+    assert flags.assumed() == ""
+
+
+def test_lower_right_wins_over_causal() -> None:
+    assert ShapeFlags(seq=8, dim=64, causal=True, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"seq": 0}, {"dim": -1}, {"heads": 6, "kv_heads": 4}, {"dtype": "fp8"}, {"batch": 0}],
+    ids=lambda flags: ",".join(flags),
+)
+def test_a_shape_that_breaks_a_rule_is_wrong_use(flags: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        ShapeFlags(**({"seq": 64, "dim": 64} | flags)).shape()
+
+
+def test_a_command_gets_the_shape_flags_beside_its_own() -> None:
+    seen = []
+
+    @with_shape_flags
+    def command(flags: ShapeFlags, loud: bool = False) -> None:
+        seen.append((flags, loud))
+
+    assert {"seq", "dim", "kv_heads", "loud"} <= set(inspect.signature(command).parameters)
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--seq", "128", "--dim", "64", "--kv-heads", "4", "--loud"])
+    assert result.exit_code == 0, result.output
+    assert seen == [(ShapeFlags(seq=128, dim=64, kv_heads=4), True)]
+
+
+def test_without_a_name_and_a_gpu_the_default_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "present_devices", tuple)
+    assert device_asked_for(None) == devices.device_named(DEFAULT_DEVICE)
+
+
+def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    here = replace(devices.device_named("h200"), uuid="GPU-1", source="driver")
+    other = replace(devices.device_named("a100"), uuid="GPU-0", source="driver")
+    monkeypatch.setattr(devices, "present_devices", lambda: (other, here))
+    assert device_asked_for(None) is other
+    assert device_asked_for("H200") is here
+    assert device_asked_for("l40s").source == "catalogue"
+
+
+def test_an_unknown_device_is_wrong_use() -> None:
+    with pytest.raises(UnknownDeviceError, match="h200"):
+        device_asked_for("h2000")

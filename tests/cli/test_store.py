@@ -1,0 +1,119 @@
+"""`tune list`, `tune export` and `tune import` on a real database."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def test_an_empty_list_creates_no_database(tune) -> None:
+    result = tune("list", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"schema": 1, "bests": []}
+    assert "no database" in result.stderr
+    assert not tune.db.exists()
+
+
+def test_the_list_holds_every_winner_of_a_device(tune, winner) -> None:
+    tune.store(winner())
+    (best,) = json.loads(tune("list", "--device", "h200", "--json").stdout)["bests"]
+    assert best["best"] == {
+        "kernel": "flash_fwd",
+        "config": winner().config.to_json(),
+        "time_us": 812.5,
+        "predicted_us": 790.0,
+        "origin": "measured",
+    }
+    assert best["speedup_over_default"] == {"median": 1.2, "low": 1.19, "high": 1.21}
+    assert json.loads(tune("list", "--device", "a100", "--json").stdout)["bests"] == []
+
+
+def test_the_list_for_people(tune, winner) -> None:
+    tune.store(winner())
+    text = tune("list").stdout
+    for part in ("NVIDIA H200", "b2 h32 s8192 d64 bf16", "flash_fwd 128x64 w4 s3", "measured", "812.5 µs", "1.200x"):
+        assert part in text
+
+
+def test_an_export_can_be_imported_elsewhere(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    file = tmp_path / "h200.json"
+    assert json.loads(tune("export", file, "--json").stdout) == {
+        "schema": 1,
+        "file": str(file),
+        "bests": 1,
+        "trials": 0,
+    }
+    listed = tune("list", "--json").stdout
+    tune.db = tmp_path / "other.db"
+    counts = json.loads(tune("import", file, "--json").stdout)
+    assert (counts["bests"], counts["bests_kept"]) == (1, 0)
+    assert tune("list", "--json").stdout == listed
+    assert json.loads(tune("import", file, "--json").stdout)["bests_kept"] + 1 >= 1
+
+
+def test_an_export_to_stdout_is_the_document_itself(tune, winner) -> None:
+    tune.store(winner())
+    document = json.loads(tune("export", "-").stdout)
+    assert (document["format"], len(document["bests"])) == ("blocktune-results", 1)
+
+
+def test_an_export_of_a_missing_database_creates_none(tune, tmp_path: Path) -> None:
+    result = tune("export", tmp_path / "out.json")
+    assert result.exit_code == 5
+    assert "tune run" in result.stderr
+    assert not tune.db.exists()
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_an_export_that_cannot_be_written_says_so(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    result = tune("export", tmp_path / "no" / "folder.json")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "no json", '{"format": "blocktune-results", "schema": 99}', "[" * 100_000], ids=len
+)
+def test_an_import_of_anything_else_is_refused_and_nothing_is_lost(tune, winner, tmp_path: Path, text: str) -> None:
+    tune.store(winner())
+    before = tune("list", "--json").stdout
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    result = tune("import", file)
+    assert result.exit_code == 2
+    assert "error: " in result.stderr
+    assert tune("list", "--json").stdout == before
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"time_us": -1.0}, "time_us"),
+        ({"time_us": 1e300}, "time_us"),
+        ({"config": {"kernel": "flash_fwd", "block_m": 3, "block_n": 64, "num_warps": 4, "num_stages": 1}}, "block_m"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_unknown_fields_and_absurd_values_are_named(tune, winner, tmp_path: Path, change: dict, word: str) -> None:
+    tune.store(winner())
+    document = json.loads(tune("export", "-").stdout)
+    document["bests"][0] |= change
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(document))
+    result = tune("import", file)
+    assert result.exit_code == 2
+    assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("export", "-"), ("best", "--seq", "64", "--dim", "64")], ids=lambda w: w[0]
+)
+def test_a_file_that_is_no_database_is_exit_code_5_and_untouched(tune, words: tuple[str, ...]) -> None:
+    tune.db.write_bytes(b"no database" * 1000)
+    result = tune(*words)
+    assert result.exit_code == 5
+    assert "--db" in result.stderr
+    assert tune.db.read_bytes() == b"no database" * 1000

@@ -1,0 +1,47 @@
+"""What the package must never do with data that others wrote: run it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path for room in ("blocktune", "kernels", "db", "tuner", "cli") for path in (ROOT / room).rglob("*.py")
+)
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "torch.load", "os.system", "os.popen"}
+
+
+def offences(source: str) -> list[str]:
+    """The forbidden imports and calls in this source."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found.append(str(node.module))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+            found.append(ast.unparse(node.func))
+        elif isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) == "True":
+            found.append("shell=True")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_stored_is_executed(path: Path) -> None:
+    assert offences(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval(text)",
+        "yaml.load(file)",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_the_check_sees_what_it_forbids(source: str) -> None:
+    assert offences(source)

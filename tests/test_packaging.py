@@ -1,0 +1,80 @@
+"""The wheel holds every folder and every data file that the sources need."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("cli", "db", "kernels", "results", "tuner")
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def folder_of(package: str) -> str:
+    """The folder that the mapping in pyproject.toml gives to a package."""
+    for parent, folder in SETUPTOOLS["package-dir"].items():
+        if package == parent or package.startswith(f"{parent}."):
+            return (folder + package.removeprefix(parent)).replace(".", "/")
+    return package.replace(".", "/")
+
+
+def test_every_folder_with_python_files_is_a_listed_package() -> None:
+    on_disk = {
+        str(path.parent.relative_to(ROOT)) for room in ("blocktune", *ROOMS) for path in (ROOT / room).rglob("*.py")
+    }
+    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == on_disk
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names in a wheel built from a copy, so that no build folder is left in the sources."""
+    pytest.importorskip("setuptools", minversion="77", reason="building the wheel needs setuptools >= 77")
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    for room in ("blocktune", *ROOMS):
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        source,
+        source,
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = source.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_every_source_file(wheel_names: set[str]) -> None:
+    for package in SETUPTOOLS["packages"]:
+        for path in (ROOT / folder_of(package)).glob("*.py"):
+            assert f"{package.replace('.', '/')}/{path.name}" in wheel_names
+
+
+@pytest.mark.parametrize("room", ["kernels", "db", "results"])
+def test_the_wheel_holds_the_data_files(wheel_names: set[str], room: str) -> None:
+    data = [path for path in (ROOT / room).rglob("*") if path.suffix in {".csv", ".json", ".mako", ".ini"}]
+    for path in data:
+        assert f"blocktune/{path.relative_to(ROOT)}" in wheel_names
+
+
+def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[str]) -> None:
+    assert {"blocktune/kernels/gpus.csv", "blocktune/py.typed"} <= wheel_names
+
+
+def test_no_bare_top_level_package(wheel_names: set[str]) -> None:
+    assert {name.split("/")[0] for name in wheel_names if not name.split("/")[0].endswith(".dist-info")} == {
+        "blocktune"
+    }
