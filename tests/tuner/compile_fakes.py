@@ -11,10 +11,12 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.runtime.jit import MockTensor
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.specialise import specialised
 
 SHAPE = AttentionShape(
     batch=1, num_heads=1, num_heads_kv=1, seqlen_q=64, seqlen_k=64, head_dim=64, head_dim_v=64, dtype="float16"
@@ -50,22 +52,19 @@ class ProductKernel:
     """The part of AttentionKernel that compiling needs."""
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        del shape
-        return CompileSpec(
-            function=product_kernel,
-            signature={"A": "*fp16", "B": "*fp16", "C": "*fp32", "n": "i32"}
-            | dict.fromkeys(("BLOCK_M", "BLOCK_N", "DIM"), "constexpr"),
-            constexprs={"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "DIM": 64},
-            attrs={(i,): [["tt.divisibility", 16]] for i in range(4)},
-            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        )
+        a, b, c = MockTensor(tl.float16), MockTensor(tl.float16), MockTensor(tl.float32)
+        arguments = (a, b, c, shape.seqlen_k, config.block_m, config.block_n, shape.head_dim)
+        return specialised(product_kernel, arguments, _options(config))
 
 
 class BrokenKernel:
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         del shape
-        signature = {"A": "*fp32", "BLOCK_M": "constexpr"}
-        return CompileSpec(broken_kernel, signature, {"BLOCK_M": config.block_m}, {}, {"num_warps": config.num_warps})
+        return specialised(broken_kernel, (MockTensor(tl.float32), config.block_m), _options(config))
+
+
+def _options(config: KernelConfig) -> dict[str, int]:
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 class HarmfulKernel(ProductKernel):
