@@ -1,0 +1,233 @@
+"""Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from blocktune.db.records import Outcome, Telemetry
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.errors import BlocktuneError, UsageError
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.child import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.measurement import OUT_OF_MEMORY, Finals, Measurement
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.worker")
+"""-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
+
+_FINALS_ATTEMPTS = 2
+
+
+class Runner(Protocol):
+    """Measures configs of one shape on one device. A config that fails costs itself and nothing else."""
+
+    def prepare(self) -> None:
+        """Starts what takes long to start, without waiting for it."""
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        """Checks and times one config; every failure of the config is an outcome, not an exception."""
+
+    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """Times configs, each measured before, in turns."""
+
+    def confirm(self, config: KernelConfig) -> Measurement:
+        """Checks everything that the config can be asked to compute, log-sum-exp included; takes no time."""
+
+    def close(self) -> None:
+        """Ends all processes; harmless when repeated."""
+
+
+class Monitor(Protocol):
+    """Reads the state of the GPU."""
+
+    def sample(self) -> Telemetry: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds that a worker may take for each stage before it is killed.
+
+    running covers checks and timed rounds of one config; running_launches further launches as long as the anchor's are
+    granted on top, so that a slow GPU or a long sequence is not mistaken for a hang.
+    """
+
+    setup: float = 180.0
+    compiling: float = 60.0
+    running: float = 15.0
+    running_launches: int = 400
+    finals: float = 120.0
+
+
+class _Failed(Exception):
+    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text."""
+
+    def __init__(self, outcome: str, text: str):
+        super().__init__(text)
+        self.outcome = outcome
+
+
+@dataclass
+class GpuRunner:
+    """Drives one worker process at a time and replaces it when it is lost.
+
+    The first config that passes is the anchor of later ones (`anchor` names one that passed in an earlier session). A
+    new worker takes the anchor up again; if the anchor fails then, it is given up and the next config that passes takes
+    its place.
+
+    command and environment start the worker; monitor is read while a config is being timed.
+    """
+
+    shape: AttentionShape
+    anchor: KernelConfig | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    command: Sequence[str] = WORKER_COMMAND
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    monitor: Monitor | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._child: Child | None = None
+        self._is_set_up = False
+        self._generation = 0
+        self._anchor_us = 0.0
+        self._telemetry = Telemetry()
+
+    def prepare(self) -> None:
+        if self._child is not None:
+            return
+        self._child = Child(self.command, os.environ | self.environment)
+        self._is_set_up = False
+        seed = self.seed + self._generation  # every worker asks another question
+        self._generation += 1
+        self._child.send({"command": "setup", "shape": self.shape.to_json(), "seed": seed})
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        started = time.monotonic()
+        self._ensure_ready()
+        measurement = self._measure(config)
+        if measurement.outcome is Outcome.OK and self.anchor is None:
+            self._set_anchor(config, measurement)
+        return replace(measurement, seconds=time.monotonic() - started, telemetry=self._telemetry)
+
+    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """Times configs in turns. If the worker is lost, each is measured again to find which are to blame."""
+        failures: dict[KernelConfig, Measurement] = {}
+        remaining = list(configs)
+        for _ in range(_FINALS_ATTEMPTS):
+            self._ensure_ready()
+            command = {"command": "finals", "configs": [config.to_json() for config in remaining]}
+            try:
+                result = self._ask(command, self.deadlines.finals + self._launches_seconds())
+            except _Failed:
+                again = {config: self.measure(config) for config in remaining}
+                failures |= {config: found for config, found in again.items() if found.outcome is not Outcome.OK}
+                remaining = [config for config in remaining if config not in failures]
+                continue
+            samples = (tuple(rounds) for rounds in result["samples_us"])
+            return Finals(samples_us=dict(zip(remaining, samples, strict=True)), failures=failures)
+        return Finals(samples_us={}, failures=failures)
+
+    def confirm(self, config: KernelConfig) -> Measurement:
+        self._ensure_ready()
+        try:
+            self._ask({"command": "confirm", "config": config.to_json()}, self._running_seconds())
+        except _Failed as failed:
+            return _failure(failed)
+        return Measurement(outcome=Outcome.OK)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _measure(self, config: KernelConfig) -> Measurement:
+        self._telemetry = Telemetry()
+        try:
+            answer = self._ask({"command": "measure", "config": config.to_json()}, self._running_seconds())
+        except _Failed as failed:
+            return _failure(failed)
+        return Measurement.from_json(answer)
+
+    def _ensure_ready(self) -> None:
+        """A worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that fails."""
+        self.prepare()
+        if self._is_set_up:
+            return
+        self._finish_setup()
+        anchor, self.anchor = self.anchor, None
+        if anchor is None:
+            return
+        measurement = self._measure(anchor)
+        if measurement.outcome is Outcome.OK:
+            self._set_anchor(anchor, measurement)
+        elif self._child is None:  # it took the worker with it
+            self.prepare()
+            self._finish_setup()
+
+    def _finish_setup(self) -> None:
+        try:
+            self._receive(self.deadlines.setup)
+        except (_Failed, ChildDiedError, ChildTimeoutError) as failed:
+            self.close()
+            raise _setup_error(self.shape, failed) from failed
+        self._is_set_up = True
+
+    def _set_anchor(self, config: KernelConfig, measurement: Measurement) -> None:
+        self.anchor = config
+        self._anchor_us = statistics.median(measurement.samples_us)
+
+    def _running_seconds(self) -> float:
+        return self.deadlines.running + self._launches_seconds()
+
+    def _launches_seconds(self) -> float:
+        return self.deadlines.running_launches * self._anchor_us / 1e6
+
+    def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
+        """The result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
+        assert self._child is not None
+        stage, seconds = "compiling", self.deadlines.compiling
+        try:
+            self._child.send(command)
+            while True:
+                answer = self._receive(seconds)
+                if "stage" not in answer:
+                    result: dict[str, Any] = answer["result"]
+                    return result
+                stage, seconds = answer["stage"], running_seconds
+                if stage == "timing" and self.monitor is not None:
+                    self._telemetry = self.monitor.sample()
+        except ChildTimeoutError as error:
+            self.close()
+            outcome = Outcome.COMPILE_TIMEOUT if stage == "compiling" else Outcome.RUN_TIMEOUT
+            raise _Failed(outcome, f"{error} while {stage}") from error
+        except ChildDiedError as error:
+            self.close()
+            raise _Failed(Outcome.RUN_ERROR, str(error)) from error
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        """The worker's next answer, a stage or a result."""
+        assert self._child is not None
+        answer = self._child.receive(seconds)
+        failure = answer.get("failure")
+        if failure is not None:
+            if failure["fatal"]:
+                self.close()
+            raise _Failed(failure["outcome"], failure["error"])
+        return answer
+
+
+def _failure(failed: _Failed) -> Measurement:
+    outcome = Outcome.RUN_ERROR if failed.outcome == OUT_OF_MEMORY else Outcome(failed.outcome)
+    return Measurement(outcome=outcome, error=str(failed))
+
+
+def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:
+    if isinstance(failed, _Failed) and failed.outcome == OUT_OF_MEMORY:
+        return UsageError(
+            f"The tensors of a shape must fit the GPU's free memory, but {shape.label} does not: {failed}. "
+            "Take a smaller batch, fewer heads or a shorter sequence, or end what else runs on the GPU."
+        )
+    return BlocktuneError(f"The GPU worker cannot start: {failed}. `tune doctor` checks the GPU and its software.")
