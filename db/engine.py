@@ -5,7 +5,6 @@ Writers run one at a time, in SQLite by `BEGIN IMMEDIATE` and in PostgreSQL by o
 looked up cannot change before it writes.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError, StatementError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.target import StoreTarget
@@ -25,7 +24,7 @@ LOCK_TIMEOUT_SECONDS = 30.0
 
 WRITER_LOCK = 0x626C6B74756E65  # "blktune", the key of the advisory lock that stands for BEGIN IMMEDIATE
 
-_CONNECTION_PRAGMAS = (
+CONNECTION_PRAGMAS = (
     "PRAGMA foreign_keys = ON",
     "PRAGMA synchronous = NORMAL",  # with WAL: a killed process loses nothing, a power cut may lose the last commits
     "PRAGMA trusted_schema = OFF",
@@ -53,7 +52,7 @@ def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: 
     if target.path is not None:
         uri = _readable_uri(target.path) if read_only else f"{target.path.as_uri()}?mode=rw"
         connect = partial(connect_sqlite, uri, lock_timeout_seconds)
-        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, json_serializer=_strict_json)
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
         event.listen(engine, "begin", _begin_sqlite)
     else:
         assert target.url is not None
@@ -62,12 +61,9 @@ def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: 
     return StoreEngines(target, engine, engine.execution_options(blocktune_writer=True), lock_timeout_seconds)
 
 
-_strict_json = partial(json.dumps, allow_nan=False)
-
-
 def _server_engine(url: URL) -> Engine:
     try:
-        return create_engine(url, poolclass=NullPool, json_serializer=_strict_json)
+        return create_engine(url, poolclass=NullPool)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"A database URL must name an installed driver, but {url.drivername!r} is not: {error}. "
@@ -83,7 +79,7 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
     """
     connection = sqlite3.connect(uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None)
     try:
-        for pragma in _CONNECTION_PRAGMAS:
+        for pragma in CONNECTION_PRAGMAS:
             connection.execute(pragma)
     except BaseException:
         connection.close()
@@ -142,7 +138,7 @@ def translated(target: StoreTarget) -> Iterator[None]:
     Raises:
         StoreLockedError: another process held the lock for the whole timeout.
         StoreCorruptError: the file is no SQLite database, or a damaged one.
-        UsageError: a value breaks a constraint of its table or is no finite number.
+        UsageError: a value breaks a constraint of its table or does not fit its column.
         StoreError: anything else that the database refuses.
     """
     try:
@@ -155,11 +151,8 @@ def translated(target: StoreTarget) -> Iterator[None]:
         raise _store_error(target, error.orig or error) from error
     except sqlite3.Error as error:
         raise _store_error(target, error) from error
-    except (StatementError, OverflowError) as error:
-        reason = error.orig if isinstance(error, StatementError) else error
-        raise UsageError(
-            f"A row must hold finite numbers that fit their columns, but: {reason}. Correct the value."
-        ) from error
+    except OverflowError as error:
+        raise UsageError(f"A row must hold numbers that fit their columns, but: {error}. Correct the value.") from error
 
 
 def _store_error(target: StoreTarget, error: BaseException) -> StoreError:

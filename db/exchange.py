@@ -71,8 +71,7 @@ def _digest(environment: Environment) -> str:
 
 
 def _order(record: Best | Trial) -> tuple[Any, ...]:
-    config = sorted(record.config.to_json().items())
-    return (*shape_order(record.shape), str(config), record.environment.digest, record.kernel_hash)
+    return (*shape_order(record.shape), record.config.label, record.environment.digest, record.kernel_hash)
 
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ MAX_TRIALS = 200_000
 MAX_SAMPLES = 10_000
 MAX_TIME_US = 1e10  # nearly three hours for one call
 MAX_INT = 2**31 - 1
+EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # before Triton could be tuned
 _DIGEST = "[0-9a-f]{16}"
 
 
@@ -42,8 +43,7 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     device = top["device"].parsed(DeviceSpec.from_json, "a device")
-    latest = datetime.now(UTC) + timedelta(days=1)  # a date far ahead would outrank every later measurement
-    source = _Source(device, _environments(top["environments"]), latest)
+    source = _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
     bests = [source.best(item) for item in top["bests"].items(MAX_BESTS)]
     trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
     return bests, trials
@@ -66,7 +66,8 @@ def _environments(node: Untrusted) -> dict[str, Environment]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Reads the rows of one document."""
+    """Reads the rows of one document. `latest` bounds their dates: one far ahead would outrank all that is measured
+    later."""
 
     device: DeviceSpec
     environments: dict[str, Environment]
@@ -96,7 +97,7 @@ class _Source:
             "shape": _shape(parts["shape"]),
             "config": _config(parts["config"]),
             "kernel_hash": parts["kernel_hash"].match(_DIGEST, "16 hexadecimal digits"),
-            "created_at": parts["created_at"].moment(self.latest),
+            "created_at": parts["created_at"].moment(EARLIEST, self.latest),
         }
 
 

@@ -4,6 +4,7 @@ Rows may come from anyone's database, so every value that is read goes through t
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from blocktune.db.models import Base, BestRow, ConfigRow, DeviceRow, Environment
 from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 
@@ -124,7 +126,7 @@ def _assign(row: Base, columns: Mapping[str, Any]) -> None:
 
 def _trial_columns(trial: Trial) -> dict[str, Any]:
     resources = dict.fromkeys(_RESOURCES) if trial.resources is None else trial.resources.to_json()
-    return {
+    columns = {
         "created_at": trial.created_at,
         "gpu_uuid": trial.device.uuid,
         "outcome": str(trial.outcome),
@@ -141,6 +143,20 @@ def _trial_columns(trial: Trial) -> dict[str, Any]:
         **resources,
         **asdict(trial.telemetry),
     }
+    return _finite(columns)
+
+
+def _finite(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns, whose numbers are finite. SQLite would store a NaN as NULL and say nothing.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, value in columns.items():
+        for number in value if isinstance(value, list) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"A row must hold finite numbers, but got {name}={value!r}. Correct the value.")
+    return columns
 
 
 def _storable(text: str) -> str:
@@ -149,7 +165,7 @@ def _storable(text: str) -> str:
 
 
 def _best_columns(best: Best) -> dict[str, Any]:
-    return {
+    columns = {
         "created_at": best.created_at,
         "gpu_uuid": best.device.uuid,
         "origin": str(best.origin),
@@ -162,6 +178,7 @@ def _best_columns(best: Best) -> dict[str, Any]:
         "speedup_high": best.speedup_high,
         "trials": best.trials,
     }
+    return _finite(columns)
 
 
 def device_of(row: DeviceRow) -> DeviceSpec:

@@ -99,7 +99,9 @@ def _create_file(path: Path) -> None:
     """An empty file in a private directory, unless there is one: later connections never create any, so that a file
     that vanishes while in use is noticed."""
     if path.is_dir():
-        raise StoreError(f"The database must be a file, but {path} is a directory. Give a file's path.")
+        raise StoreError(
+            f"The database must be a file, but {path} is a directory. Name a file by --db or BLOCKTUNE_DB."
+        )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch()

@@ -1,0 +1,206 @@
+"""Records to store, and the places to store them in."""
+
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.device import DeviceSpec, device_named
+from blocktune.kernels.resources import KernelResources
+from blocktune.kernels.shape import AttentionShape, Causal
+
+NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session")
+def device() -> DeviceSpec:
+    return replace(device_named("h200"), source="driver", uuid="GPU-12345678-1234-1234-1234-123456789abc")
+
+
+@pytest.fixture(scope="session")
+def shape() -> AttentionShape:
+    return AttentionShape(
+        batch=2,
+        num_heads=32,
+        num_heads_kv=8,
+        seqlen_q=8192,
+        seqlen_k=4096,
+        head_dim=64,
+        head_dim_v=128,
+        causal=Causal.LOWER_RIGHT,
+    )
+
+
+@pytest.fixture(scope="session")
+def trial(device: DeviceSpec, shape: AttentionShape) -> Trial:
+    """A trial with a value in every field."""
+    return Trial(
+        device=device,
+        environment=Environment(
+            triton="3.6.0",
+            ptxas="12.8.93",
+            torch="2.11.0",
+            cuda="13.0",
+            driver="580.65.06",
+            protocol=2,
+            power_limit_w=700,
+        ),
+        shape=shape,
+        config=KernelConfig("flash_fwd", 128, 64, 4, 3, extra=(("swizzle", 8),)),
+        kernel_hash="0123456789abcdef",
+        outcome=Outcome.OK,
+        resources=KernelResources(
+            registers=168,
+            shared_bytes=98304,
+            static_shared_bytes=16,
+            stack_bytes=8,
+            spill_bytes=4,
+            num_warps=8,
+            barriers=2,
+            tensor_cores="wgmma",
+            code_sha256="ab" * 32,
+        ),
+        blocks_per_sm=2,
+        occupancy=0.25,
+        limiters=("registers", "shared_memory"),
+        predicted_us=101.25,
+        time_us=99.5,
+        relative_to_anchor=0.98,
+        samples_us=(99.0, 99.5, 100.1),
+        error="",
+        compile_seconds=1.5,
+        bench_seconds=0.25,
+        telemetry=Telemetry(
+            sm_clock_mhz=1980,
+            memory_clock_mhz=3201,
+            temperature_c=45,
+            power_w=612.5,
+            throttle_reasons=1 << 40,
+            other_processes=0,
+        ),
+        created_at=NOON,
+    )
+
+
+@pytest.fixture(scope="session")
+def best(trial: Trial) -> Best:
+    """A winner with a value in every field."""
+    return Best(
+        device=trial.device,
+        environment=trial.environment,
+        shape=trial.shape,
+        config=trial.config,
+        kernel_hash=trial.kernel_hash,
+        origin=Origin.MEASURED,
+        time_us=99.5,
+        predicted_us=101.25,
+        default=KernelConfig("flash_fwd", 128, 128, 8, 3),
+        default_time_us=120.5,
+        paper=KernelConfig("flash_fwd", 64, 64, 4, 2),
+        paper_time_us=150.0,
+        speedup_over_default=1.21,
+        speedup_low=1.2,
+        speedup_high=1.22,
+        trials=120,
+        created_at=NOON,
+    )
+
+
+@pytest.fixture
+def bests(best: Best) -> list[Best]:
+    """Winners of five lengths, each measured a minute after the one before."""
+    lengths = (512, 1024, 2048, 4096, 8192)
+    return [
+        replace(
+            best,
+            shape=replace(best.shape, seqlen_q=length, seqlen_k=length),
+            created_at=NOON + timedelta(minutes=index),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture(scope="session")
+def new_postgres_database() -> Iterator[Callable[[], str]]:
+    """Makes empty databases on a real server that lives as long as the session."""
+    binaries = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
+    if not binaries:
+        pytest.skip("no PostgreSQL server under /usr/lib/postgresql")
+    if find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed, so PostgreSQL cannot be reached")
+    # The server refuses to run as root; its socket's path must be short.
+    root = os.geteuid() == 0
+    account = {"user": "postgres"} if root else {}
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:
+        if root:
+            shutil.chown(name, "postgres")
+
+        def server(*command: str) -> None:
+            subprocess.run(
+                [f"{binaries[-1]}/{command[0]}", *command[1:]],
+                check=True,
+                cwd=name,
+                stdout=subprocess.DEVNULL,
+                **account,
+            )
+
+        server("initdb", "--pgdata", f"{name}/data", "--username", "tester", "--auth", "trust", "--no-sync")
+        options = f"-F -c listen_addresses='' -c unix_socket_directories={name}"
+        server("pg_ctl", "--pgdata", f"{name}/data", "--options", options, "--log", f"{name}/log", "--wait", "start")
+        try:
+            yield _database_maker(name)
+        finally:
+            server("pg_ctl", "--pgdata", f"{name}/data", "--mode", "immediate", "--wait", "stop")
+
+
+def _database_maker(socket_directory: str) -> Callable[[], str]:
+    import psycopg
+
+    names = iter(f"test_{number}" for number in range(10_000))
+
+    def make() -> str:
+        name = next(names)
+        address = f"host={socket_directory} user=tester dbname=postgres"
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg://tester:secret@/{name}?host={socket_directory}"
+
+    return make
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for a new store: a file, and a database of a PostgreSQL server where there is one."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store" / "blocktune.db")
+    return str(request.getfixturevalue("new_postgres_database")())
+
+
+@pytest.fixture
+def store(target: str) -> Iterator[ResultStore]:
+    with ResultStore.open(target) as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a new SQLite store may be put."""
+    return tmp_path / "blocktune.db"
+
+
+@pytest.fixture
+def sqlite_store(path: Path) -> Iterator[ResultStore]:
+    with ResultStore.open(path) as opened:
+        yield opened

@@ -1,0 +1,154 @@
+"""Many processes on one store, and processes that are killed."""
+
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from blocktune.db.exchange import document_from, save_document
+from blocktune.db.records import Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.errors import StoreLockedError
+
+PROCESSES = 8
+Worker = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Worker]]:
+    """Starts a worker that waits until `go`; none outlives the test."""
+    with ExitStack() as stack:
+
+        def run(*arguments: object) -> Worker:
+            command = [sys.executable, str(Path(__file__).with_name("store_worker.py")), *map(str, arguments)]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(worker)
+            stack.callback(worker.kill)
+            return worker
+
+        yield run
+
+
+@pytest.fixture
+def document(trial: Trial, tmp_path: Path) -> Path:
+    """A file with the trial that writers vary."""
+    file = tmp_path / "trial.json"
+    save_document(document_from(trial.device, [], [trial]), file)
+    return file
+
+
+def go(workers: list[Worker]) -> list[str]:
+    """What the workers printed after they all began together; every one of them ended well."""
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    printed = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(workers)
+    return printed
+
+
+def test_processes_create_one_store_together(target: str, start: Callable[..., Worker]) -> None:
+    printed = go([start("create", target) for _ in range(PROCESSES)])
+    assert printed == ["0001\n"] * PROCESSES
+    with ResultStore.open(target) as store:
+        assert store.health().sound
+
+
+def test_no_write_of_many_processes_is_lost(target: str, start: Callable[..., Worker], document: Path) -> None:
+    each = 25
+    go([start("write", target, document, writer, each) for writer in range(PROCESSES)])
+    with ResultStore.open(target) as store:
+        found = sorted(
+            (trial.config.parameters["writer"], trial.config.parameters["number"]) for trial in store.trials()
+        )
+        assert found == [(writer, number) for writer in range(PROCESSES) for number in range(each)]
+        assert store.health().rows["environment"] == 1
+
+
+def test_readers_see_whole_trials_while_others_write(
+    sqlite_store: ResultStore, path: Path, start: Callable[..., Worker], document: Path, trial: Trial
+) -> None:
+    writer = start("write", path, document, 0, 40)
+    assert writer.stdin is not None
+    writer.stdin.write("go\n")
+    writer.stdin.flush()
+    seen = [0]
+    while writer.poll() is None:
+        trials = sqlite_store.trials(trial.device, trial.shape)
+        assert {found.samples_us for found in trials} <= {trial.samples_us}
+        seen.append(len(trials))
+    assert seen == sorted(seen)
+    assert len(sqlite_store.trials()) == 40
+
+
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(
+    path: Path, start: Callable[..., Worker], document: Path
+) -> None:
+    randomness = random.Random(0)
+    for writer in range(6):
+        worker = start("write", path, document, writer, 100_000)
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        time.sleep(randomness.uniform(0, 0.15))
+        worker.kill()
+        acknowledged = 1 + len(worker.stdout.read().splitlines())
+        with ResultStore.open(path) as store:
+            own = [trial for trial in store.trials() if trial.config.parameters["writer"] == writer]
+            # The last one may have been committed without having been acknowledged any more.
+            assert acknowledged <= len(own) <= acknowledged + 1
+            assert store.health().integrity == "ok"
+
+
+def test_a_creator_that_was_killed_leaves_a_store_that_can_be_made(path: Path) -> None:
+    path.touch()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    with ResultStore.open(path) as store:
+        assert store.health().rows["trial"] == 0
+
+
+def test_a_lock_that_is_kept_is_reported_in_time(
+    sqlite_store: ResultStore, path: Path, start: Callable[..., Worker], trial: Trial
+) -> None:
+    sqlite_store.record(trial)
+    holder = start("hold", path)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    began = time.monotonic()
+    with ResultStore.open(path, lock_timeout_seconds=0.3) as impatient:
+        assert impatient.trials() == [trial]  # readers do not wait
+        with pytest.raises(StoreLockedError, match="locked for the whole timeout"):
+            impatient.record(trial)
+    assert 0.3 <= time.monotonic() - began < 3
+    holder.communicate("")
+    sqlite_store.record(trial)
+
+
+def test_a_lock_on_a_server_is_reported_in_time(new_postgres_database: Callable[[], str], trial: Trial) -> None:
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.pool import NullPool
+
+    from blocktune.db.engine import WRITER_LOCK
+
+    place = new_postgres_database()
+    with ResultStore.open(place, lock_timeout_seconds=0.3) as impatient:
+        with create_engine(place, poolclass=NullPool).begin() as holder:
+            holder.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITER_LOCK})
+            assert impatient.trials() == []
+            with pytest.raises(StoreLockedError, match="locked for the whole timeout"):
+                impatient.record(trial)
+        impatient.record(trial)
