@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
     """Show the best known config for a shape.
 
-    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model. Ends with exit code 3 when no result is near, and says what would run then.
+    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
+    Ends with exit code 3 when no result is near, and says what would run then.
 
     \b
     tune best --seq 8192 --dim 64

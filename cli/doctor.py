@@ -13,7 +13,8 @@ from blocktune.kernels.errors import StoreError
 def doctor(db: Database = None, as_json: AsJson = False) -> None:
     """Report what matters here, and what is wrong.
 
-    Driver, CUDA, ptxas, torch, triton, SQLite, database and GPU state, with what each problem means. Ends with exit code 5 when the database cannot serve, else with 0: a machine without a GPU is no fault.
+    Driver, CUDA, ptxas, torch, triton, SQLite, database and GPU state, with what each problem means.
+    Ends with exit code 5 when the database cannot serve, else with 0: a machine without a GPU is no fault.
 
     \b
     tune doctor

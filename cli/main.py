@@ -11,9 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from blocktune.cli import best, devices, doctor, occupancy, run, store
+from blocktune.cli.render import INTERRUPTED
 from blocktune.kernels.errors import BlocktuneError
-
-INTERRUPTED = 130
 
 
 class Commands(TyperGroup):

@@ -9,6 +9,9 @@ import typer
 SCHEMA = 1
 """Version of every JSON object that a command prints; it rises when a field changes its meaning or goes."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 PIPE_WIDTH = 200
 """Columns of a table that no terminal limits."""
 

@@ -6,14 +6,12 @@ import typer
 
 from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
 from blocktune.cli.progress import shown_progress
-from blocktune.cli.render import counts, note, percent, print_json, print_table
+from blocktune.cli.render import INTERRUPTED, counts, note, percent, print_json, print_table
 from blocktune.cli.winners import COLUMNS, winner_rows
 
 if TYPE_CHECKING:
     from blocktune.kernels.device import DeviceSpec
     from blocktune.tuner.report import TuningReport
-
-INTERRUPTED = 130
 
 
 @with_shape_flags
@@ -32,7 +30,8 @@ def run(
 ) -> None:
     """Find the fastest config for a shape on this GPU.
 
-    For a device that is not here it is predicted, from compiled code and a cost model. Every trial is stored when it ends: Ctrl-C keeps what was found, and the same command goes on from there.
+    For a device that is not here it is predicted, from compiled code and a cost model.
+    Every trial is stored when it ends: Ctrl-C keeps what was found, and the same command goes on from there.
 
     \b
     tune run --seq 8192 --dim 64
@@ -74,7 +73,9 @@ def run(
 
 def _announce(spec: "DeviceSpec", asked: str | None) -> None:
     """What will be done, first of all."""
-    if spec.source != "catalogue":
+    from blocktune.tuner.run import is_present
+
+    if is_present(spec):
         note(f"measuring on {spec.name}")
         return
     reason = "no GPU in this machine" if asked is None else f"no {spec.name} in this machine"
