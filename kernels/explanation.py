@@ -1,0 +1,91 @@
+"""What a dispatcher answers when it is asked why."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.ladder import Candidate, Rejection, Rung
+from blocktune.kernels.shape import AttentionShape
+
+_REASONS = {
+    Rung.EXACT: "measured on this device for this shape",
+    Rung.NEAREST: "measured on this device for {tuned_for}",
+    Rung.BORROWED: "measured with another kernel source, triton or device of this compute capability for {tuned_for}",
+    Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
+    Rung.DEFAULT: "the kernel's default, not tuned: `tune run --seq {seqlen} --dim {head_dim}` finds a better one",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Which rung of the ladder serves a call, and why no higher one does.
+
+    shape is None where the tensors are no attention problem of ours. tuned_for is the shape that the config was tuned
+    for, time_us the time measured there. passed_over holds the reasons of higher rungs, warnings what was wrong with
+    the sources.
+    """
+
+    rung: Rung
+    reason: str
+    shape: AttentionShape | None = None
+    config: KernelConfig | None = None
+    origin: Origin | None = None
+    tuned_for: AttentionShape | None = None
+    time_us: float | None = None
+    passed_over: tuple[Rejection, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        candidate: Candidate,
+        shape: AttentionShape,
+        passed_over: Iterable[Rejection] = (),
+        warnings: tuple[str, ...] = (),
+    ) -> Self:
+        """Why this candidate serves this shape."""
+        reason = _REASONS[candidate.rung].format(
+            tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
+            seqlen=shape.seqlen_q,
+            head_dim=shape.head_dim,
+        )
+        return cls(
+            rung=candidate.rung,
+            reason=reason,
+            shape=shape,
+            config=candidate.config,
+            origin=candidate.origin,
+            tuned_for=candidate.tuned_for,
+            time_us=candidate.time_us,
+            passed_over=tuple(passed_over),
+            warnings=warnings,
+        )
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line."""
+        subject = self.shape.label if self.shape else "this call"
+        config = f"{self.config.label}, " if self.config else ""
+        return f"{subject}: {self.rung}: {config}{self.reason}"
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        lines += [f"  passed over {rejection}" for rejection in self.passed_over]
+        return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the field names of this class."""
+        return {
+            "rung": str(self.rung),
+            "reason": self.reason,
+            "shape": self.shape.to_json() if self.shape else None,
+            "config": self.config.to_json() if self.config else None,
+            "origin": str(self.origin) if self.origin else None,
+            "tuned_for": self.tuned_for.to_json() if self.tuned_for else None,
+            "time_us": self.time_us,
+            "passed_over": [
+                {"rung": str(rejection.rung), "reason": rejection.reason} for rejection in self.passed_over
+            ],
+            "warnings": list(self.warnings),
+        }

@@ -1,0 +1,213 @@
+"""What is decided once for a kind of call, and what can stand in the way of our kernels.
+
+A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or is asked on every call by `is_plain_call`.
+"""
+
+from collections.abc import Sequence
+from math import inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _get_tracing_state as tracing_state
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from blocktune.kernels.explanation import Explanation
+from blocktune.kernels.kernel import Launch
+from blocktune.kernels.shape import ELEMENT_BYTES, AttentionShape, Causal
+
+scaled_dot_product_attention = functional.scaled_dot_product_attention
+"""PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
+
+KERNEL_DEVICE = "cuda"
+ALIGNMENT_BYTES = 16
+_DTYPES = {getattr(torch, name): name for name in ELEMENT_BYTES}
+
+
+class SdpaPlan:
+    """PyTorch computes the call."""
+
+    __slots__ = ("calls", "enable_gqa", "explanation", "is_causal")
+
+    def __init__(self, explanation: Explanation, *, is_causal: bool, enable_gqa: bool) -> None:
+        self.explanation = explanation
+        self.is_causal = is_causal
+        self.enable_gqa = enable_gqa
+        self.calls = 0
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        self.calls += 1
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=self.enable_gqa
+        )
+
+
+class KernelPlan:
+    """One of our kernels computes the call, with a config that is bound and was launched once."""
+
+    __slots__ = ("calls", "explanation", "head_dim_v", "launch", "scale")
+
+    def __init__(self, explanation: Explanation, launch: Launch, query: Tensor, head_dim_v: int) -> None:
+        self.explanation = explanation
+        self.launch = launch
+        self.scale = 1.0 / sqrt(query.shape[-1])
+        self.head_dim_v = None if head_dim_v == query.shape[-1] else head_dim_v
+        self.calls = 0
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        self.calls += 1
+        out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
+        self.launch(query, key, value, out, None, self.scale if scale is None else scale)
+        return out
+
+
+Plan = KernelPlan | SdpaPlan
+
+
+def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
+    """A new output with the dimension order of the query, as SDPA's has."""
+    if head_dim_v == query.shape[-1]:
+        return torch.empty_like(query)
+    shape = (*query.shape[:-1], head_dim_v)
+    return query.new_empty_strided(shape, strides_like(query.stride(), shape))
+
+
+def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
+
+    A broadcast dimension (stride 0) has no place in memory and comes last.
+    """
+    dense, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: strides[dim] or inf):
+        dense[dim] = step
+        step *= shape[dim]
+    return tuple(dense)
+
+
+def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> tuple[Any, ...] | None:
+    """All that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a key.
+
+    Pointers count by their alignment only, all three together: Triton compiles other code for aligned ones.
+    """
+    try:
+        return (
+            query.shape,
+            query.stride(),
+            key.shape,
+            key.stride(),
+            value.shape,
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            query.device,
+            key.get_device(),
+            value.get_device(),
+            (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES == 0,
+            is_causal,
+            enable_gqa,
+        )
+    except RuntimeError:
+        return None
+
+
+def is_plain_call(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether nothing but the key decides about this call. `call_obstacle` has the same questions with reasons."""
+    return (
+        type(query) is Tensor
+        and type(key) is Tensor
+        and type(value) is Tensor
+        and not ((query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled())
+        and not is_any_autocast_enabled()
+        and not dispatch_modes()
+        and functorch_transform() is None
+        and tracing_state() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def call_obstacle(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
+) -> str | None:
+    """Why this very call goes to PyTorch, whatever its plan; or None."""
+    tensors = (query, key, value)
+    if attn_mask is not None:
+        return "attn_mask is given"
+    if dropout_p:
+        return f"dropout_p is {dropout_p}"
+    if not all(type(tensor) is Tensor for tensor in tensors):
+        return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
+    if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "gradients are needed (use torch.no_grad() or torch.inference_mode() where they are not)"
+    if torch.compiler.is_compiling() or tracing_state() is not None or dispatch_modes():
+        return "the call is being traced or watched by a dispatch mode"
+    if functorch_transform() is not None or forward_ad._current_level >= 0:
+        return "a functorch transform or forward-mode differentiation is active"
+    device = query.device.type
+    if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):
+        return f"autocast converts {query.dtype} to {torch.get_autocast_dtype(device)}"
+    return None
+
+
+def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+    tensors = (query, key, value)
+    if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        return f"the tensors must be on one {KERNEL_DEVICE} device, not {' and '.join(devices)}"
+    if any(tensor.dtype != query.dtype for tensor in tensors) or query.dtype not in _DTYPES:
+        dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+        return f"the data type must be one of {', '.join(ELEMENT_BYTES)} for all, not {' and '.join(dtypes)}"
+    if any(tensor.dim() != 4 for tensor in tensors):
+        return "query, key and value must have four dimensions (batch, heads, length, head_dim)"
+    if not all(tensor.numel() for tensor in tensors):
+        return "a tensor is empty"
+    if any(tensor.stride(-1) != 1 for tensor in tensors):
+        return "the last dimension must be contiguous"
+    return _size_obstacle(query, key, value, enable_gqa)
+
+
+def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    batch, heads, _, head_dim = query.shape
+    heads_kv = key.shape[1]
+    if key.shape[:3] != value.shape[:3] or key.shape[0] != batch or key.shape[3] != head_dim:
+        sizes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
+        return f"the sizes {sizes} need broadcasting or do not match"
+    if heads != heads_kv and (not enable_gqa or heads % heads_kv):
+        return f"{heads} query heads need {heads_kv} key heads times a whole number, and enable_gqa"
+    return None
+
+
+def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> AttentionShape:
+    """The attention problem of tensors without a `layout_obstacle`."""
+    batch, num_heads, seqlen_q, head_dim = query.shape
+    return AttentionShape(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_kv=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        head_dim_v=value.shape[3],
+        dtype=_DTYPES[query.dtype],
+        causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
+    )
+
+
+def on_its_device(launch: Launch, index: int) -> Launch:
+    """The launch with the tensors' device as the current one, which is where Triton launches. Itself with one GPU."""
+    if torch.cuda.device_count() < 2:
+        return launch
+
+    def guarded(*arguments: Any) -> None:
+        if torch.cuda.current_device() == index:
+            launch(*arguments)
+        else:
+            with torch.cuda.device(index):
+                launch(*arguments)
+
+    return guarded

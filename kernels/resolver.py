@@ -1,0 +1,187 @@
+"""The miss path of the dispatcher: from tensors that nobody has called with yet to a plan that has run once."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import DeviceSpec, current_device
+from blocktune.kernels.explanation import Explanation
+from blocktune.kernels.kernel import Launch
+from blocktune.kernels.ladder import Candidate, ConfigTable, Rejection, Rung, climb_down
+from blocktune.kernels.launch import TritonLaunch
+from blocktune.kernels.plan import (
+    KernelPlan,
+    Plan,
+    SdpaPlan,
+    empty_output,
+    layout_obstacle,
+    on_its_device,
+    shape_of,
+)
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.source import ConfigSource, read_source
+
+logger = logging.getLogger("blocktune")
+
+MAX_PLANS = 4096
+"""Plans kept at once. A model that decodes token by token makes a new shape with every step; they must not pile up."""
+
+
+class Resolver:
+    """Finds plans and keeps all that was learned on the way: plans, devices, configs, and what failed to launch.
+
+    Not for several threads at once; reading `plans` is.
+    """
+
+    def __init__(self, source: ConfigSource) -> None:
+        self.plans: dict[Any, Plan] = {}
+        self._source = source
+        self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
+        self._tables: dict[
+            str, tuple[ConfigTable, tuple[str, ...]]
+        ] = {}  # with the sources' problems, by DeviceSpec.key
+        self._failures: dict[tuple[Any, ...], str] = {}
+
+    def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
+        """The plan for calls with this key (`plan_key`), remembered unless a CUDA graph is being captured.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for the output.
+        """
+        obstacle = layout_obstacle(query, key, value, enable_gqa) if place is not None else "a tensor has no strides"
+        remember = True
+        if obstacle is not None:
+            result: KernelPlan | Explanation = Explanation(rung=Rung.SDPA, reason=obstacle)
+        elif is_capturing(query):
+            result, remember = self._while_capturing(shape_of(query, key, value, is_causal)), False
+        else:
+            result = self._descend(query, key, value, is_causal)
+        if isinstance(result, Explanation):
+            plan: Plan = SdpaPlan(result, is_causal=is_causal, enable_gqa=enable_gqa)
+        else:
+            plan = result
+        if remember:
+            self._remember(place, plan)
+        return plan
+
+    def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
+        """What serves a shape on a device, the current one by default, without launching anything."""
+        if device is None:
+            for plan in tuple(self.plans.values()):
+                if plan.explanation.shape == shape:
+                    return plan.explanation
+            found = self._device(None)
+            if isinstance(found, str):
+                return Explanation(rung=Rung.SDPA, reason=found, shape=shape)
+            device = found
+        table, warnings = self._table(device)
+        passed_over: list[Rejection] = []
+        for step in climb_down(table, shape, device.limits):
+            if isinstance(step, Candidate):
+                return Explanation.of(step, shape, passed_over, warnings)
+            passed_over.append(step)
+        return _nothing_fits(shape, passed_over, warnings)
+
+    def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
+        """A plan with the first config down the ladder that launches; or why there is none."""
+        shape = shape_of(query, key, value, is_causal)
+        device = self._device(query.device.index)
+        if isinstance(device, str):
+            return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
+        table, warnings = self._table(device)
+        passed_over: list[Rejection] = []
+        for step in climb_down(table, shape, device.limits):
+            if isinstance(step, Rejection):
+                passed_over.append(step)
+                continue
+            launch = self._tried(step.config, shape, query, key, value)
+            if isinstance(launch, str):
+                passed_over.append(Rejection(step.rung, launch))
+                continue
+            explanation = Explanation.of(step, shape, passed_over, warnings)
+            logger.info("%s", explanation.headline)
+            return KernelPlan(explanation, launch, query, shape.head_dim_v)
+        return _nothing_fits(shape, passed_over, warnings)
+
+    def _tried(
+        self, config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor
+    ) -> Launch | str:
+        """A launcher that has launched these tensors, or why the config does not launch.
+
+        A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them.
+        """
+        pointers = query.data_ptr() | key.data_ptr() | value.data_ptr()
+        kind = (config, query.device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal, pointers % 16)
+        if kind in self._failures:
+            return self._failures[kind]
+        out = empty_output(query, shape.head_dim_v)
+        try:
+            return _launched(config, shape, query, key, value, out)
+        except torch.OutOfMemoryError:
+            raise  # no fault of the config: PyTorch would need the same memory
+        except Exception as error:  # compilers and drivers raise what they like
+            reason = f"{config.label} does not launch: {type(error).__name__}: {error}"
+            logger.warning("%s: %.500s. The next rung is taken.", shape.label, reason)
+            self._failures[kind] = reason
+            return reason
+
+    def _device(self, index: int | None) -> DeviceSpec | str:
+        if index not in self._devices:
+            try:
+                self._devices[index] = current_device(index)
+            except Exception as error:  # besides our own errors, warnings that the user has turned into errors
+                self._devices[index] = f"the device is not known: {error}"
+                logger.warning("%s", self._devices[index])
+        return self._devices[index]
+
+    def _table(self, device: DeviceSpec) -> tuple[ConfigTable, tuple[str, ...]]:
+        if device.key not in self._tables:
+            rows, problems = read_source(self._source, device)
+            for problem in problems:
+                logger.warning("%s", problem)
+            self._tables[device.key] = ConfigTable(rows), tuple(problems)
+        return self._tables[device.key]
+
+    def _while_capturing(self, shape: AttentionShape) -> Explanation:
+        reason = "the shape is new while a CUDA graph is captured, when no kernel can be loaded; call `warmup` before"
+        logger.warning("%s: %s", shape.label, reason)
+        return Explanation(rung=Rung.SDPA, reason=reason, shape=shape)
+
+    def _remember(self, place: Any, plan: Plan) -> None:
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        self.plans[place] = plan
+
+
+def is_capturing(query: Tensor) -> bool:
+    """Whether the current stream records a CUDA graph."""
+    return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _launched(
+    config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor
+) -> Launch:
+    """The shortest launcher of the config, after it has computed these tensors."""
+    bound = get_kernel(config.kernel).bind(config, shape)
+    arguments = (query, key, value, out, None, 1.0)
+    launch = bound
+    with torch.cuda.device_of(query):
+        if isinstance(bound, TritonLaunch):
+            launch = bound.pinned(*arguments)
+        else:
+            bound(*arguments)
+    return on_its_device(launch, query.device.index)
+
+
+def _nothing_fits(shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...]) -> Explanation:
+    return Explanation(
+        rung=Rung.SDPA,
+        reason="no config of our kernels runs this shape on this device",
+        shape=shape,
+        passed_over=tuple(passed_over),
+        warnings=warnings,
+    )

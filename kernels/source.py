@@ -1,0 +1,226 @@
+"""Where the dispatcher's configs come from: the user's store above the results that ship with the package.
+
+A source is read in bulk, once per process and device. What it holds is data of unknown quality: every row passes
+`usable_rows` before anything else sees it, and a source that cannot be read costs a warning, never a call.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import BlocktuneError, StoreError, UsageError
+from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.store_file import SqliteRows, user_store_path
+
+logger = logging.getLogger("blocktune")
+
+SHIPPED_RESULTS = "blocktune.results"
+RESULTS_FORMAT = ("blocktune-results", 1)
+"""The `format` and `schema` of an exported document; db/exchange.py describes it."""
+
+MAX_RESULTS_BYTES = 64 << 20
+
+
+class ConfigSource(Protocol):
+    """Anything that can recommend configs for a device."""
+
+    def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
+        """All recommendations for this device, at most one for each shape and origin.
+
+        Raises:
+            StoreError: the source cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteConfigs:
+    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store."""
+
+    path: Path | None = None
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        path = self.path or user_store_path()
+        return usable_rows(SqliteRows(path).read(device.limits.name), device, where=str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonConfigs:
+    """The bests of a results file, as `tune export` writes it. None is the results that ship with the package."""
+
+    path: Path | None = None
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        if self.path is None:
+            named = [(name, document) for name, document in _shipped() if _is_export(document)]
+        else:
+            named = [(str(self.path), _parsed(str(self.path), _read_text(self.path)))]
+        found: list[TunedConfig] = []
+        for name, document in named:
+            found += usable_rows(_exported_rows(name, document), device, where=name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredConfigs:
+    """Several sources, the most trusted first. One that cannot be read leaves the others standing."""
+
+    layers: tuple[ConfigSource, ...]
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        found, problems = read_source(self, device)
+        for problem in problems:
+            logger.warning("%s", problem)
+        return found
+
+
+def default_source() -> LayeredConfigs:
+    """The user's store above the shipped results."""
+    return LayeredConfigs((SqliteConfigs(), JsonConfigs()))
+
+
+def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
+    """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
+
+    Any exception of a source is a problem to report, whatever its type: a source may be somebody else's class.
+    """
+    found: list[TunedConfig] = []
+    problems: list[str] = []
+    for layer in source.layers if isinstance(source, LayeredConfigs) else (source,):
+        try:
+            found += layer.configs(device)
+        except BlocktuneError as error:
+            problems.append(str(error))
+        except Exception as error:
+            problems.append(f"{type(layer).__name__} cannot be read: {type(error).__name__}: {error}")
+    return found, problems
+
+
+def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:
+    """The rows that serve this device, its own first. What breaks a rule is left out and the first such row logged."""
+    own: list[TunedConfig] = []
+    others: list[TunedConfig] = []
+    broken: list[str] = []
+    for row in rows:
+        try:
+            tuned = _tuned(row, device)
+        except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
+            broken.append(f"{type(error).__name__}: {error}")
+        else:
+            if tuned is not None:
+                (own if row["device_key"] == device.key else others).append(tuned)
+    if broken:
+        logger.warning("%d row(s) of %s are ignored. The first: %.500s", len(broken), where, broken[0])
+    return own + others
+
+
+def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
+    """The row as a recommendation for this device, or None when it has nothing to say about it."""
+    origin = _origin_here(row, device)
+    if origin is None:
+        return None
+    shape = AttentionShape.from_json(_document(row["shape"]))
+    config = KernelConfig.from_json(_document(row["config"]))
+    kernel = _kernel(config)
+    if origin is Origin.MEASURED and (row["kernel_hash"] != kernel.source_hash or row["triton"] != _triton_version()):
+        origin = Origin.BORROWED
+    return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]))
+
+
+def _origin_here(row: Mapping[str, Any], device: DeviceSpec) -> Origin | None:
+    """What the row's origin means on this device: measured on another one of the same compute capability is borrowed,
+    predicted for another one is worth nothing, and a default needs no row."""
+    origin = Origin(row["origin"])
+    if row["device_key"] == device.key:
+        return None if origin is Origin.DEFAULT else origin
+    same_capability = str(row["device_key"]).rsplit("|", 2)[1:2] == [device.limits.name]
+    return Origin.BORROWED if same_capability and origin in (Origin.MEASURED, Origin.BORROWED) else None
+
+
+def _kernel(config: KernelConfig) -> Any:
+    from blocktune.kernels.registry import get_kernel  # imports triton, so not before the first row
+
+    kernel = get_kernel(config.kernel)
+    unknown = set(config.parameters) - set(kernel.parameters)
+    if unknown:
+        raise UsageError(
+            f"`{config.kernel}` has the parameters {sorted(kernel.parameters)}, but got {sorted(unknown)}."
+        )
+    return kernel
+
+
+def _document(value: Any) -> dict[str, Any]:
+    document = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(document, dict):
+        raise UsageError(f"A shape or config is a JSON object, but got {document!r:.100}.")
+    return document
+
+
+def _time_us(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"`time_us > 0` must hold, but got {value!r}.")
+    return float(value)
+
+
+@cache
+def _triton_version() -> str:
+    """Of the installed wheel, which also brings the ptxas that it compiles with."""
+    return metadata.version("triton")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_RESULTS_BYTES:
+            raise StoreError(f"A results file has at most {MAX_RESULTS_BYTES} bytes, but {path} is larger.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"The results file {path} cannot be read: {error}. Export it again with `tune export`."
+        ) from error
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
+
+
+def _shipped() -> Iterator[tuple[str, Any]]:
+    """The JSON documents of the package's results, of which some are exports."""
+    for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".json"):
+            yield entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8"))
+
+
+def _is_export(document: Any) -> bool:
+    return isinstance(document, dict) and (document.get("format"), document.get("schema")) == RESULTS_FORMAT
+
+
+def _exported_rows(name: str, document: Any) -> list[dict[str, Any]]:
+    """The bests of an exported document as rows like those of the store's `dispatch` view."""
+    if not _is_export(document):
+        raise StoreError(
+            f"Exported results have format and schema {RESULTS_FORMAT}, but {name} has not. Export it again."
+        )
+    try:
+        device_key = DeviceSpec.from_json(document["device"]).key
+        environments = document["environments"]
+        return [
+            {"device_key": device_key, "triton": environments[best["environment"]]["triton"]}
+            | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
+            for best in document["bests"]
+        ]
+    except (KeyError, TypeError, UsageError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise StoreError(f"{name} lacks what exported results have ({reason}). Export it again.") from error

@@ -1,0 +1,520 @@
+"""The dispatcher without a GPU: it equals PyTorch whatever is asked, and remembers what it decided."""
+
+import copy
+import inspect
+import logging
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import scaled_dot_product_attention
+
+from blocktune.kernels import dispatch, plan, registry, resolver
+from blocktune.kernels.config import Origin
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.dispatch import Dispatcher, attention, best_config
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.ladder import Rung
+from blocktune.kernels.plan import call_obstacle, is_plain_call, strides_like
+from blocktune.kernels.resolver import MAX_PLANS
+from blocktune.kernels.shape import Causal
+from blocktune.kernels.source import SqliteConfigs
+
+from .dispatch_fakes import (
+    H200,
+    BrokenSource,
+    ListSource,
+    PlainKernel,
+    best,
+    config,
+    shape_like,
+    store_with,
+    tensors,
+    tuned,
+)
+
+SHAPE = shape_like(32)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
+    """The CPU as an H200 with one kernel."""
+    kernel = PlainKernel()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
+    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    return kernel
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# --- what the caller sees: PyTorch's function ---
+
+
+def test_the_signature_is_pytorchs() -> None:
+    expected = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    parameters = inspect.signature(attention).parameters
+    assert list(parameters) == expected
+    assert [parameter.default for parameter in parameters.values()][3:] == [None, 0.0, False, None, False]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[list[Tensor], dict[str, Any]]:
+    """Arguments of attention as users have them: any layout, alignment, head groups, masks, empty sequences."""
+    batch, groups, heads_kv = (draw(st.integers(1, 3)) for _ in range(3))
+    seqlen_q, seqlen_k = draw(st.integers(0, 40)), draw(st.integers(0, 40))
+    dim, dim_v = draw(st.sampled_from([16, 24, 80])), draw(st.sampled_from([16, 24, 80]))
+    made = [
+        draw(views(batch, heads, length, width))
+        for heads, length, width in (
+            (heads_kv * groups, seqlen_q, dim),
+            (heads_kv, seqlen_k, dim),
+            (heads_kv, seqlen_k, dim_v),
+        )
+    ]
+    options: dict[str, Any] = {"enable_gqa": groups > 1, "scale": draw(st.sampled_from([None, 0.3]))}
+    mask = draw(st.sampled_from(["none", "none", "causal", "bool", "float"]))
+    if mask == "causal":
+        options["is_causal"] = True
+    elif mask == "bool":
+        options["attn_mask"] = torch.rand(seqlen_q, seqlen_k) > 0.4
+    elif mask == "float":
+        options["attn_mask"] = torch.randn(seqlen_q, seqlen_k)
+    return made, options
+
+
+@st.composite
+def views(draw: st.DrawFn, batch: int, heads: int, length: int, width: int) -> Tensor:
+    """A [batch, heads, length, width] view of larger memory in some order of dimensions, perhaps misaligned."""
+    order = draw(st.sampled_from([(0, 1, 2), (0, 2, 1), (2, 0, 1), (1, 0, 2)]))
+    padding, offset = draw(st.sampled_from([0, 0, 3, 8])), draw(st.sampled_from([0, 0, 1, 4]))
+    outer = [(batch, heads, length)[dim] for dim in order]
+    memory = torch.randn(outer[0] * outer[1] * outer[2] * (width + padding) + offset)
+    view = memory[offset:].view(*outer, width + padding)[..., :width]
+    return view.permute(*(order.index(dim) for dim in range(3)), 3)
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    """Equal values, sizes and strides; the strides of dimensions of size 1 mean nothing."""
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    meaningful = [dim for dim in range(got.dim()) if got.shape[dim] > 1] if got.numel() else []
+    assert [got.stride(dim) for dim in meaningful] == [expected.stride(dim) for dim in meaningful]
+
+
+@given(call=calls())
+@settings(max_examples=60, deadline=None)
+def test_on_the_cpu_it_is_pytorchs_attention(call: tuple[list[Tensor], dict[str, Any]]) -> None:
+    arguments, options = call
+    assert_same(attention(*arguments, **options), scaled_dot_product_attention(*arguments, **options))
+
+
+def test_with_a_kernel_it_is_pytorchs_attention_too(kernel: PlainKernel) -> None:
+    dispatcher = Dispatcher(ListSource())
+
+    @given(call=calls())
+    @settings(max_examples=100, deadline=None)
+    def check(call: tuple[list[Tensor], dict[str, Any]]) -> None:
+        arguments, options = call
+        got = dispatcher(*arguments, **options)
+        torch.testing.assert_close(got, scaled_dot_product_attention(*arguments, **options), equal_nan=True)
+        if arguments[0].shape == got.shape and dispatcher.explain(*arguments, **options).rung is not Rung.SDPA:
+            assert got.stride() == torch.empty_like(arguments[0]).stride()
+
+    check()
+    assert kernel.launched
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("head_dim_v", [64, 32])
+def test_the_output_has_the_dimension_order_of_the_query(kernel: PlainKernel, layout: str, head_dim_v: int) -> None:
+    query, key, value = tensors(shape_like(32, head_dim_v=head_dim_v), layout=layout)
+    got = Dispatcher(ListSource())(query, key, value)
+    assert kernel.launched
+    order = sorted(range(4), key=query.stride().__getitem__)
+    assert got.shape == (*query.shape[:3], head_dim_v)
+    assert sorted(range(4), key=got.stride().__getitem__) == order
+    assert got.untyped_storage().nbytes() == got.numel() * got.element_size()
+
+
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=5), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_strides_like_is_what_empty_like_gives_dense_tensors(shape: list[int], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(shape))))
+    dense = torch.empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])
+    got = strides_like(dense.stride(), shape)
+    large = [dim for dim, size in enumerate(shape) if size > 1]
+    assert [got[dim] for dim in large] == [dense.stride(dim) for dim in large]
+
+
+def test_a_broadcast_dimension_comes_last_in_memory() -> None:
+    assert strides_like((0, 64, 256, 1), (2, 4, 8, 16)) == (512, 16, 64, 1)
+
+
+def test_a_mask_and_is_causal_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="attn_mask"):
+        attention(*tensors(SHAPE), attn_mask=torch.zeros(32, 32), is_causal=True)
+
+
+def test_wrong_arguments_raise_as_in_pytorch(kernel: PlainKernel) -> None:
+    query, key, value = tensors(SHAPE)
+    for wrong in ([query, key[:, :3], value], [query, key.half(), value], [query, key[..., :32], value]):
+        with pytest.raises((RuntimeError, ValueError)) as expected:
+            scaled_dot_product_attention(*wrong)
+        with pytest.raises(type(expected.value)):
+            Dispatcher(ListSource())(*wrong)
+
+
+# --- what goes to PyTorch, and says so ---
+
+OBSTACLES: list[tuple[str, Callable[[Tensor], dict[str, Any]]]] = [
+    ("attn_mask", lambda query: {"attn_mask": torch.ones(32, 32, dtype=torch.bool)}),
+    ("dropout_p", lambda query: {"dropout_p": 0.5}),
+    ("gradients", lambda query: {"query": query.requires_grad_()}),
+    ("no plain tensor", lambda query: {"query": torch.nn.Parameter(query, requires_grad=False)}),
+]
+
+
+@pytest.mark.parametrize(("reason", "change"), OBSTACLES, ids=[reason for reason, _ in OBSTACLES])
+def test_a_call_that_the_kernels_do_not_run_is_explained(
+    kernel: PlainKernel, reason: str, change: Callable[[Tensor], dict[str, Any]]
+) -> None:
+    query, key, value = tensors(SHAPE)
+    arguments = {"query": query, "key": key, "value": value} | change(query)
+    dispatcher = Dispatcher(ListSource())
+    torch.manual_seed(0)
+    got = dispatcher(**arguments)
+    torch.manual_seed(0)
+    torch.testing.assert_close(got, scaled_dot_product_attention(**arguments))
+    explanation = dispatcher.explain(**arguments)
+    assert (explanation.rung, kernel.launched) == (Rung.SDPA, [])
+    assert reason in explanation.reason
+
+
+LAYOUTS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("data type", lambda tensor: tensor.double()),
+    ("four dimensions", lambda tensor: tensor[0]),
+    ("four dimensions", lambda tensor: tensor[None]),
+    ("last dimension", lambda tensor: tensor.transpose(2, 3).contiguous().transpose(2, 3)),
+    ("empty", lambda tensor: tensor[:, :, :0]),
+    ("no config", lambda tensor: torch.cat([tensor] * 4, -1)),
+]
+
+
+@pytest.mark.parametrize(("reason", "change"), LAYOUTS)
+def test_tensors_that_the_kernels_do_not_take_are_explained(
+    kernel: PlainKernel, reason: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    arguments = [change(tensor) for tensor in tensors(SHAPE)]
+    dispatcher = Dispatcher(ListSource())
+    torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    explanation = dispatcher.explain(*arguments)
+    assert (explanation.rung, kernel.launched) == (Rung.SDPA, [])
+    assert reason in explanation.reason
+
+
+def test_grouped_heads_need_the_flag(kernel: PlainKernel) -> None:
+    arguments = tensors(shape_like(32, num_heads_kv=2))
+    dispatcher = Dispatcher(ListSource())
+    with pytest.raises(RuntimeError):
+        dispatcher(*arguments)
+    assert "enable_gqa" in dispatcher.explain(*arguments).reason
+    dispatcher(*arguments, enable_gqa=True)
+    assert kernel.launched
+
+
+def test_cpu_tensors_are_explained() -> None:
+    explanation = attention.explain(*tensors(SHAPE))
+    assert explanation.rung is Rung.SDPA
+    assert "cuda" in explanation.reason
+
+
+def test_gradients_flow_and_no_grad_uses_the_kernel(kernel: PlainKernel) -> None:
+    query, key, value = (tensor.requires_grad_() for tensor in tensors(SHAPE))
+    dispatcher = Dispatcher(ListSource())
+    dispatcher(query, key, value).sum().backward()
+    assert query.grad is not None
+    assert kernel.launched == []
+    with torch.no_grad():
+        dispatcher(query, key, value)
+    assert kernel.launched
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_tracing_sees_pytorchs_attention(kernel: PlainKernel) -> None:
+    query, key, value = tensors(SHAPE)
+    dispatcher = Dispatcher(ListSource())
+    graph = make_fx(dispatcher)(query, key, value)
+    assert "scaled_dot_product" in graph.code
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
+        with pytest.raises(NotImplementedError, match="forward AD"):  # PyTorch has none here; a kernel would drop it
+            dispatcher(dual, key, value)
+    expected = scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(torch.vmap(dispatcher)(query, key, value), expected)
+    traced = torch.jit.trace(lambda q: dispatcher(q, key, value), (query,), check_trace=False)
+    torch.testing.assert_close(traced(query * 2), scaled_dot_product_attention(query * 2, key, value))
+    assert kernel.launched == []
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_it_whole() -> None:
+    arguments = tensors(SHAPE)
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, is_causal=True), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*arguments), scaled_dot_product_attention(*arguments, is_causal=True))
+
+
+def test_autocast_is_pytorchs_where_it_converts(kernel: PlainKernel) -> None:
+    arguments = tensors(SHAPE)
+    dispatcher = Dispatcher(ListSource())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert dispatcher(*arguments).dtype == scaled_dot_product_attention(*arguments).dtype == torch.bfloat16
+        assert "autocast" in dispatcher.explain(*arguments).reason
+        assert kernel.launched == []
+        assert dispatcher(*(tensor.bfloat16() for tensor in arguments)).dtype == torch.bfloat16
+        assert kernel.launched
+
+
+def test_tensors_without_strides_raise_as_in_pytorch() -> None:
+    sparse = torch.eye(16).to_sparse()[None, None]
+    with pytest.raises(RuntimeError):
+        attention(sparse, sparse, sparse)
+
+
+def test_the_short_and_the_long_question_agree(kernel: PlainKernel) -> None:
+    """is_plain_call may only say yes where call_obstacle has nothing against the call."""
+    query, key, value = tensors(SHAPE)
+    assert is_plain_call(query, key, value)
+    for change in [change for _, change in OBSTACLES[2:]]:
+        changed = {"query": query, "key": key, "value": value} | change(query.clone())
+        assert not is_plain_call(**changed)
+        assert call_obstacle(**changed) is not None
+
+
+# --- plans ---
+
+
+def test_the_stores_config_runs_and_is_explained(kernel: PlainKernel, tmp_path: Path) -> None:
+    path = store_with(tmp_path / "store.db", best(SHAPE, config()))
+    dispatcher = Dispatcher(SqliteConfigs(path))
+    dispatcher(*tensors(SHAPE))
+    explanation = dispatcher.explain(*tensors(SHAPE))
+    assert set(kernel.launched) == {config()}
+    assert (explanation.rung, explanation.origin, explanation.time_us) == (Rung.EXACT, Origin.MEASURED, 10.0)
+    assert "measured on this device for this shape" in str(explanation)
+
+
+def test_a_source_is_read_once_until_reload(kernel: PlainKernel) -> None:
+    source = ListSource()
+    dispatcher = Dispatcher(source)
+    assert source.reads == 0
+    for seqlen in (16, 32, 48):
+        dispatcher(*tensors(shape_like(seqlen)))
+    assert source.reads == 1
+    assert dispatcher.explain(SHAPE).rung is Rung.DEFAULT
+    source.rows = [tuned(SHAPE, config())]
+    dispatcher.reload()
+    dispatcher(*tensors(SHAPE))
+    assert (source.reads, dispatcher.explain(SHAPE).rung) == (2, Rung.EXACT)
+
+
+def test_the_scale_is_an_argument_and_no_plan(kernel: PlainKernel) -> None:
+    arguments = tensors(SHAPE)
+    dispatcher = Dispatcher(ListSource())
+    for scale in (None, 0.5, 1, 2.0):
+        expected = scaled_dot_product_attention(*arguments, scale=scale)
+        torch.testing.assert_close(dispatcher(*arguments, scale=scale), expected)
+    assert len(dispatcher._plans) == 1
+
+
+def test_a_misaligned_slice_has_a_plan_of_its_own(kernel: PlainKernel) -> None:
+    size = 4 * 32 * 64
+    dispatcher = Dispatcher(ListSource())
+    for offset in (0, 1):
+        arguments = [torch.randn(size + 1)[offset : offset + size].view(1, 4, 32, 64) for _ in range(3)]
+        torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert len(dispatcher._plans) == 2
+
+
+def test_a_config_that_does_not_launch_gives_way_once(kernel: PlainKernel, caplog: pytest.LogCaptureFixture) -> None:
+    kernel.broken = {config()}
+    dispatcher = Dispatcher(ListSource([tuned(SHAPE, config()), tuned(shape_like(64), config(64))]))
+    for shape in (SHAPE, shape_like(48)):
+        arguments = tensors(shape)
+        for _ in range(2):
+            torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert set(kernel.launched) == {config(64)}
+    assert len(warnings_in(caplog)) == 1
+    assert "out of resource" in warnings_in(caplog)[0]
+    explanation = dispatcher.explain(SHAPE)
+    assert explanation.rung is Rung.NEAREST
+    assert "out of resource" in explanation.passed_over[0].reason
+
+
+def test_when_nothing_launches_pytorch_computes(kernel: PlainKernel) -> None:
+    kernel.broken = {kernel.default_config(SHAPE, H200.limits)}
+    dispatcher = Dispatcher(ListSource())
+    arguments = tensors(SHAPE)
+    torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert dispatcher.explain(*arguments).rung is Rung.SDPA
+
+
+def test_lack_of_memory_is_no_fault_of_the_config(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resolver, "empty_output", exhausted)
+        dispatcher = Dispatcher(ListSource())
+        with pytest.raises(torch.OutOfMemoryError):
+            dispatcher(*tensors(SHAPE))
+    dispatcher(*tensors(SHAPE))
+    assert dispatcher.explain(SHAPE).rung is Rung.DEFAULT
+
+
+def test_an_unknown_device_is_pytorchs(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(index: int | None) -> DeviceSpec:
+        raise UserWarning("a warning that the user made an error")
+
+    monkeypatch.setattr(resolver, "current_device", unknown)
+    dispatcher = Dispatcher(ListSource())
+    arguments = tensors(SHAPE)
+    torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert "not known" in dispatcher.explain(*arguments).reason
+
+
+def test_a_broken_source_costs_one_warning(kernel: PlainKernel, caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher = Dispatcher(BrokenSource())
+    for seqlen in (16, 32):
+        arguments = tensors(shape_like(seqlen))
+        torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert len(warnings_in(caplog)) == 1
+    assert dispatcher.explain(SHAPE).warnings == ("BrokenSource cannot be read: OSError: no such disk",)
+
+
+def test_a_new_shape_while_a_graph_is_captured_is_pytorchs_for_now(
+    kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher = Dispatcher(ListSource())
+    arguments = tensors(SHAPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(resolver, "is_capturing", lambda query: True)
+        torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert kernel.launched == []
+    assert "warmup" in warnings_in(caplog)[0]
+    dispatcher(*arguments)
+    assert kernel.launched
+
+
+def test_plans_do_not_pile_up(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "MAX_PLANS", 8)
+    dispatcher = Dispatcher(ListSource())
+    for seqlen in range(1, 30):
+        dispatcher(*tensors(shape_like(seqlen)))
+        assert len(dispatcher._plans) <= 8
+    assert MAX_PLANS >= 1000
+
+
+def test_misses_are_counted_by_shape(kernel: PlainKernel) -> None:
+    dispatcher = Dispatcher(ListSource([tuned(SHAPE, config())]))
+    for seqlen, calls in ((16, 1), (32, 5), (48, 3)):
+        for layout in ("bhsd", "bshd"):
+            for _ in range(calls):
+                dispatcher(*tensors(shape_like(seqlen), layout=layout))
+    assert dispatcher.misses() == {shape_like(48): 6, shape_like(16): 2}
+
+
+def test_warmup_makes_the_plans_that_calls_use(kernel: PlainKernel) -> None:
+    source = ListSource([tuned(SHAPE, config())])
+    dispatcher = Dispatcher(source)
+    causal = shape_like(48, causal=Causal.UPPER_LEFT, num_heads_kv=2)
+    assert [explanation.rung for explanation in dispatcher.warmup([SHAPE, causal])] == [Rung.EXACT, Rung.NEAREST]
+    plans = dict(dispatcher._plans)
+    for layout in ("bhsd", "bshd"):
+        dispatcher(*tensors(SHAPE, layout=layout))
+        dispatcher(*tensors(causal, layout=layout), is_causal=True, enable_gqa=True)
+    assert dispatcher._plans == plans
+    with pytest.raises(UsageError, match="upper left"):
+        dispatcher.warmup([shape_like(causal=Causal.LOWER_RIGHT, seqlen_k=64)])
+
+
+def test_a_shape_is_explained_for_any_device(kernel: PlainKernel) -> None:
+    dispatcher = Dispatcher(ListSource([tuned(SHAPE, config())]))
+    explanation = dispatcher.explain(SHAPE, device="a100_sxm4_80")
+    assert (explanation.rung, explanation.config) == (Rung.EXACT, config())
+    assert explanation.to_json()["config"] == config().to_json()
+    assert kernel.launched == []
+    assert best_config(shape_like(head_dim=256), "h200").rung is Rung.SDPA
+
+
+# --- threads, processes, copies ---
+
+
+def test_threads_share_a_dispatcher(kernel: PlainKernel) -> None:
+    source = ListSource()
+    dispatcher = Dispatcher(source)
+    problems: list[Tensor] = []
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        arguments = tensors(shape_like(16 + seed % 3))
+        expected = scaled_dot_product_attention(*arguments)
+        start.wait()
+        for _ in range(50):
+            got = dispatcher(*arguments)
+            if not torch.allclose(got, expected, atol=1e-5):
+                problems.append(got)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (problems, source.reads, len(dispatcher._plans)) == ([], 1, 3)
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    script = """
+        import os, threading, torch, warnings
+        from blocktune import attention
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks beside threads
+        torch.set_num_threads(1)
+        q = torch.randn(1, 2, 16, 16)
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            with attention._miss_lock():
+                held.set()
+                done.wait()
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            attention(q, q, q)
+            os._exit(17)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status))
+        done.set()
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "17", result.stderr
+
+
+def test_copies_of_attention_are_attention() -> None:
+    assert copy.deepcopy({"attention": attention})["attention"] is attention
+    assert pickle.loads(pickle.dumps(attention)) is attention
+    other = copy.deepcopy(Dispatcher(SqliteConfigs(Path("store.db"))))
+    assert other._source == SqliteConfigs(Path("store.db"))

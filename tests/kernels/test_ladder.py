@@ -1,0 +1,138 @@
+"""Which config the ladder offers, in which order, and why it passes over the others."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from blocktune.kernels import registry
+from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.ladder import MAX_NEIGHBOURS, Candidate, ConfigTable, Rejection, Rung, climb_down, distance
+from blocktune.kernels.shape import AttentionShape, Causal
+
+from .dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
+
+SHAPE = shape_like(1024)
+DEFAULT = KernelConfig("plain", 64, 32, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
+    kernel = PlainKernel()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
+    return kernel
+
+
+def steps(rows: Iterable[TunedConfig], shape: AttentionShape = SHAPE) -> list[Candidate | Rejection]:
+    return list(climb_down(ConfigTable(rows), shape, H200.limits))
+
+
+def offered(rows: Iterable[TunedConfig], shape: AttentionShape = SHAPE) -> list[tuple[Rung, KernelConfig]]:
+    return [(step.rung, step.config) for step in steps(rows, shape) if isinstance(step, Candidate)]
+
+
+def test_without_rows_the_default_remains_and_every_higher_rung_has_a_reason() -> None:
+    *passed_over, last = steps([])
+    assert isinstance(last, Candidate)
+    assert (last.rung, last.config, last.origin) == (Rung.DEFAULT, DEFAULT, Origin.DEFAULT)
+    assert [step.rung for step in passed_over] == [Rung.EXACT, Rung.NEAREST, Rung.BORROWED, Rung.PREDICTED]
+    assert all(isinstance(step, Rejection) and step.reason for step in passed_over)
+
+
+def test_the_rungs_follow_each_other() -> None:
+    one, two, three, four = (config(m, w) for m in (64, 128) for w in (4, 8))
+    rows = [
+        tuned(SHAPE, four, Origin.PREDICTED),
+        tuned(SHAPE, three, Origin.BORROWED),
+        tuned(shape_like(2048), two),
+        tuned(SHAPE, one),
+    ]
+    assert offered(rows) == [
+        (Rung.EXACT, one),
+        (Rung.NEAREST, two),
+        (Rung.BORROWED, three),
+        (Rung.PREDICTED, four),
+        (Rung.DEFAULT, DEFAULT),
+    ]
+
+
+def test_a_neighbour_is_borrowed_and_says_from_where() -> None:
+    neighbour = shape_like(2048)
+    nearest = next(step for step in steps([tuned(neighbour, config())]) if isinstance(step, Candidate))
+    assert (nearest.rung, nearest.origin, nearest.tuned_for) == (Rung.NEAREST, Origin.BORROWED, neighbour)
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [
+        (shape_like(2048), shape_like(4096)),
+        (shape_like(512), shape_like(256)),
+        (shape_like(2048), shape_like(1024, causal=Causal.UPPER_LEFT)),
+        (shape_like(1024, causal=Causal.UPPER_LEFT), shape_like(4096)),
+        (shape_like(1024, batch=2), shape_like(1024, batch=64)),
+        (shape_like(1024, batch=2), shape_like(1024, num_heads_kv=1)),
+    ],
+)
+def test_the_nearer_neighbour_comes_first(near: AttentionShape, far: AttentionShape) -> None:
+    assert distance(near, SHAPE) < distance(far, SHAPE)
+    rows = [tuned(far, config(64)), tuned(near, config(128))]
+    assert offered(rows)[0] == (Rung.NEAREST, config(128))
+
+
+def test_distance_is_zero_only_for_the_same_shape_and_symmetric() -> None:
+    other = shape_like(64, causal=Causal.LOWER_RIGHT, num_heads_kv=2)
+    assert distance(SHAPE, SHAPE) == 0
+    assert distance(other, SHAPE) == distance(SHAPE, other) > 0
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        shape_like(1024, head_dim=128),
+        shape_like(1024, head_dim_v=32),
+        shape_like(1024, dtype="bfloat16"),
+        shape_like(16 * 1024),
+    ],
+)
+def test_what_is_too_different_is_no_neighbour(stranger: AttentionShape) -> None:
+    assert [rung for rung, _ in offered([tuned(stranger, config())])] == [Rung.DEFAULT]
+
+
+def test_half_precision_types_are_neighbours() -> None:
+    shape, neighbour = shape_like(dtype="bfloat16"), shape_like(dtype="float16")
+    assert offered([tuned(neighbour, config())], shape)[0] == (Rung.NEAREST, config())
+
+
+def test_a_rung_tries_few_neighbours() -> None:
+    rows = [tuned(shape_like(1024 + 16 * i), config()) for i in range(1, 50)]
+    assert [rung for rung, _ in offered(rows)].count(Rung.NEAREST) == MAX_NEIGHBOURS
+
+
+def test_what_does_not_fit_this_device_is_passed_over_with_its_reason() -> None:
+    rejection, *_ = steps([tuned(SHAPE, config(1024))])
+    assert isinstance(rejection, Rejection)
+    assert rejection.rung is Rung.EXACT
+    assert "shared memory" in rejection.reason
+
+
+def test_a_rule_that_chokes_on_a_stored_config_costs_the_config_only(
+    kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choke(wanted: KernelConfig, *_: object) -> tuple[str, ...]:
+        if wanted != DEFAULT:
+            raise ZeroDivisionError("by a stored zero")
+        return ()
+
+    monkeypatch.setattr(kernel, "rule_violations", choke)
+    assert offered([tuned(SHAPE, config())]) == [(Rung.DEFAULT, DEFAULT)]
+
+
+def test_of_two_rows_for_one_shape_the_first_layer_wins() -> None:
+    rows = [tuned(SHAPE, config(128)), tuned(SHAPE, config(64))]
+    assert offered(rows)[0] == (Rung.EXACT, config(128))
+    assert len(ConfigTable(rows)) == 1
+
+
+def test_a_shape_that_no_kernel_computes_has_no_candidate() -> None:
+    wide = shape_like(head_dim=256)
+    assert offered([], wide) == []
+    assert steps([], wide)[-1] == Rejection(Rung.DEFAULT, "no kernel computes this shape on this device")

@@ -1,0 +1,366 @@
+"""What the dispatcher reads: rows in good and bad order, and stores that are missing, locked, foreign or damaged."""
+
+import json
+import logging
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.store import ResultStore, default_store_path
+from blocktune.kernels import registry
+from blocktune.kernels.config import Origin
+from blocktune.kernels.device import device_named
+from blocktune.kernels.errors import (
+    ForeignStoreError,
+    SchemaTooNewError,
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+)
+from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source, usable_rows
+from blocktune.kernels.store_file import user_store_path
+
+from .dispatch_fakes import H200, BrokenSource, ListSource, PlainKernel, best, config, shape_like, store_with, tuned
+
+SHAPE = shape_like()
+H100 = device_named("h100_sxm5")
+ANSWER_SECONDS = 0.05
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "KERNELS", {"plain": PlainKernel()})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return store_with(tmp_path / "store.db", best(SHAPE, config()))
+
+
+def origins(source: SqliteConfigs | JsonConfigs, device: Any = H200) -> list[Origin]:
+    return [row.origin for row in source.configs(device)]
+
+
+def test_a_winner_of_the_store_is_read_without_sqlalchemy(store: Path) -> None:
+    assert SqliteConfigs(store).configs(H200) == [tuned(SHAPE, config())]
+
+
+def test_the_store_is_not_changed_by_reading(store: Path) -> None:
+    before = store.read_bytes()
+    SqliteConfigs(store).configs(H200)
+    assert store.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "origin"),
+    [
+        ({}, Origin.MEASURED),
+        ({"kernel_hash": "1111111111111111"}, Origin.BORROWED),
+        ({"triton": "3.5.0"}, Origin.BORROWED),
+        ({"device": H100}, Origin.BORROWED),
+        ({"origin": Origin.PREDICTED}, Origin.PREDICTED),
+        ({"origin": Origin.BORROWED}, Origin.BORROWED),
+        ({"origin": Origin.DEFAULT}, None),
+        ({"device": H100, "origin": Origin.PREDICTED}, None),
+        ({"device": device_named("a100_sxm4_80")}, None),
+    ],
+)
+def test_what_an_origin_means_here(tmp_path: Path, changes: dict[str, Any], origin: Origin | None) -> None:
+    path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
+    assert origins(SqliteConfigs(path)) == ([] if origin is None else [origin])
+
+
+def test_rows_of_this_device_come_before_those_of_others(tmp_path: Path) -> None:
+    path = store_with(tmp_path / "store.db", best(SHAPE, config(64), device=H100), best(SHAPE, config(128)))
+    assert [row.config.block_m for row in SqliteConfigs(path).configs(H200)] == [128, 64]
+
+
+GOOD_ROW = {
+    "device_key": H200.key,
+    "shape": SHAPE.to_json(),
+    "config": config().to_json(),
+    "kernel_hash": "00000000feedbeef",
+    "origin": "measured",
+    "time_us": 10.0,
+    "triton": "3.6.0",
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"shape": None},
+        {"shape": "[" * 100_000},
+        {"shape": SHAPE.to_json() | {"batch": -1}},
+        {"shape": SHAPE.to_json() | {"extra": 1}},
+        {"config": config().to_json() | {"kernel": "unknown"}},
+        {"config": config().to_json() | {"ir_override": 1}},
+        {"config": config().to_json() | {"block_m": 1 << 20}},
+        {"config": config().to_json() | {"block_m": "64"}},
+        {"config": "{"},
+        {"origin": "guessed"},
+        {"origin": None},
+        {"time_us": float("nan")},
+        {"time_us": -1.0},
+        {"time_us": "10"},
+    ],
+)
+def test_a_broken_row_costs_itself_and_one_warning(damage: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    rows = usable_rows([GOOD_ROW | damage, GOOD_ROW], H200, where="here")
+    assert [row.config for row in rows] == [config()]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "1 row(s) of here" in caplog.text
+
+
+def test_results_round_trip_through_an_exported_file(store: Path, tmp_path: Path) -> None:
+    with ResultStore.open(store) as opened:
+        document = opened.export_json(H200)
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(document))
+    assert JsonConfigs(file).configs(H200) == [tuned(SHAPE, config())]
+    assert origins(JsonConfigs(file), H100) == [Origin.BORROWED]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "blocktune-results", "schema": 1}', '{"format": 1}'])
+def test_a_file_that_holds_no_results_is_a_store_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    with pytest.raises(StoreError, match="results"):
+        JsonConfigs(file).configs(H200)
+
+
+def test_the_shipped_results_can_be_read() -> None:
+    JsonConfigs().configs(H200)
+
+
+def test_a_broken_layer_leaves_the_others_standing() -> None:
+    rows, problems = read_source(LayeredConfigs((BrokenSource(), ListSource([tuned(SHAPE, config())]))), H200)
+    assert rows == [tuned(SHAPE, config())]
+    assert problems == ["BrokenSource cannot be read: OSError: no such disk"]
+
+
+def test_layers_log_their_problems_when_read_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert LayeredConfigs((BrokenSource(),)).configs(H200) == []
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("named", [None, "{tmp}/a.db", "sqlite:////{tmp}/a.db", "~/a.db"])
+def test_reader_and_store_agree_where_the_users_store_is(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blocktune.db.target import StoreTarget
+
+    monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
+    if named is not None:
+        monkeypatch.setenv("BLOCKTUNE_DB", named.format(tmp=str(tmp_path).lstrip("/")).replace("{", ""))
+    assert Path(os.path.abspath(user_store_path())) == StoreTarget.of(None).path
+
+
+def test_reader_and_store_agree_on_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert user_store_path() == default_store_path()
+
+
+def test_a_server_is_not_read_and_its_password_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_DB", "postgresql://me:secret@host/db")
+    with pytest.raises(StoreError, match="SQLite files only") as caught:
+        SqliteConfigs().configs(H200)
+    assert "secret" not in str(caught.value)
+
+
+# --- stores in bad order: an answer in time, and the right error ---
+
+
+def answer(path: Path) -> tuple[Exception | None, float]:
+    """The reader's error and the fastest of three attempts, since other programs may take the processor away."""
+    seconds, error = [], None
+    for _ in range(3):
+        start = time.perf_counter()
+        try:
+            SqliteConfigs(path).configs(H200)
+        except StoreError as caught:
+            error = caught
+        seconds.append(time.perf_counter() - start)
+    return error, min(seconds)
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def random_bytes(path: Path) -> None:
+    path.write_bytes(random.Random(0).randbytes(20_000))
+
+
+def overwritten_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[100 : len(content)] = random.Random(0).randbytes(len(content) - 100)
+    path.write_bytes(content)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def changed_by(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement)
+
+    return change
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    changed_by("CREATE TABLE studies (id)")(path)
+
+
+def endless(path: Path) -> None:
+    """A view that never ends, as a hostile file may have."""
+    changed_by("DROP VIEW dispatch")(path)
+    columns = (
+        "CAST(n AS TEXT) device_key, '' shape_json, '' config_json, '' kernel_hash, '' origin, 1 time_us, '' triton"
+    )
+    changed_by(
+        f"CREATE VIEW dispatch AS WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT 1 FROM t) SELECT {columns} FROM t"
+    )(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (missing, StoreError),
+        (directory, StoreError),
+        (pipe, StoreError),
+        (empty, ForeignStoreError),
+        (foreign, ForeignStoreError),
+        (random_bytes, StoreCorruptError),
+        (overwritten_middle, StoreCorruptError),
+        (truncated, StoreCorruptError),
+        (changed_by("UPDATE blocktune_schema SET version_num = '0099'"), SchemaTooNewError),
+        (changed_by("UPDATE blocktune_schema SET version_num = 'x'"), SchemaTooNewError),
+        (changed_by("DROP VIEW dispatch"), ForeignStoreError),
+        (endless, StoreLockedError),
+    ],
+)
+def test_a_bad_store_is_answered_in_time(store: Path, damage: Callable[[Path], None], error: type[StoreError]) -> None:
+    damage(store)
+    caught, seconds = answer(store)
+    assert type(caught) is error
+    assert str(store) in str(caught)
+    assert seconds < ANSWER_SECONDS
+
+
+def test_random_damage_never_raises_anything_but_a_store_error(store: Path, tmp_path: Path) -> None:
+    sound, dice = store.read_bytes(), random.Random(1)
+    for _ in range(100):
+        content = bytearray(sound)
+        for _ in range(dice.choice([1, 10, 200])):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        damaged = tmp_path / "damaged.db"
+        damaged.write_bytes(content)
+        rows, problems = read_source(SqliteConfigs(damaged), H200)
+        assert len(rows) <= 1
+        unexpected = [problem for problem in problems if problem.startswith("SqliteConfigs cannot be read")]
+        assert unexpected == []
+
+
+@pytest.fixture
+def locked(store: Path) -> Iterator[Path]:
+    """The store, while another process holds it exclusively."""
+    hold = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "c.execute('PRAGMA locking_mode=EXCLUSIVE'); c.execute('PRAGMA journal_mode=DELETE');"
+        "c.execute('BEGIN EXCLUSIVE'); print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield store
+        process.kill()
+
+
+def test_a_locked_store_is_answered_in_time(locked: Path) -> None:
+    caught, seconds = answer(locked)
+    assert type(caught) is StoreLockedError
+    assert seconds < ANSWER_SECONDS
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user can reach, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    path.chmod(0o755)
+    shutil.rmtree(path)
+
+
+def read_as_nobody(path: Path) -> str:
+    """What a process that may not write the store's directory reads: the number of rows, or the error."""
+    code = (
+        "import os, sys; from pathlib import Path; from blocktune.kernels.store_file import SqliteRows\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try: print(len(SqliteRows(Path(sys.argv[1])).read('9.0')))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    command = [sys.executable, "-P", "-c", code, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+
+
+def test_a_store_on_read_only_media_is_read(open_directory: Path) -> None:
+    path = store_with(open_directory / "store.db", best(SHAPE, config()))
+    path.chmod(0o444)
+    open_directory.chmod(0o555)
+    assert read_as_nobody(path) == "1"
+
+
+def test_rows_that_wait_in_a_log_on_read_only_media_are_not_passed_over_in_silence(open_directory: Path) -> None:
+    path = store_with(open_directory / "store.db", best(SHAPE, config()))
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        writer.execute("UPDATE best SET time_us = 11")
+        for name in ("copy.db", "copy.db-wal"):  # as a backup taken while the store was in use
+            shutil.copy(open_directory / name.replace("copy", "store"), open_directory / name)
+    for file in open_directory.iterdir():
+        file.chmod(0o444)
+    open_directory.chmod(0o555)
+    assert read_as_nobody(open_directory / "copy.db").startswith("StoreError")
+
+
+def test_a_reader_sees_what_a_writer_has_committed_meanwhile(store: Path) -> None:
+    with closing(sqlite3.connect(store, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE best SET time_us = 11")
+        assert [row.time_us for row in SqliteConfigs(store).configs(H200)] == [10.0]
+        writer.execute("COMMIT")
+        assert [row.time_us for row in SqliteConfigs(store).configs(H200)] == [11.0]

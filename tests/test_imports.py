@@ -1,0 +1,42 @@
+"""What importing the package costs and loads."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"optuna", "sqlalchemy", "alembic", "typer", "rich", "pynvml"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after this statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    result = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_import_blocktune_loads_nothing_heavy() -> None:
+    assert not loaded_after("import blocktune; blocktune.__version__") & (HEAVY | {"torch", "triton", "numpy"})
+
+
+@pytest.mark.parametrize("name", ["AttentionShape", "KernelConfig"])
+def test_values_need_no_torch(name: str) -> None:
+    assert not loaded_after(f"from blocktune import {name}") & (HEAVY | {"torch", "triton"})
+
+
+def test_attention_needs_torch_and_triton_only() -> None:
+    loaded = loaded_after("import torch; from blocktune import attention; attention(*[torch.zeros(1, 1, 16, 16)] * 3)")
+    assert {"torch", "triton"} <= loaded
+    assert not loaded & HEAVY
+
+
+def test_a_store_is_read_without_the_database_room() -> None:
+    read = (
+        "from blocktune import AttentionShape, best_config;"
+        "print(best_config(AttentionShape(batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192,"
+        " head_dim=64, head_dim_v=64), 'h200'))"
+    )
+    assert not loaded_after(read) & HEAVY
