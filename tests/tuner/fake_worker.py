@@ -1,0 +1,49 @@
+"""A worker as `blocktune.tuner.worker`, with the fake kernels on the CPU in place of a GPU."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fake_kernels
+
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.bench import Rounds, Thunk, rotated
+from blocktune.tuner.shape_bench import ShapeBench
+from blocktune.tuner.worker import serve
+
+
+class WallClock:
+    """Takes times on the CPU, in the order of the protocol, without heating or flushing."""
+
+    def heat(self, launch: Thunk, seconds: float) -> None:
+        del seconds
+        launch()
+
+    def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
+        return tuple(self._round(launches, number) for number in range(min(count, 3)))
+
+    def synchronize(self) -> None:
+        """Nothing runs behind."""
+
+    def _round(self, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
+        times = [0.0] * len(launches)
+        for index in rotated(len(launches), number):
+            start = time.perf_counter()
+            launches[index]()
+            times[index] = 1e6 * (time.perf_counter() - start)
+        return tuple(times)
+
+
+def make_bench(shape: AttentionShape, seed: int) -> ShapeBench:
+    if shape.batch == 7777:
+        import torch
+
+        raise torch.OutOfMemoryError("tried to allocate 800 GiB")
+    return ShapeBench(shape, device="cpu", clock=WallClock(), kernels=fake_kernels.KERNELS.__getitem__, seed=seed)
+
+
+if __name__ == "__main__":
+    serve(make_bench)
