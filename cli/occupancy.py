@@ -56,13 +56,15 @@ def occupancy(
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     """
     from blocktune.kernels.device import limits_for, parse_cc
+    from blocktune.tuner.occupancy import Waves
     from blocktune.tuner.occupancy import occupancy as compute
     from blocktune.tuner.occupancy_text import explain
 
     if cc is not None and device is not None:
         raise UsageError("Give `--cc` or `--device`, not both: a device has its own compute capability.")
-    limits = limits_for(parse_cc(cc)) if cc is not None else device_asked_for(device).limits
-    compiled = None
+    spec = None if cc is not None else device_asked_for(device)
+    limits = limits_for(parse_cc(cc or "")) if spec is None else spec.limits
+    compiled = waves = None
     if kernel is None:
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
@@ -70,7 +72,9 @@ def occupancy(
         compiled = _subject(kernel, choices, param or [], _shape_to_compile(seq, dim, dtype, causal), limits)
         resources = _compile(compiled)
     result = compute(resources, limits, carveout_percent=carveout)
-    text = explain(result, alternatives=None if compiled is None else compiled.alternatives())
+    if compiled is not None and spec is not None and result.blocks_per_sm:
+        waves = Waves(grid_blocks=compiled.grid_blocks, resident_blocks=result.blocks_per_sm * spec.num_sms)
+    text = explain(result, alternatives=None if compiled is None else compiled.alternatives(), waves=waves)
     if as_json:
         print_json(({} if compiled is None else compiled.to_json()) | result.to_json() | {"explanation": text})
     else:
@@ -114,6 +118,13 @@ class _Subject:
 
     def to_json(self) -> dict[str, Any]:
         return {"config": self.config.to_json(), "shape": self.shape.to_json()}
+
+    @property
+    def grid_blocks(self) -> int:
+        from blocktune.tuner.visits import visits_of
+
+        tiles = visits_of(self.shape, self.config.block_m, self.config.block_n).query_tiles
+        return tiles * self.shape.batch * self.shape.num_heads
 
     def alternatives(self) -> dict[str, int]:
         """The shared bytes of a block after one step down of one parameter, by the step's name."""
