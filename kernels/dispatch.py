@@ -98,13 +98,16 @@ class Dispatcher:
 
         Raises:
             UnknownDeviceError: no device has this name.
+            UsageError: neither a shape nor three tensors are given.
         """
         if isinstance(query, AttentionShape):
             named = device_named(device) if isinstance(device, str) else device
             with self._miss_lock():
                 return self._resolver.explain(query, named)
-        assert key is not None
-        assert value is not None
+        if key is None or value is None:
+            raise UsageError(
+                "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
+            )
         obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)

@@ -91,9 +91,11 @@ def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...
 def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> tuple[Any, ...] | None:
     """All that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a key.
 
-    Pointers count by their alignment only, all three together: Triton compiles other code for aligned ones.
+    Pointers count by their alignment only: Triton compiles other code for aligned ones, and descriptors need it.
     """
     try:
+        pointers = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        aligned = not (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT_BYTES
         return (
             query.shape,
             query.stride(),
@@ -107,7 +109,7 @@ def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_
             query.device,
             key.get_device(),
             value.get_device(),
-            (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES == 0,
+            aligned or tuple(pointer % ALIGNMENT_BYTES == 0 for pointer in pointers),
             is_causal,
             enable_gqa,
         )

@@ -47,13 +47,13 @@ class Resolver:
         self._failures: dict[tuple[Any, ...], str] = {}
 
     def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
-        """The plan for calls with this key (`plan_key`), remembered unless a CUDA graph is being captured.
+        """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
 
         Raises:
             torch.OutOfMemoryError: there is no memory for the output.
         """
         obstacle = layout_obstacle(query, key, value, enable_gqa) if place is not None else "a tensor has no strides"
-        remember = True
+        remember = place is not None
         if obstacle is not None:
             result: KernelPlan | Explanation = Explanation(rung=Rung.SDPA, reason=obstacle)
         elif is_capturing(query):
@@ -114,13 +114,16 @@ class Resolver:
 
         A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them.
         """
-        pointers = query.data_ptr() | key.data_ptr() | value.data_ptr()
-        kind = (config, query.device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal, pointers % 16)
+        kernel = get_kernel(config.kernel)
+        problem = kernel.layout_problem(query, key, value)
+        if problem is not None:
+            return problem
+        kind = (config, query.device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal)
         if kind in self._failures:
             return self._failures[kind]
         out = empty_output(query, shape.head_dim_v)
         try:
-            return _launched(config, shape, query, key, value, out)
+            return _launched(kernel.bind(config, shape), query, key, value, out)
         except torch.OutOfMemoryError:
             raise  # no fault of the config: PyTorch would need the same memory
         except Exception as error:  # compilers and drivers raise what they like
@@ -162,11 +165,8 @@ def is_capturing(query: Tensor) -> bool:
     return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _launched(
-    config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor
-) -> Launch:
-    """The shortest launcher of the config, after it has computed these tensors."""
-    bound = get_kernel(config.kernel).bind(config, shape)
+def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Launch:
+    """The shortest launcher of a bound config, after it has computed these tensors."""
     arguments = (query, key, value, out, None, 1.0)
     launch = bound
     with torch.cuda.device_of(query):

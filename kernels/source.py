@@ -106,25 +106,26 @@ def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedCon
 
 def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:
     """The rows that serve this device, its own first. What breaks a rule is left out and the first such row logged."""
+    key = device.key
     own: list[TunedConfig] = []
     others: list[TunedConfig] = []
     broken: list[str] = []
     for row in rows:
         try:
-            tuned = _tuned(row, device)
+            tuned = _tuned(row, key, device.limits.name)
         except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
             broken.append(f"{type(error).__name__}: {error}")
         else:
             if tuned is not None:
-                (own if row["device_key"] == device.key else others).append(tuned)
+                (own if row["device_key"] == key else others).append(tuned)
     if broken:
         logger.warning("%d row(s) of %s are ignored. The first: %.500s", len(broken), where, broken[0])
     return own + others
 
 
-def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
+def _tuned(row: Mapping[str, Any], device_key: str, compute_capability: str) -> TunedConfig | None:
     """The row as a recommendation for this device, or None when it has nothing to say about it."""
-    origin = _origin_here(row, device)
+    origin = _origin_here(row, device_key, compute_capability)
     if origin is None:
         return None
     shape = AttentionShape.from_json(_document(row["shape"]))
@@ -135,13 +136,13 @@ def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
     return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]))
 
 
-def _origin_here(row: Mapping[str, Any], device: DeviceSpec) -> Origin | None:
+def _origin_here(row: Mapping[str, Any], device_key: str, compute_capability: str) -> Origin | None:
     """What the row's origin means on this device: measured on another one of the same compute capability is borrowed,
     predicted for another one is worth nothing, and a default needs no row."""
     origin = Origin(row["origin"])
-    if row["device_key"] == device.key:
+    if row["device_key"] == device_key:
         return None if origin is Origin.DEFAULT else origin
-    same_capability = str(row["device_key"]).rsplit("|", 2)[1:2] == [device.limits.name]
+    same_capability = str(row["device_key"]).rsplit("|", 2)[1:2] == [compute_capability]
     return Origin.BORROWED if same_capability and origin in (Origin.MEASURED, Origin.BORROWED) else None
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HEAVY = {"optuna", "sqlalchemy", "alembic", "typer", "rich", "pynvml"}
+HEAVY = {"optuna", "sqlalchemy", "alembic", "typer", "rich"}
 
 
 def loaded_after(statement: str) -> set[str]:

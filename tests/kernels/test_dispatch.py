@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import logging
 import pickle
 import subprocess
@@ -292,6 +293,10 @@ def test_tensors_without_strides_raise_as_in_pytorch() -> None:
     sparse = torch.eye(16).to_sparse()[None, None]
     with pytest.raises(RuntimeError):
         attention(sparse, sparse, sparse)
+    assert "no strides" in attention.explain(sparse, sparse, sparse).reason
+    assert None not in attention._plans
+    with pytest.raises(UsageError, match="key or value is missing"):
+        attention.explain(torch.eye(16))
 
 
 def test_the_short_and_the_long_question_agree(kernel: PlainKernel) -> None:
@@ -343,10 +348,23 @@ def test_the_scale_is_an_argument_and_no_plan(kernel: PlainKernel) -> None:
 def test_a_misaligned_slice_has_a_plan_of_its_own(kernel: PlainKernel) -> None:
     size = 4 * 32 * 64
     dispatcher = Dispatcher(ListSource())
-    for offset in (0, 1):
-        arguments = [torch.randn(size + 1)[offset : offset + size].view(1, 4, 32, 64) for _ in range(3)]
-        torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
-    assert len(dispatcher._plans) == 2
+    for offsets in itertools.product((0, 1), repeat=3):
+        arguments = [torch.randn(size + 1)[offset : offset + size].view(1, 4, 32, 64) for offset in offsets]
+        for _ in range(2):
+            torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+    assert len(dispatcher._plans) == 8
+
+
+def test_a_kernel_that_cannot_read_the_layout_gives_way_without_a_warning(
+    kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel, "layout_problem", lambda q, k, v: "rows too far apart" if k.stride(2) > 64 else None)
+    dispatcher = Dispatcher(ListSource())
+    assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.DEFAULT
+    explanation = dispatcher.explain(*tensors(SHAPE, layout="bshd"))
+    assert explanation.rung is Rung.SDPA
+    assert "rows too far apart" in str(explanation)
+    assert warnings_in(caplog) == []
 
 
 def test_a_config_that_does_not_launch_gives_way_once(kernel: PlainKernel, caplog: pytest.LogCaptureFixture) -> None:
