@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.kernel import AttentionKernel
     from blocktune.kernels.resources import KernelResources
     from blocktune.kernels.shape import AttentionShape
+    from blocktune.tuner.occupancy import Occupancy
 
 Parameter = Annotated[
     list[str] | None,
@@ -55,30 +56,35 @@ def occupancy(
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     """
-    from blocktune.kernels.device import limits_for, parse_cc
-    from blocktune.tuner.occupancy import Waves
     from blocktune.tuner.occupancy import occupancy as compute
     from blocktune.tuner.occupancy_text import explain
 
-    if cc is not None and device is not None:
-        raise UsageError("Give `--cc` or `--device`, not both: a device has its own compute capability.")
-    spec = None if cc is not None else device_asked_for(device)
-    limits = limits_for(parse_cc(cc or "")) if spec is None else spec.limits
-    compiled = waves = None
+    limits, num_sms = _where(cc, device)
     if kernel is None:
+        subject = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-        compiled = _subject(kernel, choices, param or [], _shape_to_compile(seq, dim, dtype, causal), limits)
-        resources = _compile(compiled)
+        subject = _subject(kernel, choices, param or [], _shape_to_compile(seq, dim, dtype, causal), limits)
+        resources = _compile(subject)
     result = compute(resources, limits, carveout_percent=carveout)
-    if compiled is not None and spec is not None and result.blocks_per_sm:
-        waves = Waves(grid_blocks=compiled.grid_blocks, resident_blocks=result.blocks_per_sm * spec.num_sms)
-    text = explain(result, alternatives=None if compiled is None else compiled.alternatives(), waves=waves)
+    text = explain(result) if subject is None else subject.explain(result, num_sms)
     if as_json:
-        print_json(({} if compiled is None else compiled.to_json()) | result.to_json() | {"explanation": text})
+        print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
     else:
         typer.echo(text)
+
+
+def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
+    """The limits that are asked about, and how many SMs have them where a device is meant."""
+    from blocktune.kernels.device import limits_for, parse_cc
+
+    if cc is None:
+        spec = device_asked_for(device)
+        return spec.limits, spec.num_sms
+    if device is not None:
+        raise UsageError("Give `--cc` or `--device`, not both: a device has its own compute capability.")
+    return limits_for(parse_cc(cc)), None
 
 
 def _resources_given(
@@ -119,14 +125,20 @@ class _Subject:
     def to_json(self) -> dict[str, Any]:
         return {"config": self.config.to_json(), "shape": self.shape.to_json()}
 
-    @property
-    def grid_blocks(self) -> int:
+    def explain(self, result: "Occupancy", num_sms: int | None) -> str:
+        """The occupancy in words, with what smaller parameters would change and the waves on a device."""
+        from blocktune.tuner.occupancy import Waves
+        from blocktune.tuner.occupancy_text import explain
         from blocktune.tuner.visits import visits_of
 
-        tiles = visits_of(self.shape, self.config.block_m, self.config.block_n).query_tiles
-        return tiles * self.shape.batch * self.shape.num_heads
+        waves = None
+        if num_sms is not None and result.blocks_per_sm:
+            tiles = visits_of(self.shape, self.config.block_m, self.config.block_n).query_tiles
+            grid = tiles * self.shape.batch * self.shape.num_heads
+            waves = Waves(grid_blocks=grid, resident_blocks=result.blocks_per_sm * num_sms)
+        return explain(result, alternatives=self._alternatives(), waves=waves)
 
-    def alternatives(self) -> dict[str, int]:
+    def _alternatives(self) -> dict[str, int]:
         """The shared bytes of a block after one step down of one parameter, by the step's name."""
         from blocktune.kernels.config import KernelConfig
 

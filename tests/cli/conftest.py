@@ -14,6 +14,7 @@ from blocktune.db.records import Best, Environment
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import device_named
+from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.defaults import complete_shape
 
 
@@ -41,20 +42,25 @@ def tune(tmp_path: Path) -> Tune:
 @pytest.fixture
 def winner() -> Callable[..., Best]:
     """Makes a measured winner of b2 h32 s8192 d64 bf16 on an H200, with some fields replaced."""
-    from blocktune.kernels.registry import get_kernel
+    kernel, device, shape = get_kernel("flash_fwd"), device_named("h200"), complete_shape(8192, 64)
+    own = kernel.default_config(shape, device.limits).parameters
+
+    def config(block_m: int, block_n: int, num_warps: int, num_stages: int) -> KernelConfig:
+        tile = {"block_m": block_m, "block_n": block_n, "num_warps": num_warps, "num_stages": num_stages}
+        return KernelConfig.of(kernel.name, own | tile)
 
     best = Best(
-        device=device_named("h200"),
+        device=device,
         environment=Environment(triton="3.6.0", ptxas="12.8.93", torch="2.13.0", cuda="12.8", driver="580.65.06"),
-        shape=complete_shape(8192, 64),
-        config=KernelConfig("flash_fwd", 128, 64, 4, 3),
-        kernel_hash=get_kernel("flash_fwd").source_hash,
+        shape=shape,
+        config=config(128, 64, 4, 3),
+        kernel_hash=kernel.source_hash,
         origin=Origin.MEASURED,
         time_us=812.5,
         predicted_us=790.0,
-        default=KernelConfig("flash_fwd", 64, 64, 4, 2),
+        default=config(64, 64, 4, 2),
         default_time_us=975.0,
-        paper=KernelConfig("flash_fwd", 128, 128, 8, 2),
+        paper=config(128, 128, 8, 2),
         paper_time_us=900.0,
         speedup_over_default=1.2,
         speedup_low=1.19,
