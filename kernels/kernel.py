@@ -26,6 +26,20 @@ class CompileSpec:
     options: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxCost:
+    """What a config's softmax costs and hides, for the cost model. The defaults are the textbook online softmax.
+
+    instructions_per_score: float32 and conversion instructions for every score, the exponential's own issue included:
+    maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
+    multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
+    """
+
+    instructions_per_score: float = 5.5
+    rescales: bool = True
+    products_overlap: bool = False
+
+
 class AttentionKernel(ABC):
     """One implementation of a direction of attention.
 
@@ -62,10 +76,21 @@ class AttentionKernel(ABC):
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         """A launcher of this config for tensors of this shape; imports triton."""
 
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        """Why the kernel cannot read these very tensors, whatever the config; or None."""
+        if any(tensor.stride(-1) != 1 for tensor in (q, k, v)):
+            return f"the last dimension of query, key and value must be contiguous for {self.name}"
+        return None
+
     @property
     @abstractmethod
     def source_hash(self) -> str:
         """16 hexadecimal digits that change with the kernel's device code."""
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        """What the softmax of this config costs; a kernel whose configs differ in it overrides this."""
+        del config
+        return SoftmaxCost()
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

@@ -1,0 +1,356 @@
+"""Predicts the time of a config from the rates of a device: a ranking, not a stopwatch.
+
+What a key tile costs a multiprocessor is counted for each unit: matrix products, exponentials, the other arithmetic of
+the softmax, spilled registers, bytes from L2. `round_cycles` says how much of it overlaps, given how many warpgroups
+are resident; causal skipping, waves, prologue and epilogue and the bytes of device memory come on top.
+
+    breakdown = predict(shape, config, resources, occupancy(resources, device.limits), device)
+    print(f"{breakdown.total_us:.0f} us, bound by {breakdown.binding}")
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
+from blocktune.kernels.limits import MAX_REGISTERS_PER_THREAD, WARP_SIZE
+from blocktune.kernels.resources import KernelResources
+from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.tuner.occupancy import Occupancy, occupancy
+from blocktune.tuner.overlap import round_cycles
+from blocktune.tuner.visits import Visits, visits_of
+
+L2_BYTES_PER_CLOCK = 64.0
+"""Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B a clock, 47 an SM; NVIDIA,
+"Ampere Architecture In-Depth"), but requests of neighbours for the same keys are answered together."""
+
+LOCAL_BYTES_PER_CLOCK = 64.0
+"""Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
+
+LOAD_LATENCY_CYCLES = 1000.0
+"""From the request of a tile to its use: about 260 cycles from an idle L2 on Hopper, several times that when busy."""
+
+ROUND_LATENCY_CYCLES = 300.0
+"""Waiting of a warpgroup in every key tile that uses no unit: starting and draining two matrix products (about 60
+each), two reductions across four lanes (two shuffles each, about 30 a shuffle), and the barrier of the pipeline."""
+
+CROSS_WARP_CYCLES = 200.0
+"""More waiting where the scores of a row lie in several warps: two reductions through shared memory and a barrier."""
+
+SECOND_WARPGROUP = 0.5
+"""What a further warpgroup of the same block adds to the overlap, as a share of an independent one: both wait at a
+barrier in every key tile, so that they drift apart within a tile only."""
+
+SUSTAINED_CLOCK = 0.9
+"""Clock under this load over that of the advertised matrix rate: an H200 at its power limit holds 1.54 to 1.75 GHz of
+1.83 in attention."""
+
+BURSTINESS = 3.0
+"""Exponent by which compute and loads of comparable size are joined: neither comes evenly, so that they wait for each
+other; 1 would be the sum, infinity the maximum."""
+
+MMA_ROWS = 16
+"""Rows of a matrix instruction's result that one warp holds."""
+
+MASK_INSTRUCTIONS = 2.0
+"""A comparison and a selection more for every score of a masked tile."""
+
+OLDER_MMA_SHARE = 0.6
+"""`mma.sync` reaches this share of the matrix rate where a newer instruction exists (Hopper and later)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostBreakdown:
+    """The prediction, in microseconds.
+
+    Every term but the last two is what its unit would take if it alone worked, evenly on all SMs; they overlap, so the
+    total is less than their sum. latency_us: waiting of the resident warpgroups for no unit. edge_us: prologues and
+    epilogues. tail_us: what an uneven last wave adds.
+    """
+
+    tensor_us: float
+    exp_us: float
+    arithmetic_us: float
+    spill_us: float
+    l2_us: float
+    hbm_us: float
+    latency_us: float
+    edge_us: float
+    tail_us: float
+    total_us: float
+
+    @property
+    def binding(self) -> str:
+        """The largest term: `tensor`, `exp`, `arithmetic`, `spill`, `l2`, `hbm`, `latency`, `edge` or `tail`."""
+        terms = {name.removesuffix("_us"): time for name, time in asdict(self).items() if name != "total_us"}
+        return max(terms, key=lambda name: terms[name])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"binding": self.binding}
+
+
+def predict(
+    shape: AttentionShape,
+    config: KernelConfig,
+    resources: KernelResources,
+    occupied: Occupancy,
+    device: DeviceSpec,
+    softmax: SoftmaxCost | None = None,
+) -> CostBreakdown:
+    """The predicted time of a compiled config.
+
+    Args:
+        shape: the problem.
+        config: its block sizes.
+        resources: of the compiled code.
+        occupied: the answer of `occupancy` for these resources on this device.
+        device: with its rates.
+        softmax: what the kernel's softmax costs; None is the textbook form.
+
+    Raises:
+        UsageError: a rate of the device is unknown, or the config does not fit it.
+    """
+    require_rates(device)
+    if occupied.blocks_per_sm == 0:
+        raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
+    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost()).breakdown()
+
+
+def predict_us(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    resources: KernelResources,
+) -> float:
+    """The predicted time of a compiled config in microseconds.
+
+    Raises:
+        UsageError: a rate of the device is unknown, or the config does not fit it.
+    """
+    occupied = occupancy(resources, device.limits)
+    return predict(shape, config, resources, occupied, device, kernel.softmax_cost(config)).total_us
+
+
+def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
+    """Orders configs before they are compiled, the most promising first: a time with resources that are estimated.
+
+    Rates that the device lacks are taken as typical: they hardly change the order, and nobody is shown the number.
+    """
+    resources = estimated_resources(kernel, config, shape, device)
+    occupied = occupancy(resources, device.limits)
+    if occupied.blocks_per_sm == 0:
+        return float("inf")
+    typical = _with_typical_rates(device)
+    return predict(shape, config, resources, occupied, typical, kernel.softmax_cost(config)).total_us
+
+
+def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
+    """The rates that a prediction needs and this device lacks."""
+    names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
+    return tuple(name for name in names if getattr(device, name) is None)
+
+
+def require_rates(device: DeviceSpec) -> None:
+    """Raises:
+    UsageError: a rate that a prediction needs is unknown.
+    """
+    missing = missing_rates(device)
+    if missing:
+        raise UsageError(
+            f"A prediction needs the rates of the device, but {', '.join(missing)} of {device.name} is unknown. "
+            "Add its row to kernels/gpus.csv, or name a similar device of `tune devices`."
+        )
+
+
+def estimated_resources(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec
+) -> KernelResources:
+    """Resources as they will roughly be once compiled: float32 tiles plus about 60 registers a thread.
+
+    The 60 are what Hopper's code for 4 and 8 warps needs beside its tiles; what exceeds 255 is taken as spilled. Tensor
+    memory holds the accumulators of tcgen05, and `mma` needs the query tile in registers too.
+    """
+    unit = device.limits.mma
+    threads = WARP_SIZE * config.num_warps
+    scores, accumulator = config.block_m * config.block_n, config.block_m * _width(shape.head_dim_v)
+    held = scores if unit == "tcgen05" else scores + accumulator
+    if unit in ("mma", "none"):
+        held += config.block_m * _width(shape.head_dim) * shape.element_bytes // 4
+    registers = held // threads + 60
+    return KernelResources(
+        registers=min(registers, MAX_REGISTERS_PER_THREAD),
+        shared_bytes=kernel.shared_bytes(config, shape, device.limits),
+        spill_bytes=4 * max(0, registers - MAX_REGISTERS_PER_THREAD),
+        num_warps=config.num_warps,
+        tensor_cores=unit,
+    )
+
+
+def _with_typical_rates(device: DeviceSpec) -> DeviceSpec:
+    """The device with a rate of its generation for every one that is unknown."""
+    flops = {"none": 256, "mma": 1024, "wgmma": 4096, "tcgen05": 8192}[device.limits.mma]
+    return replace(
+        device,
+        tensor_flops_per_clock=device.tensor_flops_per_clock or flops,
+        clock_mhz=device.clock_mhz or 1700,
+        memory_gbs=device.memory_gbs or 10.0 * device.num_sms,  # a few times less than L2, as on most GPUs
+    )
+
+
+class _Model:
+    """One prediction; cycles are those of one SM, for one key tile of one block unless said otherwise."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        config: KernelConfig,
+        resources: KernelResources,
+        occupied: Occupancy,
+        device: DeviceSpec,
+        softmax: SoftmaxCost,
+    ) -> None:
+        self._shape, self._config, self._resources, self._device = shape, config, resources, device
+        self._softmax = softmax
+        self._visits: Visits = visits_of(shape, config.block_m, config.block_n)
+        self._heads = shape.batch * shape.num_heads
+        self._grid = self._visits.query_tiles * self._heads
+        self._blocks = min(occupied.blocks_per_sm, -(-self._grid // device.num_sms))
+        self._tensor = self._tensor_cycles()
+        self._exp = self._scores / device.limits.exp_per_clock
+        self._arithmetic = self._arithmetic_cycles()
+        self._spill = 2 * resources.spill_bytes * resources.threads / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
+        self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
+
+    def breakdown(self) -> CostBreakdown:
+        tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles an SM
+        edges = self._grid / self._device.num_sms * self._edge_cycles() / self._blocks
+        even = tiles * self._tile_cycles(self._blocks) + edges
+        whole = self._makespan_cycles()
+        hbm = self._hbm_bytes() / (self._memory_gbs * 1e3)
+        return CostBreakdown(
+            tensor_us=self._us(tiles * self._tensor),
+            exp_us=self._us(tiles * self._exp),
+            arithmetic_us=self._us(tiles * self._arithmetic),
+            spill_us=self._us(tiles * self._spill),
+            l2_us=self._us(tiles * self._load),
+            hbm_us=hbm,
+            latency_us=self._us(tiles * self._waiting_cycles() / self._blocks),
+            edge_us=self._us(edges),
+            tail_us=self._us(max(0.0, whole - even)),
+            total_us=max(self._us(whole), hbm),
+        )
+
+    # ---- what one key tile needs
+
+    @property
+    def _scores(self) -> int:
+        return self._config.block_m * self._config.block_n
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of one key and its value; also of one query and its output."""
+        return (self._shape.head_dim + self._shape.head_dim_v) * self._shape.element_bytes
+
+    @property
+    def _lanes(self) -> int:
+        """Float32 operations an SM issues a clock: 64 on Volta, Turing and the A100, 128 on all others."""
+        return 64 if self._device.limits.cc <= (8, 0) else 128
+
+    def _tensor_cycles(self) -> float:
+        """Dimensions are padded to powers of two, as Triton multiplies them."""
+        flops = 2 * self._scores * (_width(self._shape.head_dim) + _width(self._shape.head_dim_v))
+        instruction = self._resources.tensor_cores
+        if instruction == "none":
+            return flops / (2 * self._lanes)
+        rate = float(self._device.tensor_flops_per_clock or 0)
+        if self._shape.element_bytes == 4:
+            rate /= 2  # tf32
+        if instruction == "mma" and self._device.limits.mma != "mma":
+            rate *= OLDER_MMA_SHARE
+        return flops / rate
+
+    def _arithmetic_cycles(self) -> float:
+        masked = MASK_INSTRUCTIONS * self._visits.masked / self._visits.total
+        operations = self._scores * (self._softmax.instructions_per_score + masked)
+        if self._softmax.rescales:
+            operations += self._config.block_m * _width(self._shape.head_dim_v)
+        return operations / self._lanes
+
+    # ---- how they overlap
+
+    def _tile_cycles(self, blocks: int) -> float:
+        """Cycles an SM takes for one key tile when so many blocks are resident. Tiles are requested num_stages - 1
+        rounds of their block ahead, which bounds how fast rounds can follow each other."""
+        ahead = self._config.num_stages - 1
+        return max(self._joined(blocks), LOAD_LATENCY_CYCLES / (ahead * blocks) if ahead else 0.0)
+
+    def _waiting_cycles(self) -> float:
+        """Of a warpgroup in every round; without a second buffer it waits for its tile too."""
+        rows_a_warp = self._config.block_m // self._resources.num_warps
+        reductions = CROSS_WARP_CYCLES if rows_a_warp < MMA_ROWS else 0.0
+        return ROUND_LATENCY_CYCLES + reductions + (LOAD_LATENCY_CYCLES if self._config.num_stages == 1 else 0.0)
+
+    def _joined(self, blocks: int) -> float:
+        """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
+        per_block = max(1, self._resources.num_warps // self._device.limits.sub_partitions)
+        others = [cycles / per_block for cycles in (self._exp, self._arithmetic, self._spill)]
+        compute = per_block * round_cycles(
+            self._tensor / per_block,
+            others,
+            self._waiting_cycles(),
+            blocks * (1 + (per_block - 1) * SECOND_WARPGROUP),
+            products_overlap=self._softmax.products_overlap,
+        )
+        return float((compute**BURSTINESS + self._load**BURSTINESS) ** (1 / BURSTINESS))
+
+    # ---- the whole grid
+
+    def _edge_cycles(self) -> float:
+        """Before its first product a block waits for queries and first keys; after the last it writes its output."""
+        return 2 * LOAD_LATENCY_CYCLES + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
+
+    def _block_cycles(self, blocks: int, visited: float) -> float:
+        """How long a block runs that visits so many key tiles, among so many resident ones."""
+        return visited * blocks * self._tile_cycles(blocks) + self._edge_cycles()
+
+    def _makespan_cycles(self) -> float:
+        """Full attention: equal blocks in waves, the last of which may be partly filled and is faster for it. Causal:
+        unequal blocks, the longest first, which leaves about half a mean block uneven at the end."""
+        slots = self._blocks * self._device.num_sms
+        mean = self._block_cycles(self._blocks, self._visits.mean)
+        if self._shape.causal is not Causal.NONE:
+            longest = self._block_cycles(self._blocks, self._visits.longest)
+            return max(longest, (self._grid / slots + 0.5) * mean)
+        waves, rest = divmod(self._grid, slots)
+        left = -(-rest // self._device.num_sms)
+        return waves * mean + (self._block_cycles(left, self._visits.mean) if left else 0.0)
+
+    def _hbm_bytes(self) -> float:
+        """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2."""
+        shape = self._shape
+        queries = shape.batch * shape.num_heads * shape.seqlen_q * self._row_bytes
+        keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * self._row_bytes
+        slots = self._blocks * self._device.num_sms
+        heads_in_flight = min(self._heads, -(-slots // self._visits.query_tiles))
+        in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * self._row_bytes
+        fits = self._device.l2_bytes is None or in_flight <= self._device.l2_bytes
+        return queries + keys * (1 if fits else -(-self._visits.query_tiles // slots))
+
+    @property
+    def _memory_gbs(self) -> float:
+        return float(self._device.memory_gbs or 0)
+
+    def _us(self, cycles: float) -> float:
+        """At the sustained clock, derived from the advertised matrix rate: it is given at less than the boost clock."""
+        device = self._device
+        clock_mhz = float(device.clock_mhz or 0)
+        if device.tensor_tflops and device.tensor_flops_per_clock:
+            clock_mhz = device.tensor_tflops * 1e6 / (device.tensor_flops_per_clock * device.num_sms)
+        return cycles / (SUSTAINED_CLOCK * clock_mhz)
+
+
+def _width(dim: int) -> int:
+    return 1 << (dim - 1).bit_length()

@@ -1,0 +1,50 @@
+"""Which key tiles the blocks of a grid visit: what causal skipping leaves to do."""
+
+from dataclasses import dataclass
+
+from blocktune.kernels.shape import AttentionShape, Causal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """The key tiles of all query tiles of one head.
+
+    query_tiles: blocks a head. total: key tiles that they visit together, at full cost each even where a part is
+    masked. masked: those among them that are masked. longest: the most that one block visits.
+    """
+
+    query_tiles: int
+    total: int
+    masked: int
+    longest: int
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.query_tiles
+
+
+def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> Visits:
+    """Counts tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
+    block visits one at least."""
+    starts = range(0, shape.seqlen_q, block_m)
+    if shape.causal is Causal.NONE:
+        visited = max(1, -(-shape.seqlen_k // block_n))
+        masked = 1 if shape.seqlen_k % block_n else 0
+        return Visits(
+            query_tiles=len(starts), total=visited * len(starts), masked=masked * len(starts), longest=visited
+        )
+    counts = [_causal_counts(shape, start, block_m, block_n) for start in starts]
+    return Visits(
+        query_tiles=len(starts),
+        total=sum(visited for visited, _ in counts),
+        masked=sum(masked for _, masked in counts),
+        longest=max(visited for visited, _ in counts),
+    )
+
+
+def _causal_counts(shape: AttentionShape, start: int, block_m: int, block_n: int) -> tuple[int, int]:
+    """(visited, masked) key tiles of the query tile that starts at this row."""
+    seen_by_first = min(max(start + shape.causal_offset + 1, 0), shape.seqlen_k)
+    seen_by_last = min(max(start + block_m + shape.causal_offset, 0), shape.seqlen_k)
+    visited = max(1, -(-seen_by_last // block_n))
+    return visited, visited - seen_by_first // block_n
