@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_attention_needs_torch_and_triton_only() -> None:
     assert not loaded & HEAVY
 
 
-def test_a_store_is_read_without_the_database_room() -> None:
+def test_a_config_is_found_without_the_database_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "none.db"))
     read = (
         "from blocktune import AttentionShape, best_config;"
         "print(best_config(AttentionShape(batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192,"

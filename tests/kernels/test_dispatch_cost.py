@@ -99,7 +99,7 @@ def test_a_miss_resolves_without_a_compiler_in_little_time(monkeypatch: pytest.M
         start = time.perf_counter()
         dispatcher(*arguments)
         seconds.append(time.perf_counter() - start)
-    assert statistics.median(seconds) < 0.01
+    assert min(seconds) < 0.005  # other programs may have had the processor at times
 
 
 @pytest.mark.gpu

@@ -39,10 +39,9 @@ SCRIPT = """
 
 
     cases = [
-        (tensors(2, 2, 64, 64, 16, 16, False), False),
-        (tensors(4, 2, 70, 33, 64, 64, True), True),
+        (tensors(2, 1, 70, 33, 64, 64, True), True),
         (tensors(2, 1, 5, 130, 80, 32, True), True),
-        (tensors(2, 2, 130, 70, 32, 64, False), False),
+        (tensors(1, 1, 130, 70, 32, 64, False), False),
     ]
     shapes = [plan.shape_of(*arguments, causal) for arguments, causal in cases]
     dispatcher = Dispatcher(EachShapesDefault())
@@ -62,4 +61,4 @@ def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["exact"] * 4
+    assert result.stdout.split() == ["exact"] * 3
