@@ -40,18 +40,19 @@ class Tolerance:
 
 
 # Rounding the probabilities and the output to the data type costs about 1.6 units of its relative rounding error, in
-# the Frobenius norm: 2.5e-3 for bfloat16 (2^-9 a rounding), 3e-4 for float16 (2^-12), 1e-6 for float32, whose products
-# are computed without tf32. The bounds leave a factor of about three to five and stay below the damage of one wrong
-# row in a tile (1/8). The hard question amplifies the rounding of scores of several hundred.
+# the Frobenius norm: 2.5e-3 for bfloat16 (2^-9 a rounding), 3e-4 for float16 (2^-12). For float32 the products count:
+# three passes of tf32 leave a few 1e-6, one alone would leave 5e-4. The bounds leave a factor of two to five and stay
+# below the damage of one wrong row in a tile (1/8). The hard question amplifies the rounding of scores of several
+# hundred: a single pass of tf32 would be wrong by a tenth there.
 PLAIN = {
     "bfloat16": Tolerance(6e-3, 1e-3),
     "float16": Tolerance(1.5e-3, 1e-3),
-    "float32": Tolerance(1e-5, 1e-4),
+    "float32": Tolerance(5e-5, 1e-4),
 }
 HARD = {
-    "bfloat16": Tolerance(2e-2, 1e-2),
-    "float16": Tolerance(6e-3, 1e-2),
-    "float32": Tolerance(1e-3, 1e-2),
+    "bfloat16": Tolerance(2e-2, 5e-2),
+    "float16": Tolerance(6e-3, 5e-2),
+    "float32": Tolerance(1e-2, 5e-2),
 }
 HARD_QUERY_SCALE = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0}
 """Makes exp of (score - first tile's maximum) overflow the data type's exponent range in some rows."""

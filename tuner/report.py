@@ -35,7 +35,7 @@ class Budget:
             raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
 
 
-MEASURED_BUDGET = Budget(trials=400, seconds=80.0)
+MEASURED_BUDGET = Budget(trials=256, seconds=80.0)
 """Default with a GPU: a run stays below two minutes on 16 cores."""
 
 PREDICTED_BUDGET = Budget(trials=160, seconds=240.0)

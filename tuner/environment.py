@@ -1,0 +1,34 @@
+"""The software that a measurement depends on, as found on this machine."""
+
+from importlib.metadata import version
+
+from blocktune.db.records import Environment
+from blocktune.kernels.device import DeviceSpec
+from blocktune.tuner.bench import PROTOCOL_VERSION
+from blocktune.tuner.resources import ptxas_version
+from blocktune.tuner.telemetry import GpuMonitor, driver_version
+
+
+def measuring_environment(device: DeviceSpec, monitor: GpuMonitor) -> Environment:
+    """The environment of times taken on a present GPU."""
+    import torch
+
+    return Environment(
+        triton=version("triton"),
+        ptxas=ptxas_version(device.limits.cc),
+        torch=version("torch"),
+        cuda=torch.version.cuda or "",
+        driver=driver_version(),
+        protocol=PROTOCOL_VERSION,
+        power_limit_w=monitor.power_limit_w,
+    )
+
+
+def predicting_environment(device: DeviceSpec) -> Environment:
+    """The environment of predictions: compilers only, no driver, no GPU."""
+    return Environment(
+        triton=version("triton"),
+        ptxas=ptxas_version(device.limits.cc),
+        torch=version("torch"),
+        protocol=PROTOCOL_VERSION,
+    )

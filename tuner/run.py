@@ -1,0 +1,309 @@
+"""The use case: tune one shape on one device, from the space to the stored winner.
+
+    report = tune(complete_shape(8192, 64))
+    print(report.best.config.label, report.best.time_us)
+
+With a GPU the configs are measured; for a device that is only named they are compiled and ranked by the model.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from blocktune.db.records import Best, Environment, Outcome, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.device import DeviceSpec, device_named, present_devices
+from blocktune.kernels.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.kernel import AttentionKernel
+from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.resources import KernelResources
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.compile_farm import CompileFarm, default_workers
+from blocktune.tuner.contenders import find_contenders
+from blocktune.tuner.cost_model import missing_rates, predict_us, require_rates, usefulness
+from blocktune.tuner.environment import measuring_environment, predicting_environment
+from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked
+from blocktune.tuner.knowledge import Knowledge
+from blocktune.tuner.occupancy import occupancy
+from blocktune.tuner.proposals import make_proposals
+from blocktune.tuner.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget, Progress, TuningReport
+from blocktune.tuner.runner import GpuRunner, Runner
+from blocktune.tuner.search import Compiler, Limit, Search, Subject
+from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
+
+DEFAULT_DEVICE = "h200"
+"""For which device a machine without a GPU predicts unless one is named."""
+
+_UNBOUNDED = 1 << 30
+"""More configs, and more seconds, than any run has."""
+
+OnProgress = Callable[[Progress], None]
+
+
+def choose_device() -> DeviceSpec:
+    """The first GPU of this machine, else `DEFAULT_DEVICE` from the catalogue."""
+    present = present_devices()
+    return present[0] if present else device_named(DEFAULT_DEVICE)
+
+
+def is_present(device: DeviceSpec) -> bool:
+    """Whether the device is here to be measured; one from the catalogue can only be predicted."""
+    return device.source != "catalogue"
+
+
+def tune(
+    shape: AttentionShape,
+    *,
+    device: DeviceSpec | None = None,
+    store: ResultStore | None = None,
+    budget: Budget | None = None,
+    kernels: Sequence[AttentionKernel] | None = None,
+    exhaustive: bool = False,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    compiler: Compiler | None = None,
+    runner: Runner | None = None,
+) -> TuningReport:
+    """Finds the best config of a shape, stores it and every trial, and reports.
+
+    Trials that the store holds for the same device, software, kernel source and shape count as made. A run that had
+    been finished before answers from the store at once.
+
+    Args:
+        shape: what to tune.
+        device: where; None is the choice of `choose_device()`.
+        store: where results are kept; None is the user's store.
+        budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
+        kernels: those to search; None is all.
+        exhaustive: try every feasible config, whatever the budget.
+        seed: of the sampler and of the checked inputs.
+        on_progress: told where the run stands, several times a second at most.
+        compiler: compiles ahead; None is a `CompileFarm`.
+        runner: measures; None is a GPU worker, or the model where the device is not present.
+
+    Raises:
+        UsageError: the shape does not fit the device's memory, or a rate that predicting needs is unknown.
+        NoFeasibleConfigError: no config fits, compiles and computes the right result.
+        KeyboardInterrupt: interrupted before anything was found; trials are kept.
+    """
+    device = device or choose_device()
+    require_memory(shape, device)
+    if not is_present(device):
+        require_rates(device)
+    limit = _limit(budget or Budget(), is_present(device), exhaustive)
+    with contextlib.ExitStack() as stack:
+        if store is None:
+            store = stack.enter_context(ResultStore.open())
+        run = _Run(shape, device, store, kernels or tuple(KERNELS.values()))
+        return run.execute(limit, seed, on_progress or (lambda progress: None), compiler, runner)
+
+
+def require_memory(shape: AttentionShape, device: DeviceSpec) -> None:
+    """Checks that the shape's tensors and what checking needs fit the device.
+
+    Raises:
+        UsageError: they do not.
+    """
+    from blocktune.tuner.check import required_bytes
+
+    needed = required_bytes(shape)
+    if device.memory_bytes is not None and needed > device.memory_bytes:
+        raise UsageError(
+            f"`memory of a shape <= memory of the device` must hold, but {shape.label} needs about "
+            f"{needed / 2**30:.1f} GiB to be checked and timed and {device.name} has "
+            f"{device.memory_bytes / 2**30:.1f} GiB. Take a smaller batch, fewer heads or a shorter sequence."
+        )
+
+
+def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
+    """The bounds of the search. Who gives one bound means that one: the other's default must not end the run first."""
+    if budget.trials is None and budget.seconds is None and not exhaustive:
+        budget = MEASURED_BUDGET if present else PREDICTED_BUDGET
+    trials = None if exhaustive else budget.trials
+    return Limit(trials=trials or _UNBOUNDED, seconds=budget.seconds or _UNBOUNDED)
+
+
+class _Run:
+    """One shape on one device, with the store's knowledge of it."""
+
+    def __init__(
+        self, shape: AttentionShape, device: DeviceSpec, store: ResultStore, kernels: Sequence[AttentionKernel]
+    ):
+        self._started = time.monotonic()
+        self._present = is_present(device)
+        self._store = store
+        self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
+        self._contenders = find_contenders(shape, device, kernels, store.nearest(device, shape))
+        named = {config.kernel for config in self._contenders.space.feasible}
+        self._subject = Subject(
+            device=device,
+            environment=self._environment(device),
+            shape=shape,
+            kernels={name: get_kernel(name) for name in named},
+        )
+        self._knowledge = Knowledge.of(self._subject, store)
+        self._interrupted = False
+
+    def execute(
+        self, limit: Limit, seed: int, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
+    ) -> TuningReport:
+        finished = self._knowledge.finished_best(limit, self._contenders)
+        if finished is not None:
+            return self._report(finished, "found by an earlier run", stored=True, trials=self._knowledge.trials)
+        with contextlib.ExitStack() as stack:
+            workers = default_workers()
+            if compiler is None:
+                # The host must stay ahead of the GPU, so one processor is left to it.
+                farm = CompileFarm(workers=max(1, workers - self._present), need_code=self._present)
+                compiler = stack.enter_context(farm)
+            if runner is None and self._present:
+                runner = stack.enter_context(self._gpu_runner(seed, on_progress))
+            search = self._search(limit, seed, on_progress, compiler, runner, workers)
+            return self._conclude(search, runner, on_progress)
+
+    def _search(
+        self, limit: Limit, seed: int, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
+    ) -> Search:
+        subject, space = self._subject, self._contenders.space
+        proposals = make_proposals(
+            space,
+            first=self._contenders.first,
+            usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
+            trials=limit.trials,
+            seed=seed,
+        )
+        return Search(
+            subject,
+            proposals,
+            compiler,
+            runner=runner,
+            predict=self._predict,
+            known=self._knowledge.trials,
+            record=self._store.record,
+            limit=Limit(trials=limit.trials, seconds=max(1.0, limit.seconds - self._knowledge.spent_seconds)),
+            lookahead=3 * workers,
+            on_progress=on_progress,
+        )
+
+    def _predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
+        subject = self._subject
+        if missing_rates(subject.device):
+            return None  # only for a present device: it is measured all the same
+        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
+
+    def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
+        """The search, the finals, and what is stored of them; Ctrl-C ends either with the best so far."""
+        try:
+            search.run()
+            trials = list(search.trials.values())
+            self._require_result(trials)
+            if runner is None:
+                return self._predicted(trials)
+            on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
+            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent)
+        except KeyboardInterrupt:
+            trials = list(search.trials.values())
+            if not any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
+                raise
+            self._interrupted = True
+            if runner is None:
+                return self._predicted(trials)
+            result = interrupted_verdict(trials, self._contenders.default)
+        for config, failure in result.failures.items():
+            failed = self._subject.trial(config, failure.outcome, error=failure.error)
+            self._store.record(failed)
+            trials = [trial for trial in trials if trial.config != config] + [failed]
+        return self._measured(trials, result)
+
+    def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
+        winner, times, gain = result.verdict.winner, result.times_us, result.verdict.speedup
+        default, paper = self._contenders.default, self._contenders.paper
+        best = dataclasses.replace(
+            self._best(winner, Origin.MEASURED, trials),
+            time_us=times[winner],
+            default_time_us=times.get(default),
+            paper_time_us=times.get(paper) if paper is not None else None,
+            speedup_over_default=gain.median if gain else None,
+            speedup_low=gain.low if gain else None,
+            speedup_high=gain.high if gain else None,
+        )
+        # A run that was cut short does not replace a winner that won finals.
+        stored = (not self._interrupted or self._knowledge.incumbent is None) and self._store.set_best(best)
+        return self._report(best, result.verdict.reason, stored=stored, trials=trials)
+
+    def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
+        predicted = [trial for trial in trials if trial.outcome is Outcome.PREDICTED]
+        winner = min(predicted, key=lambda trial: trial.predicted_us or 0.0).config
+        best = self._best(winner, Origin.PREDICTED, trials)
+        reason = f"the fastest of {len(predicted)} by the model; nothing was measured"
+        return self._report(best, reason, stored=self._store.set_best(best), trials=trials)
+
+    def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:
+        subject = self._subject
+        trial = next(trial for trial in trials if trial.config == winner)
+        return Best(
+            device=subject.device,
+            environment=subject.environment,
+            shape=subject.shape,
+            config=winner,
+            kernel_hash=trial.kernel_hash,
+            origin=origin,
+            predicted_us=trial.predicted_us,
+            default=self._contenders.default,
+            paper=self._contenders.paper,
+            trials=len(trials),
+        )
+
+    def _report(self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial]) -> TuningReport:
+        space = self._contenders.space
+        winner = next((trial for trial in trials if trial.config == best.config), None)
+        resources = winner.resources if winner else None
+        return TuningReport(
+            best=best,
+            reason=reason,
+            occupancy=occupancy(resources, best.device.limits) if resources else None,
+            outcomes=Counter(trial.outcome for trial in trials),
+            resumed=len(self._knowledge.trials),
+            feasible=len(space.feasible),
+            dropped=space.dropped_counts,
+            unsupported=space.unsupported,
+            seconds=time.monotonic() - self._started,
+            stored=stored,
+            interrupted=self._interrupted,
+        )
+
+    def _require_result(self, trials: Sequence[Trial]) -> None:
+        if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
+            return
+        counts = Counter(trial.outcome for trial in trials).most_common()
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
+        example = next(trial for trial in trials if trial.outcome is counts[0][0])
+        raise NoFeasibleConfigError(
+            f"At least one config must compile, run and be right for {self._subject.shape.label}, but of {len(trials)} "
+            f"tried: {told}. For example {example.config.label}: {example.error} "
+            "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
+        )
+
+    def _environment(self, device: DeviceSpec) -> Environment:
+        return measuring_environment(device, self._monitor) if self._present else predicting_environment(device)
+
+    @contextlib.contextmanager
+    def _gpu_runner(self, seed: int, on_progress: OnProgress) -> Iterator[GpuRunner]:
+        """A runner on the target GPU, which is locked meanwhile."""
+        uuid = self._subject.device.uuid
+        # One visible GPU is the right one, and the only spelling of a MIG slice is the one it was made visible with.
+        environment = {"CUDA_VISIBLE_DEVICES": uuid} if uuid is not None and len(present_devices()) > 1 else {}
+        anchor = next(
+            (trial.config for trial in ranked(self._knowledge.trials) if trial.relative_to_anchor == 1.0), None
+        )
+        runner = GpuRunner(
+            self._subject.shape, anchor=anchor, environment=environment, monitor=self._monitor, seed=seed
+        )
+        with gpu_lock(uuid, lambda message: on_progress(Progress(phase="wait", done=0, total=0, message=message))):
+            try:
+                yield runner
+            finally:
+                runner.close()
