@@ -1,34 +1,64 @@
-"""What Triton's JIT would compile for given arguments, found without launching anything.
+"""From example arguments to what the compiler sees, as Triton's JIT derives it at a launch.
 
-The JIT turns the arguments of a launch into a signature, constants and attributes (an integer divisible by 16, an
-aligned pointer), and these name the code in Triton's cache. Their exact form differs between versions of Triton, so it
-is asked of the JIT itself rather than written down a second time.
+The result names the code in Triton's cache, so that it must agree to the letter: then a launch finds what was compiled
+ahead. The letter differs between versions of Triton (3.9 lists every constant among the attributes, 3.6 those that are
+texts), hence the JIT itself is asked, with stand-ins for tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.kernel import CompileSpec
+from blocktune.kernels.shape import SHORT_DTYPES
 
 
-def specialised(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> CompileSpec:
-    """The compilation that `function[grid](*arguments, **options)` asks for.
+@dataclass(frozen=True, slots=True)
+class TensorArgument:
+    """A tensor whose address is a multiple of 16 bytes."""
 
-    Tensors may be stand-ins: torch's `meta` tensors or Triton's `MockTensor`, which count as aligned to 16 bytes.
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorArgument:
+    """A tensor descriptor made on the host."""
+
+    dtype: str
+    block_shape: tuple[int, ...]
+
+
+def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> CompileSpec:
+    """The compilation that a launch of `function` with these arguments and options asks for.
 
     Args:
         function: a `triton.jit` function.
-        arguments: the launch's arguments in order, constants included.
+        arguments: a value for each of its parameters, by name.
         options: the launch's options, such as num_warps and num_stages.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    backend = make_backend(GPUTarget("cuda", 90, 32))  # how arguments are specialised is the same on every GPU
-    keywords = {"enable_fp_fusion": True} | dict(options)  # stated here only because Triton 3.9 warns where it is open
-    bound, specialization, _ = create_function_from_signature(function.signature, function.params, backend)(
-        *arguments, **keywords
-    )
+    backend = make_backend(GPUTarget("cuda", 90, 32))  # arguments are specialised in the same way on every GPU
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    keywords = {"enable_fp_fusion": True} | dict(options)  # Triton 3.9 warns where it is open; not part of the result
+    values = (_stand_in(arguments[parameter.name]) for parameter in function.params)
+    bound, specialization, _ = bind(*values, **keywords)
     _, signature, constants, attributes = function._pack_args(backend, keywords, bound, specialization, None)
     return CompileSpec(function, signature, constants, attributes, options)
+
+
+def _stand_in(value: Any) -> Any:
+    """What the JIT takes for a tensor or descriptor without any memory behind it."""
+    from triton import language as tl
+    from triton.runtime.jit import MockTensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if isinstance(value, TensorArgument):
+        return MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+    if isinstance(value, DescriptorArgument):
+        sizes, strides = [1] * len(value.block_shape), [16] * (len(value.block_shape) - 1) + [1]
+        base = MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+        return TensorDescriptor(base, sizes, strides, list(value.block_shape))
+    return value

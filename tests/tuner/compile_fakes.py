@@ -11,12 +11,11 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import MockTensor
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import AttentionShape
-from blocktune.kernels.specialise import specialised
+from blocktune.kernels.specialise import TensorArgument, specialize
 
 SHAPE = AttentionShape(
     batch=1, num_heads=1, num_heads_kv=1, seqlen_q=64, seqlen_k=64, head_dim=64, head_dim_v=64, dtype="float16"
@@ -52,15 +51,23 @@ class ProductKernel:
     """The part of AttentionKernel that compiling needs."""
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        a, b, c = MockTensor(tl.float16), MockTensor(tl.float16), MockTensor(tl.float32)
-        arguments = (a, b, c, shape.seqlen_k, config.block_m, config.block_n, shape.head_dim)
-        return specialised(product_kernel, arguments, _options(config))
+        arguments = {
+            "A": TensorArgument("float16"),
+            "B": TensorArgument("float16"),
+            "C": TensorArgument("float32"),
+            "n": shape.seqlen_k,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "DIM": shape.head_dim,
+        }
+        return specialize(product_kernel, arguments, _options(config))
 
 
 class BrokenKernel:
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         del shape
-        return specialised(broken_kernel, (MockTensor(tl.float32), config.block_m), _options(config))
+        arguments = {"A": TensorArgument("float32"), "BLOCK_M": config.block_m}
+        return specialize(broken_kernel, arguments, _options(config))
 
 
 def _options(config: KernelConfig) -> dict[str, int]:

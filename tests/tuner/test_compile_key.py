@@ -1,6 +1,7 @@
 """An offline compile fills Triton's cache under the key that a launch looks up: no GPU is needed to compare them."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,12 @@ import pytest
 import torch
 
 from blocktune.kernels.kernel import CompileSpec
+from blocktune.kernels.limits import limits_for
+from blocktune.kernels.registry import KERNELS
+from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.resources import compile_key, options_of, source_of
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.fixture
@@ -76,3 +82,41 @@ def test_compile_key_changes_with_what_changes_the_code(fakes: Any, monkeypatch:
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     keys.append(compile_key(spec, (9, 0)))
     assert len(set(keys)) == 5
+
+
+def problem(**changes: Any) -> AttentionShape:
+    sizes: dict[str, Any] = {"batch": 2, "num_heads": 4, "num_heads_kv": 2, "seqlen_q": 128, "seqlen_k": 128}
+    return AttentionShape(**sizes | {"head_dim": 64, "head_dim_v": 64} | changes)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter compiles nothing")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        problem(),
+        problem(seqlen_q=100, seqlen_k=77),  # lengths that 16 does not divide
+        problem(batch=1, num_heads=1, num_heads_kv=1),  # sizes of 1, which the JIT takes as constants
+        problem(seqlen_q=1),
+        problem(head_dim=80, head_dim_v=80, causal=Causal.UPPER_LEFT, dtype="float16"),
+    ],
+    ids=lambda shape: shape.label,
+)
+def test_compile_spec_of_every_kernel_is_its_launch_s(name: str, shape: AttentionShape) -> None:
+    kernel = KERNELS[name]
+    config = kernel.default_config(shape, limits_for((9, 0)))
+    launch: Any = kernel.bind(config, shape)
+    query, key, value, out, lse = tensors(shape)
+    arguments = (*launch.leading(query, key, value, out, lse, 1.0), *launch.trailing(query, key, value, out))
+    expected = launch_key(launch.function, 90, arguments, dict(launch.options))
+    assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
+
+
+def tensors(shape: AttentionShape) -> tuple[torch.Tensor, ...]:
+    """Contiguous q, k, v, output and log-sum-exp."""
+    dtype = getattr(torch, shape.dtype)
+    queries, keys = (shape.num_heads, shape.seqlen_q), (shape.num_heads_kv, shape.seqlen_k)
+    q, out = (torch.empty(shape.batch, *queries, dim, dtype=dtype) for dim in (shape.head_dim, shape.head_dim_v))
+    k, v = (torch.empty(shape.batch, *keys, dim, dtype=dtype) for dim in (shape.head_dim, shape.head_dim_v))
+    return q, k, v, out, torch.empty(shape.batch, *queries)
