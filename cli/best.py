@@ -2,15 +2,23 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
-from blocktune.cli.render import microseconds, note, print_json, print_table
+from blocktune.cli.render import note, print_json, print_table
 from blocktune.cli.store import existing_store
-from blocktune.cli.winners import COLUMNS, config_json, provenance, winner_json, winner_rows
+from blocktune.cli.winners import (
+    COLUMNS,
+    Predictions,
+    config_json,
+    predictions,
+    provenance,
+    winner_json,
+    winner_rows,
+)
 from blocktune.kernels.errors import NoFeasibleConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ class _Answer:
     shape: "AttentionShape"
     candidate: "Candidate | None"
     winner: "Best | None"
+    predicted: Predictions
     passed_over: tuple[str, ...]
 
     @property
@@ -82,8 +91,7 @@ class _Answer:
 def _look_up(db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Answer:
     """Climbs down the dispatcher's ladder over the store and the shipped results."""
     from blocktune.db.target import StoreTarget
-    from blocktune.kernels.ladder import Candidate, ConfigTable, climb_down
-    from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs
+    from blocktune.kernels.source import JsonConfigs, SqliteConfigs
 
     winners = list(_shipped_winners())
     layers: list[ConfigSource] = [JsonConfigs()]
@@ -92,13 +100,25 @@ def _look_up(db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _
             path = StoreTarget.of(db).path
             layers.insert(0, store if path is None else SqliteConfigs(path))
             winners = [*store.bests(), *winners]
-        table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device))
+        candidate, passed_over = _climb_down(layers, device, shape)
+        winner = None if candidate is None else _winner_behind(candidate, winners)
+        predicted = {} if store is None or winner is None else predictions(store, winner)
+    return _Answer(device, shape, candidate, winner, predicted, passed_over)
+
+
+def _climb_down(
+    layers: "list[ConfigSource]", device: "DeviceSpec", shape: "AttentionShape"
+) -> tuple["Candidate | None", tuple[str, ...]]:
+    """The first config that fits, and why nothing better did."""
+    from blocktune.kernels.ladder import Candidate, ConfigTable, climb_down
+    from blocktune.kernels.source import LayeredConfigs
+
     passed_over: list[str] = []
-    for step in climb_down(table, shape, device.limits):
+    for step in climb_down(ConfigTable(LayeredConfigs(tuple(layers)).configs(device)), shape, device.limits):
         if isinstance(step, Candidate):
-            return _Answer(device, shape, step, _winner_behind(step, winners), tuple(passed_over))
+            return step, tuple(passed_over)
         passed_over.append(str(step))
-    return _Answer(device, shape, None, None, tuple(passed_over))
+    return None, tuple(passed_over)
 
 
 def _shipped_winners() -> Iterator["Best"]:
@@ -122,6 +142,8 @@ def _winner_behind(candidate: "Candidate", winners: Iterable["Best"]) -> "Best |
 
 
 def _show(answer: _Answer, assumed: str) -> None:
+    from blocktune.kernels.explanation import Explanation
+
     typer.echo(f"{answer.shape.label} on {answer.device.name}")
     if assumed:
         note(assumed)
@@ -130,24 +152,20 @@ def _show(answer: _Answer, assumed: str) -> None:
     if answer.candidate is None:
         typer.echo("PyTorch's scaled_dot_product_attention would compute this shape")
         return
-    typer.echo(f"{answer.rung}: {_where_from(answer.candidate)}")
+    typer.echo(f"{answer.rung}: {Explanation.of(answer.candidate, answer.shape).reason}")
     if answer.winner is None:
         typer.echo(answer.candidate.config.label)
         return
-    print_table(COLUMNS, winner_rows(answer.winner))
-    typer.echo(provenance(answer.winner))
-
-
-def _where_from(candidate: "Candidate") -> str:
-    """The origin in words."""
-    if candidate.tuned_for is None:
-        return "the kernel's own default, never tuned for this shape"
-    time = f", {microseconds(candidate.time_us)} there" if candidate.time_us is not None else ""
-    return f"{candidate.origin}, tuned for {candidate.tuned_for.label}{time}"
+    print_table(COLUMNS, winner_rows(answer.winner, answer.predicted), title=f"{answer.winner.shape.label}:")
+    typer.echo(f"\n{answer.winner.origin} on {provenance(answer.winner)}")
 
 
 def _command(flags: ShapeFlags, device: str | None) -> str:
     """The command that would tune this shape."""
-    given = {name.replace("_", "-"): value for name, value in asdict(flags).items() if value not in (None, False)}
+    given = {
+        field.name.replace("_", "-"): getattr(flags, field.name)
+        for field in fields(flags)
+        if getattr(flags, field.name) != field.default
+    }
     words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()]
     return " ".join(["tune run", *words, *([f"--device {device}"] if device else [])])

@@ -1,6 +1,7 @@
 """How results look: JSON or tables on stdout, everything else on stderr."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ SCHEMA = 1
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+EMPTY = ("", "-")
+"""Cells that say nothing."""
 
 PIPE_WIDTH = 200
 """Columns of a table that no terminal limits."""
@@ -27,20 +31,26 @@ def note(message: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a table on stdout. Cells are taken literally: a device called `[red]` stays that."""
-    import sys
+    """Print a table on stdout; a column without any content is left out.
 
+    Cells are taken literally: a device called `[red]` stays that.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    cells = [[str(cell) for cell in row] for row in rows]
+    kept = [index for index in range(len(columns)) if not cells or any(row[index] not in EMPTY for row in cells)]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index in kept:
+        table.add_column(Text(columns[index]), overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(row[index]) for index in kept))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(table)
+    typer.echo("\n".join(([title] if title else []) + [line.rstrip() for line in capture.get().splitlines()]))
 
 
 def microseconds(time_us: float | None) -> str:

@@ -7,7 +7,7 @@ import typer
 from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
 from blocktune.cli.progress import shown_progress
 from blocktune.cli.render import INTERRUPTED, counts, note, percent, print_json, print_table
-from blocktune.cli.winners import COLUMNS, winner_rows
+from blocktune.cli.winners import COLUMNS, Predictions, predictions, winner_rows
 
 if TYPE_CHECKING:
     from blocktune.kernels.device import DeviceSpec
@@ -47,7 +47,7 @@ def run(
 
     kernels = [get_kernel(name) for name in kernel] if kernel else None
     budget = Budget(trials=trials, seconds=time_budget)
-    _announce(spec, device)
+    _announce(spec)
     if flags.assumed():
         note(flags.assumed())
     with ResultStore.open(db) as store, shown_progress() as show:
@@ -61,31 +61,36 @@ def run(
             seed=seed,
             on_progress=show,
         )
-        place = store.label
+        predicted, place = predictions(store, report.best), store.label
     if as_json:
         print_json(report.to_json())
     else:
-        _show(report, place)
+        _show(report, predicted, place)
     if report.interrupted:
         note("interrupted; all trials are kept, and the same command goes on from here")
         raise typer.Exit(INTERRUPTED)
 
 
-def _announce(spec: "DeviceSpec", asked: str | None) -> None:
+def _announce(spec: "DeviceSpec") -> None:
     """What will be done, first of all."""
+    from blocktune.kernels.device import present_devices
     from blocktune.tuner.run import is_present
 
     if is_present(spec):
         note(f"measuring on {spec.name}")
         return
-    reason = "no GPU in this machine" if asked is None else f"no {spec.name} in this machine"
-    note(f"{reason}: compiling for {spec.name} (compute capability {spec.limits.name}) and predicting, not measuring")
+    missing = spec.name if present_devices() else "GPU"
+    note(
+        f"no {missing} in this machine: compiling for {spec.name} (compute capability {spec.limits.name}) and predicting, "
+        "not measuring"
+    )
 
 
-def _show(report: "TuningReport", place: str) -> None:
+def _show(report: "TuningReport", predicted: Predictions, place: str) -> None:
     best = report.best
-    print_table(COLUMNS, winner_rows(best), title=f"{best.shape.label} on {best.device.name}")
-    lines = [report.reason]
+    title = f"{best.shape.label} on {best.device.name}, {best.origin}"
+    print_table(COLUMNS, winner_rows(best, predicted), title=title)
+    lines = ["", report.reason]
     if report.occupancy is not None:
         result = report.occupancy
         limiters = " and ".join(limiter.replace("_", " ") for limiter in result.limiters)

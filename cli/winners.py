@@ -1,6 +1,6 @@
 """How a stored winner looks, in JSON and in tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +8,20 @@ from blocktune.cli.render import microseconds
 
 if TYPE_CHECKING:
     from blocktune.db.records import Best
+    from blocktune.db.store import ResultStore
     from blocktune.kernels.config import KernelConfig
 
-COLUMNS = ("", "config", "origin", "time", "predicted", "against the default")
+COLUMNS = ("", "config", "time", "predicted", "against the default")
+
+
+Predictions = Mapping["KernelConfig", float | None]
+"""What the model says of each tried config, in microseconds."""
+
+
+def predictions(store: "ResultStore", best: "Best") -> Predictions:
+    """The predicted times of the trials that the winner won against."""
+    trials = store.trials(best.device, best.shape, environment=best.environment)
+    return {trial.config: trial.predicted_us for trial in trials}
 
 
 def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] | None:
@@ -40,17 +51,27 @@ def _speedup_json(best: "Best") -> dict[str, float | None] | None:
     return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
 
 
-def winner_rows(best: "Best") -> Sequence[tuple[str, ...]]:
-    """The winner, the kernel's default and the paper's rule, one row each."""
-    predicted = microseconds(best.predicted_us)
-    rows = [("winner", best.config.label, str(best.origin), microseconds(best.time_us), predicted, speedup(best))]
-    for name, config, time_us in (
-        ("default", best.default, best.default_time_us),
-        ("paper rule", best.paper, best.paper_time_us),
-    ):
+def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
+    """The winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
+    default_us = None if best.default is None else predicted.get(best.default)
+    rivals = (("default", best.default, best.default_time_us), ("paper rule", best.paper, best.paper_time_us))
+    rows = [_row("winner", best.config, best.time_us, best.predicted_us, _against_default(best, default_us))]
+    for name, config, time_us in rivals:
         if config is not None:
-            rows.append((name, config.label, "", microseconds(time_us), "", _ratio(best.default_time_us, time_us)))
+            predicted_us = predicted.get(config)
+            ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, predicted_us, "predicted ")
+            rows.append(_row(name, config, time_us, predicted_us, ratio))
     return rows
+
+
+def _row(
+    name: str, config: "KernelConfig", time_us: float | None, predicted_us: float | None, ratio: str
+) -> tuple[str, ...]:
+    return name, config.label, microseconds(time_us), microseconds(predicted_us), ratio
+
+
+def _against_default(best: "Best", default_us: float | None) -> str:
+    return speedup(best) if best.time_us is not None else _ratio(default_us, best.predicted_us, "predicted ")
 
 
 def speedup(best: "Best") -> str:
@@ -63,8 +84,8 @@ def speedup(best: "Best") -> str:
     return f"{text} ({best.speedup_low:.3f} to {best.speedup_high:.3f})"
 
 
-def _ratio(default_time_us: float | None, time_us: float | None) -> str:
-    return "-" if not default_time_us or not time_us else f"{default_time_us / time_us:.3f}x"
+def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> str:
+    return "-" if not default_us or not time_us else f"{word}{default_us / time_us:.3f}x"
 
 
 def provenance(best: "Best") -> str:
