@@ -80,10 +80,8 @@ def _announce(spec: "DeviceSpec") -> None:
         note(f"measuring on {spec.name}")
         return
     missing = spec.name if present_devices() else "GPU"
-    note(
-        f"no {missing} in this machine: compiling for {spec.name} (compute capability {spec.limits.name}) and predicting, "
-        "not measuring"
-    )
+    where = f"{spec.name} (compute capability {spec.limits.name})"
+    note(f"no {missing} in this machine: compiling for {where} and predicting, not measuring")
 
 
 def _show(report: "TuningReport", predicted: Predictions, place: str) -> None:
