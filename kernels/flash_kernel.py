@@ -1,0 +1,150 @@
+"""What the FlashAttention-2 forward kernels have in common on the host: rules, resources and arguments."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.kernel import AttentionKernel
+from blocktune.kernels.shape import AttentionShape, Causal
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+LOG2_E = 1.4426950408889634
+ROWS_PER_WARP = 16
+"""Rows of a score tile that one warp owns in a tensor-core product."""
+GROUP_BYTES = 16 << 20
+"""Keys and values of the heads that causal programs work on together: a part of every large GPU's L2 cache."""
+
+IN_ORDER, AHEAD, AHEAD_FIXED = 0, 1, 2
+"""Values of the parameter `schedule`: scores, softmax and second product of a tile in order; the scores of the next
+tile ahead of the second product; the same against a fixed softmax reference (see kernels/softmax.py)."""
+
+
+def padded_width(head_dim: int) -> int:
+    """The head dimension rounded up to what Triton can express: a power of two, at least 16."""
+    return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
+
+
+def heads_per_group(shape: AttentionShape) -> int:
+    """How many heads' keys and values fill `GROUP_BYTES`; at least 8, unless they fill twice as much."""
+    head_bytes = shape.seqlen_k * (shape.head_dim + shape.head_dim_v) * shape.element_bytes
+    wanted = max(GROUP_BYTES // head_bytes, min(8, 2 * GROUP_BYTES // head_bytes), 1)
+    return min(shape.batch * shape.num_heads, wanted)
+
+
+def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
+    """stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in elements."""
+    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, shape.seqlen_k)
+    dim = shape.head_dim if letter in "qk" else shape.head_dim_v
+    row = "m" if letter in "qo" else "n"
+    return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
+
+
+class FlashKernel(AttentionKernel):
+    """Base of the forward kernels; a subclass names its jitted function and says how K and V reach it."""
+
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (64, 128, 256),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "schedule": (IN_ORDER, AHEAD, AHEAD_FIXED),
+    }
+    preferences: ClassVar[tuple[tuple[int, int, int, int, int], ...]]
+    """Default configs as (block_m, block_n, num_warps, num_stages, schedule), best first; the first that fits is taken."""
+
+    @property
+    @abstractmethod
+    def function(self) -> Any:
+        """The jitted function."""
+
+    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
+        return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
+        problems = [
+            f"`{name}` of {self.name} must be one of {choices}, but got {config.parameters.get(name)}."
+            for name, choices in self.parameters.items()
+            if config.parameters.get(name) not in choices
+        ]
+        if len(config.parameters) > len(self.parameters):
+            problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {config.parameters}.")
+        if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
+            problems.append(f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.")
+        return tuple(problems)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names = tuple(self.parameters)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+    @cached_property
+    def source_hash(self) -> str:  # type: ignore[override]
+        return hashlib.sha256(self.function.cache_key.encode()).hexdigest()[:16]
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
+
+        Read off Triton 3.6's allocations: equal to them for 16-bit types on compute capability 9.0
+        (docs/shared_memory.md), never above them elsewhere, so that no config is dropped that would run.
+        """
+        q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
+        k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
+        v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+        in_order = config.parameters["schedule"] == IN_ORDER
+        if config.num_stages == 1:
+            buffers_bytes = max(k_bytes, v_bytes) if in_order else k_bytes + v_bytes
+            return q_bytes + buffers_bytes + self.barrier_bytes(config)
+        # mma.sync reads registers, so one tile is in registers and num_stages - 1 are in shared memory
+        buffers = config.num_stages if limits.mma in ("wgmma", "tcgen05") else config.num_stages - 1
+        buffers_bytes = buffers * (k_bytes + v_bytes)
+        if limits.mma == "wgmma" and not in_order and config.block_m < ROWS_PER_WARP * config.num_warps:
+            buffers_bytes += config.block_m * config.block_n * shape.element_bytes
+        return q_bytes + buffers_bytes + self.barrier_bytes(config)
+
+    def barrier_bytes(self, config: KernelConfig) -> int:
+        """Shared memory of the barriers that the loads of K and V complete on."""
+        return 0
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """The constexpr arguments that all forward kernels share."""
+        own = config.parameters
+        return {
+            "HEAD_DIM": shape.head_dim,
+            "HEAD_DIM_V": shape.head_dim_v,
+            "WIDTH": padded_width(shape.head_dim),
+            "WIDTH_V": padded_width(shape.head_dim_v),
+            "CAUSAL": shape.causal is not Causal.NONE,
+            "RAGGED": shape.seqlen_k % config.block_n != 0,
+            "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "SCHEDULE": own["schedule"],
+            "STAGES": config.num_stages,
+        }
+
+    def sizes(self, shape: AttentionShape) -> dict[str, int]:
+        """The run-time integers that all forward kernels share."""
+        return {
+            "num_heads": shape.num_heads,
+            "group_size": shape.group_size,
+            "batch_heads": shape.batch * shape.num_heads,
+            "head_group": heads_per_group(shape),
+            "seqlen_q": shape.seqlen_q,
+            "seqlen_k": shape.seqlen_k,
+            "causal_offset": shape.causal_offset,
+        }
+
+    def options(self, config: KernelConfig) -> dict[str, int]:
+        return {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+    def grid(self, config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
+        return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)

@@ -1,0 +1,50 @@
+"""The softmax recurrences of the forward kernels, in base 2: device functions.
+
+Scores are multiplied by scale * log2(e), so that exp2 replaces exp (FlashAttention-2, arXiv 2307.08691, section 3.1).
+
+- `online_step` raises the running maximum with every tile and rescales what was accumulated.
+- `fixed_step` keeps the maximum of the first tile as the reference of all later ones: no maximum is taken and nothing
+  is rescaled (the unified maximum of FlashDecoding++, arXiv 2311.01282, section 3). Its exponents may exceed zero, so
+  the caller asks `is_sound` afterwards and computes the rows again with `online_step` where it says no.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def online_step(scores, m_i, l_i, scale_log2, MASKED: tl.constexpr):
+    """One tile of the online softmax.
+
+    scores [BLOCK_M, BLOCK_N] are unscaled, a masked one is -inf; m_i and l_i [BLOCK_M] are the running maximum (scaled)
+    and sum. Returns the probabilities, the new maximum, the new sum and the factor [BLOCK_M] for what was accumulated.
+    """
+    m_new = tl.maximum(m_i, tl.max(scores, 1) * scale_log2)
+    if MASKED:
+        # a row that has seen no key keeps -inf as its maximum, and -inf minus -inf would be NaN
+        reference = tl.where(m_new == float("-inf"), 0.0, m_new)
+    else:
+        reference = m_new
+    p = tl.exp2(scores * scale_log2 - reference[:, None])
+    factor = tl.exp2(m_i - reference)
+    return p, m_new, l_i * factor + tl.sum(p, 1), factor
+
+
+@triton.jit
+def fixed_step(scores, reference, l_i, scale_log2):
+    """One tile against a fixed reference [BLOCK_M]: the probabilities [BLOCK_M, BLOCK_N] and the new row sums."""
+    p = tl.exp2(scores * scale_log2 - reference[:, None])
+    return p, l_i + tl.sum(p, 1)
+
+
+@triton.jit
+def is_sound(l_i, acc):
+    """Whether the sums of `fixed_step` can be trusted: a scalar.
+
+    The reference is one of each row's own scores, so a sum is at least 1 and nothing is lost below. Overflow above, of a
+    probability in float32 or on its way to the data type of the second product, leaves a row sum l_i [BLOCK_M] or an
+    accumulator acc [BLOCK_M, HEAD_DIM_V] that is not finite.
+    """
+    finite_sums = tl.min((l_i < float("inf")).to(tl.int32), 0)
+    finite_acc = tl.min(tl.min((tl.abs(acc) < float("inf")).to(tl.int32), 1), 0)
+    return (finite_sums & finite_acc) == 1
