@@ -24,13 +24,16 @@ def shown_progress() -> Iterator[Callable[["Progress"], None]]:
         return
     from rich import progress as bars
     from rich.console import Console
+    from rich.table import Column
 
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts the words, not the bar
     columns = (
-        bars.BarColumn(bar_width=24),
+        bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
-        bars.TextColumn("{task.description}", markup=False),
+        bars.TextColumn("{task.description}", markup=False, table_column=rest),
     )
-    with bars.Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+    console = Console(stderr=True, highlight=False)
+    with bars.Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def show(progress: "Progress") -> None:
@@ -56,14 +59,14 @@ class Lines:
 
 
 def describe(progress: "Progress") -> str:
-    """Phase, best so far, outcomes and remaining time in one line."""
+    """Phase, remaining time, best so far and outcomes in one line."""
     parts = [progress.phase]
     if progress.message:
         parts.append(progress.message)
+    if progress.eta_seconds is not None:
+        parts.append(f"{progress.eta_seconds:.0f} s left")
     if progress.best is not None:
         parts.append(f"best {microseconds(progress.best_us)} {progress.best.label}")
     if progress.outcomes:
         parts.append(counts(progress.outcomes))
-    if progress.eta_seconds is not None:
-        parts.append(f"{progress.eta_seconds:.0f} s left")
     return " | ".join(parts)

@@ -19,7 +19,7 @@ SEARCH = Progress(
 
 
 def test_a_line_has_the_best_the_outcomes_and_the_time_left() -> None:
-    text = "search | best 812.5 µs flash_fwd 128x64 w4 s3 | 29 ok, 2 compile error | 55 s left"
+    text = "search | 55 s left | best 812.5 µs flash_fwd 128x64 w4 s3 | 29 ok, 2 compile error"
     assert describe(SEARCH) == text
 
 
