@@ -115,9 +115,10 @@ def test_farm_timeout_kills_the_compiler_s_child_too(make_farm: MakeFarm, fakes:
 
 
 def test_farm_what_it_remembers(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
-    farm = make_farm(timeout_s=1.5, workers=2)
-    names = ("aborting", "broken", "killed", "sleeping")
-    assert not any(submit(farm, fakes, name).result().cached for name in names)
+    patient, hasty = make_farm(), make_farm(timeout_s=0.5)
+    ended = [submit(patient, fakes, name).result() for name in ("aborting", "broken", "killed")]
+    ended.append(submit(hasty, fakes, "sleeping").result())
+    assert not any(result.cached for result in ended)
     remembered = [ResourceCache(tmp_path / "cache").get(path.stem) for path in (tmp_path / "cache").glob("*.json")]
     assert sorted(result.config.kernel for result in remembered if result) == ["aborting", "broken"]
 
@@ -138,10 +139,10 @@ def test_farm_close_cancels_all_and_leaves_no_process(make_farm: MakeFarm, fakes
 
 
 def test_farm_results_come_as_they_are_ready(make_farm: MakeFarm, fakes: Any) -> None:
-    farm = make_farm(workers=2, timeout_s=6.0)
+    farm = make_farm(workers=2)
     slow, quick = submit(farm, fakes, "sleeping"), submit(farm, fakes, "product", (8, 0))
-    finished = [future.result().outcome for future in as_completed([slow, quick])]
-    assert finished == [Outcome.OK, Outcome.COMPILE_TIMEOUT]
+    assert next(as_completed([slow, quick])).result().outcome is Outcome.OK
+    assert not slow.done()
 
 
 def test_farm_need_code_compiles_again_when_triton_s_cache_is_empty(
