@@ -156,7 +156,7 @@ def _show(answer: _Answer, assumed: str) -> None:
     if answer.winner is None:
         typer.echo(answer.candidate.config.label)
         return
-    print_table(COLUMNS, winner_rows(answer.winner, answer.predicted), title=f"{answer.winner.shape.label}:")
+    print_table(COLUMNS, winner_rows(answer.winner, answer.predicted))
     typer.echo(f"\n{answer.winner.origin} on {provenance(answer.winner)}")
 
 
