@@ -37,7 +37,9 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not _NAME.fullmatch(self.kernel):
-            raise UsageError(f"A kernel's name has lower-case letters, digits and underscores, but got {self.kernel!r}.")
+            raise UsageError(
+                f"A kernel's name has lower-case letters, digits and underscores, but got {self.kernel!r}."
+            )
         for name, value, highest in (
             ("block_m", self.block_m, MAX_BLOCK),
             ("block_n", self.block_n, MAX_BLOCK),
@@ -55,7 +57,12 @@ class KernelConfig:
     @property
     def parameters(self) -> dict[str, int]:
         """All searched values by name: the four common ones, then the kernel's own."""
-        common = {"block_m": self.block_m, "block_n": self.block_n, "num_warps": self.num_warps, "num_stages": self.num_stages}
+        common = {
+            "block_m": self.block_m,
+            "block_n": self.block_n,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
         return common | dict(self.extra)
 
     @property
@@ -69,10 +76,12 @@ class KernelConfig:
         """The config with these parameters; names beyond the four common ones become `extra`."""
         own = dict(parameters)
         try:
-            common = [own.pop(name) for name in ("block_m", "block_n", "num_warps", "num_stages")]
+            tile = {name: own.pop(name) for name in ("block_m", "block_n", "num_warps", "num_stages")}
         except KeyError as error:
-            raise UsageError(f"A config needs block_m, block_n, num_warps and num_stages, but {error} is missing.") from None
-        return cls(kernel, *common, extra=tuple(own.items()))
+            raise UsageError(
+                f"A config needs block_m, block_n, num_warps and num_stages, but {error} is missing."
+            ) from None
+        return cls(kernel, **tile, extra=tuple(own.items()))
 
     def to_json(self) -> dict[str, Any]:
         return {"kernel": self.kernel} | self.parameters

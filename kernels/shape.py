@@ -55,7 +55,9 @@ class AttentionShape:
         for field in fields(self)[:7]:
             value = getattr(self, field.name)
             if type(value) is not int or value <= 0:
-                raise UsageError(f"`{field.name} > 0` must hold, but got {field.name}={value!r}. Give a positive integer.")
+                raise UsageError(
+                    f"`{field.name} > 0` must hold, but got {field.name}={value!r}. Give a positive integer."
+                )
         if self.num_heads % self.num_heads_kv:
             raise UsageError(
                 "`num_heads % num_heads_kv == 0` must hold, but got "
