@@ -137,7 +137,7 @@ class _Run:
         self._store = store
         self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
         self._contenders = find_contenders(shape, device, kernels, store.nearest(device, shape))
-        named = {config.kernel for config in self._contenders.space.feasible}
+        named = dict.fromkeys(config.kernel for config in self._contenders.space.feasible)
         self._subject = Subject(
             device=device,
             environment=self._environment(device),

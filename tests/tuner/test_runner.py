@@ -1,6 +1,7 @@
 """Every way to fail costs one candidate: the worker is replaced, the next config is measured, and nothing is left."""
 
 import dataclasses
+import statistics
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from blocktune.tuner.runner import Deadlines, GpuRunner
 
 HERE = Path(__file__).parent
 WORKER = (sys.executable, "-P", str(HERE / "fake_worker.py"))
-DEADLINES = Deadlines(setup=120.0, compiling=2.0, running=2.0, finals=20.0)
+DEADLINES = Deadlines(setup=120.0, compiling=3.0, running=3.0, finals=20.0)
 
 sys.path.insert(0, str(HERE))
 from fake_kernels import SHAPE  # noqa: E402
@@ -67,7 +68,7 @@ def test_a_right_config_is_timed_against_the_anchor(runner: GpuRunner) -> None:
     assert first.relative_to_anchor == 1.0
     assert second.relative_to_anchor is not None
     assert 0.05 < second.relative_to_anchor < 20
-    assert second.time_us == pytest.approx(sorted(second.samples_us)[1])
+    assert second.time_us == pytest.approx(statistics.median(second.samples_us))
     assert second.seconds > 0
     assert second.telemetry.sm_clock_mhz is not None
 
