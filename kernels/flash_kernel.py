@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.kernel import AttentionKernel
+from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -83,6 +83,8 @@ class FlashKernel(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        if limits.mma != "wgmma":  # running ahead was measured on wgmma only; Triton 3.6 cannot compile all of it for tcgen05
+            candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
         feasible = (config for config in candidates if not self.violations(config, shape, limits))
         return next(feasible, candidates[-1])
 
@@ -97,11 +99,14 @@ class FlashKernel(AttentionKernel):
         (docs/shared_memory.md), never above them elsewhere, so that no config is dropped that would run.
         """
         q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
+        if shape.dtype == "float32" and limits.mma == "wgmma":
+            q_bytes *= 2  # a float32 operand is split into two tf32 ones
         k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
         v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
         in_order = config.parameters["schedule"] == IN_ORDER
         if config.num_stages == 1:
-            buffers_bytes = max(k_bytes, v_bytes) if in_order else k_bytes + v_bytes
+            split = 2 if shape.dtype == "float32" and limits.mma == "wgmma" else 1
+            buffers_bytes = split * max(k_bytes, v_bytes) if in_order else k_bytes + v_bytes
             return q_bytes + buffers_bytes + self.barrier_bytes(config)
         # mma.sync reads registers, so one tile is in registers and num_stages - 1 are in shared memory
         buffers = config.num_stages if limits.mma in ("wgmma", "tcgen05") else config.num_stages - 1
@@ -109,6 +114,12 @@ class FlashKernel(AttentionKernel):
         if limits.mma == "wgmma" and not in_order and config.block_m < ROWS_PER_WARP * config.num_warps:
             buffers_bytes += config.block_m * config.block_n * shape.element_bytes
         return q_bytes + buffers_bytes + self.barrier_bytes(config)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        schedule = config.parameters["schedule"]
+        if schedule == AHEAD_FIXED:  # no maximum, which is two of the instructions
+            return SoftmaxCost(instructions_per_score=3.5, rescales=False, products_overlap=True)
+        return SoftmaxCost(products_overlap=schedule == AHEAD)
 
     def barrier_bytes(self, config: KernelConfig) -> int:
         """Shared memory of the barriers that the loads of K and V complete on."""

@@ -17,7 +17,7 @@ k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with head_dim_
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """All that `triton.compile` needs for one config, specialised as the JIT does for contiguous, aligned tensors."""
+    """All that `triton.compile` needs for one config, specialized as the JIT does for contiguous, aligned tensors."""
 
     function: Any
     signature: Mapping[str, str]

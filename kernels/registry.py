@@ -1,4 +1,4 @@
-"""The kernels that compete. A new one is its own file and one line here."""
+"""The kernels that compete. A new one is its own file and one line here; the first that fits gives the default."""
 
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
@@ -10,8 +10,8 @@ from blocktune.kernels.shape import AttentionShape
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
     for kernel in (
-        FlashForward(),
         FlashForwardTma(),
+        FlashForward(),
     )
 }
 

@@ -1,4 +1,9 @@
-"""From example arguments to what the compiler sees, as Triton's JIT derives it at a launch."""
+"""From example arguments to what the compiler sees, as Triton's JIT derives it at a launch.
+
+The result names the code in Triton's cache, so that it must agree to the letter: then a launch finds what was compiled
+ahead. The letter differs between versions of Triton (3.9 lists every constant among the attributes, 3.6 those that are
+texts), hence the JIT itself is asked, with stand-ins for tensors.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +11,6 @@ from typing import Any
 
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import SHORT_DTYPES
-
-DIVISOR = 16
-"""The JIT tells the compiler which integers and addresses are multiples of this."""
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +29,36 @@ class DescriptorArgument:
 
 
 def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> CompileSpec:
-    """The specialisation of a jitted function for these arguments, one for each of its parameters by name.
+    """The compilation that a launch of `function` with these arguments and options asks for.
 
-    A constexpr, None and an integer 1 become constants; other integers and addresses are marked where they are multiples
-    of 16, unless the function says do_not_specialize.
+    Args:
+        function: a `triton.jit` function.
+        arguments: a value for each of its parameters, by name.
+        options: the launch's options, such as num_warps and num_stages.
     """
-    signature: dict[str, str] = {}
-    constexprs: dict[str, Any] = {}
-    attrs: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, parameter in enumerate(function.params):
-        value = arguments[parameter.name]
-        free = parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and not free):
-            signature[parameter.name] = "constexpr"
-            constexprs[parameter.name] = value
-            continue
-        signature[parameter.name] = _type_of(value)
-        if isinstance(value, TensorArgument) or (type(value) is int and value % DIVISOR == 0 and not free):
-            attrs[(index,)] = [["tt.divisibility", DIVISOR]]
-    return CompileSpec(function, signature, constexprs, attrs, options)
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    backend = make_backend(GPUTarget("cuda", 90, 32))  # arguments are specialised in the same way on every GPU
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    keywords = {"enable_fp_fusion": True} | dict(options)  # Triton 3.9 warns where it is open; not part of the result
+    values = (_stand_in(arguments[parameter.name]) for parameter in function.params)
+    bound, specialization, _ = bind(*values, **keywords)
+    _, signature, constants, attributes = function._pack_args(backend, keywords, bound, specialization, None)
+    return CompileSpec(function, signature, constants, attributes, options)
 
 
-def _type_of(value: Any) -> str:
+def _stand_in(value: Any) -> Any:
+    """What the JIT takes for a tensor or descriptor without any memory behind it."""
+    from triton import language as tl
+    from triton.runtime.jit import MockTensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     if isinstance(value, TensorArgument):
-        return f"*{SHORT_DTYPES[value.dtype]}"
+        return MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
     if isinstance(value, DescriptorArgument):
-        block = ", ".join(map(str, value.block_shape))
-        return f"tensordesc<{SHORT_DTYPES[value.dtype]}[{block}]>"
-    if type(value) is int:
-        return "i32" if abs(value) <= INT32_MAX else "i64"
-    return "fp32"
+        sizes, strides = [1] * len(value.block_shape), [16] * (len(value.block_shape) - 1) + [1]
+        base = MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+        return TensorDescriptor(base, sizes, strides, list(value.block_shape))
+    return value

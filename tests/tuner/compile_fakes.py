@@ -15,7 +15,7 @@ import triton.language as tl
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import AttentionShape
-from blocktune.kernels.specialise import TensorArgument, specialize
+from blocktune.kernels.specialize import TensorArgument, specialize
 
 SHAPE = AttentionShape(
     batch=1, num_heads=1, num_heads_kv=1, seqlen_q=64, seqlen_k=64, head_dim=64, head_dim_v=64, dtype="float16"

@@ -89,10 +89,6 @@ def problem(**changes: Any) -> AttentionShape:
     return AttentionShape(**sizes | {"head_dim": 64, "head_dim_v": 64} | changes)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="kernels/specialize.py lists other attributes than the JIT: a launch compiles again what was compiled ahead",
-)
 @pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter compiles nothing")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("name", KERNELS)
