@@ -66,7 +66,7 @@ class TuningReport:
     best: as stored, or as it would be. reason: why this config won. occupancy: of the winner. outcomes: trials of the
     shape's current kernels by outcome, `resumed` of them from earlier runs. dropped: configs that a rule dropped, by
     rule. unsupported: kernels that cannot compute the shape. stored: whether `best` was stored. interrupted: the user
-    ended the run early; every trial until then is kept.
+    ended the run early; every trial until then is kept. notes: what disturbed the measuring.
     """
 
     best: Best

@@ -32,7 +32,7 @@ from blocktune.tuner.proposals import make_proposals
 from blocktune.tuner.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget, Progress, TuningReport
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
-from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.telemetry import GpuMonitor, disturbances, gpu_lock
 
 DEFAULT_DEVICE = "h200"
 """For which device a machine without a GPU predicts unless one is named."""
@@ -273,6 +273,7 @@ class _Run:
             seconds=time.monotonic() - self._started,
             stored=stored,
             interrupted=self._interrupted,
+            notes=disturbances(trial.telemetry for trial in trials if trial.outcome is Outcome.OK),
         )
 
     def _require_result(self, trials: Sequence[Trial]) -> None:

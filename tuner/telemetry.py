@@ -9,7 +9,7 @@ import fcntl
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from blocktune.db.records import Telemetry
 _log = logging.getLogger(__name__)
 
 _WATT = 1000  # NVML counts milliwatts
+_HEAT_OR_POWER_FAULT = 0x08 | 0x20 | 0x40 | 0x80
+"""Clock event reasons of `nvml.h`: hardware slowdown, software and hardware thermal slowdown, hardware power brake. The
+power cap (0x04) is left out: large GPUs run into it whenever they work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,19 @@ class GpuMonitor:
             throttle_reasons=_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
             other_processes=None if users is None else max(0, len(users) - self._own_processes),
         )
+
+
+def disturbances(samples: Iterable[Telemetry]) -> tuple[str, ...]:
+    """What was wrong with the GPU while these were taken, for people; empty when nothing was."""
+    taken = list(samples)
+    shared = sum(bool(sample.other_processes) for sample in taken)
+    hot = sum(bool((sample.throttle_reasons or 0) & _HEAT_OR_POWER_FAULT) for sample in taken)
+    notes = []
+    if shared:
+        notes.append(f"other processes used the GPU during {shared} of {len(taken)} trials; tune again when it is free")
+    if hot:
+        notes.append(f"the GPU slowed itself down during {hot} of {len(taken)} trials; look at its cooling and power")
+    return tuple(notes)
 
 
 @contextlib.contextmanager
