@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import AttentionShape, Causal
 
@@ -157,6 +159,21 @@ def required_bytes(shape: AttentionShape) -> int:
     # hard queries, the anchor's output, the mask of finite values, two references with temporaries, a chunk's scores
     extra = query_bytes + out_bytes + out_elements + 2 * MAX_REFERENCE_BYTES + 4 * (scores + key_copies)
     return shape.tensor_bytes + extra
+
+
+def require_memory(shape: AttentionShape, device: DeviceSpec) -> None:
+    """Checks that the shape's tensors and what checking needs fit the device.
+
+    Raises:
+        UsageError: they do not.
+    """
+    needed = required_bytes(shape)
+    if device.memory_bytes is not None and needed > device.memory_bytes:
+        raise UsageError(
+            f"`memory of a shape <= memory of the device` must hold, but {shape.label} needs about "
+            f"{needed / 2**30:.1f} GiB to be checked and timed and {device.name} has "
+            f"{device.memory_bytes / 2**30:.1f} GiB. Take a smaller batch, fewer heads or a shorter sequence."
+        )
 
 
 def _row_chunks(shape: AttentionShape) -> Iterator[tuple[int, int]]:

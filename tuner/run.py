@@ -16,7 +16,7 @@ from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, device_named, present_devices
-from blocktune.kernels.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.resources import KernelResources
@@ -89,6 +89,8 @@ def tune(
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
+    from blocktune.tuner.check import require_memory
+
     device = device or choose_device()
     require_memory(shape, device)
     if not is_present(device):
@@ -99,23 +101,6 @@ def tune(
             store = stack.enter_context(ResultStore.open())
         run = _Run(shape, device, store, kernels or tuple(KERNELS.values()))
         return run.execute(limit, seed, on_progress or (lambda progress: None), compiler, runner)
-
-
-def require_memory(shape: AttentionShape, device: DeviceSpec) -> None:
-    """Checks that the shape's tensors and what checking needs fit the device.
-
-    Raises:
-        UsageError: they do not.
-    """
-    from blocktune.tuner.check import required_bytes
-
-    needed = required_bytes(shape)
-    if device.memory_bytes is not None and needed > device.memory_bytes:
-        raise UsageError(
-            f"`memory of a shape <= memory of the device` must hold, but {shape.label} needs about "
-            f"{needed / 2**30:.1f} GiB to be checked and timed and {device.name} has "
-            f"{device.memory_bytes / 2**30:.1f} GiB. Take a smaller batch, fewer heads or a shorter sequence."
-        )
 
 
 def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
