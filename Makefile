@@ -15,6 +15,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
+PYTEST := $(BIN)/python -P -m pytest -q
+WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # PyPI's PyTorch carries gigabytes of CUDA libraries that a machine without a GPU cannot use.
@@ -32,8 +34,10 @@ endif
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
+# The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	$(BIN)/python -P -m pytest -q -n $(JOBS) -m "not gpu"
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels/test_flash_fwd.py
+	$(PYTEST) -n $(JOBS) -m "not gpu"
 
 check: $(VENV)/.installed-test typings
 	$(BIN)/ruff format --check .
@@ -41,10 +45,11 @@ check: $(VENV)/.installed-test typings
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python -P -m pytest -q -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels/test_flash_fwd.py
+	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
-	$(BIN)/python -P -m pytest -q -m gpu
+	$(PYTEST) -m gpu
 
 typings:
 	mkdir -p typings/blocktune

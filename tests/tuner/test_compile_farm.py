@@ -24,7 +24,7 @@ MakeFarm = Callable[..., CompileFarm]
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
     monkeypatch.setenv("BLOCKTUNE_TEST_PID", str(os.getpid()))
     monkeypatch.setenv("BLOCKTUNE_TEST_PIDS", str(tmp_path / "pids"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
