@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import AHEAD_FIXED, IN_ORDER, LOG2_E, FlashKernel, contiguous_strides
+from blocktune.kernels.flash_kernel import (
+    AHEAD_FIXED,
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    FlashKernel,
+    contiguous_strides,
+)
 from blocktune.kernels.flash_tiles import attend, load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.launch import TritonLaunch
@@ -20,7 +27,7 @@ from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.specialize import TensorArgument, specialize
 
 
-@triton.jit(do_not_specialize=["num_heads", "group_size", "batch_heads", "head_group", "causal_offset"])
+@triton.jit(do_not_specialize=RUN_TIME_SIZES)
 def flash_fwd_kernel(
     Q, K, V, Out, Lse, scale_log2,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
@@ -34,9 +41,7 @@ def flash_fwd_kernel(
     Q with HEAD_DIM_V; strides of (batch, head, row) in elements, the last is 1. Lse [batch, num_heads, seqlen_q] or None.
     scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one (batch, head).
     """
-    tile_m, batch_head = locate_tile(
-        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL
-    )
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
@@ -51,7 +56,9 @@ def flash_fwd_kernel(
         BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION, False,
     )  # fmt: skip
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    store_rows(acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+    store_rows(
+        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
+    )
 
 
 class FlashForward(FlashKernel):
@@ -74,7 +81,14 @@ class FlashForward(FlashKernel):
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         tensor = TensorArgument(shape.dtype)
-        arguments: dict[str, Any] = {"Q": tensor, "K": tensor, "V": tensor, "Out": tensor, "Lse": TensorArgument("float32"), "scale_log2": 1.0}
+        arguments: dict[str, Any] = {
+            "Q": tensor,
+            "K": tensor,
+            "V": tensor,
+            "Out": tensor,
+            "Lse": TensorArgument("float32"),
+            "scale_log2": 1.0,
+        }
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
         arguments |= self.sizes(shape) | self.constants(config, shape)
@@ -82,7 +96,9 @@ class FlashForward(FlashKernel):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
         fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
-        return TritonLaunch(flash_fwd_kernel, self.grid(config, shape), _leading, partial(_trailing, fixed), self.options(config))
+        return TritonLaunch(
+            flash_fwd_kernel, self.grid(config, shape), _leading, partial(_trailing, fixed), self.options(config)
+        )
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import AHEAD_FIXED, IN_ORDER, LOG2_E, FlashKernel, contiguous_strides, padded_width
+from blocktune.kernels.flash_kernel import (
+    AHEAD_FIXED,
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    FlashKernel,
+    contiguous_strides,
+    padded_width,
+)
 from blocktune.kernels.flash_tiles import attend, load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.launch import TritonLaunch
@@ -23,7 +31,7 @@ TMA_ALIGNMENT_BYTES = 16
 """A descriptor's base address and outer strides are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 
-@triton.jit(do_not_specialize=["num_heads", "group_size", "batch_heads", "head_group", "causal_offset"])
+@triton.jit(do_not_specialize=RUN_TIME_SIZES)
 def flash_fwd_tma_kernel(
     Q, k_desc, v_desc, Out, Lse, scale_log2,
     stride_qb, stride_qh, stride_qm, stride_ob, stride_oh, stride_om,
@@ -35,9 +43,7 @@ def flash_fwd_tma_kernel(
     """As `flash_fwd_kernel`, with descriptors of K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)] whose
     blocks are [1, 1, BLOCK_N, WIDTH(_V)]. This program computes BLOCK_M rows of one (batch, head).
     """
-    tile_m, batch_head = locate_tile(
-        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL
-    )
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = batch_head // num_heads
     head = batch_head % num_heads
     row_start = tile_m * BLOCK_M
@@ -113,26 +119,41 @@ class FlashForwardTma(FlashKernel):
         return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
         key_block = [1, 1, config.block_n, padded_width(shape.head_dim)]
         value_block = [1, 1, config.block_n, padded_width(shape.head_dim_v)]
         fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
         return TritonLaunch(
             flash_fwd_tma_kernel,
             self.grid(config, shape),
-            partial(_leading, key_block, value_block),
+            partial(_leading, TensorDescriptor, key_block, value_block),
             partial(_trailing, fixed),
             self.options(config),
         )
 
 
 def _leading(
-    key_block: list[int], value_block: list[int], q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float
+    descriptor: Any,
+    key_block: list[int],
+    value_block: list[int],
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    scale: float,
 ) -> tuple[Any, ...]:
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    k_desc = _describe(descriptor, k, key_block)
+    return q, k_desc, _describe(descriptor, v, value_block), out, lse, scale * LOG2_E
 
-    k_desc = TensorDescriptor(k, k.shape, k.stride(), key_block)
-    v_desc = TensorDescriptor(v, v.shape, v.stride(), value_block)
-    return q, k_desc, v_desc, out, lse, scale * LOG2_E
+
+def _describe(descriptor: Any, tensor: Any, block: list[int]) -> Any:
+    """descriptor(tensor, ...) without its checks, which take longer than all the rest of it: `layout_problem` is asked
+    once for every kind of tensor, not at every launch."""
+    made = descriptor.__new__(descriptor)
+    made.base, made.shape, made.strides, made.block_shape = tensor, tensor.shape, tensor.stride(), block
+    return made
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

@@ -18,6 +18,9 @@ ROWS_PER_WARP = 16
 GROUP_BYTES = 16 << 20
 """Keys and values of the heads that causal programs work on together: a part of every large GPU's L2 cache."""
 
+RUN_TIME_SIZES = ("num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "causal_offset")
+"""Integers that are not compiled in: one compilation serves all lengths, batches and head counts."""
+
 IN_ORDER, AHEAD, AHEAD_FIXED = 0, 1, 2
 """Values of the parameter `schedule`: scores, softmax and second product of a tile in order; the scores of the next
 tile ahead of the second product; the same against a fixed softmax reference (see kernels/softmax.py)."""
@@ -83,7 +86,9 @@ class FlashKernel(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
-        if limits.mma != "wgmma":  # running ahead was measured on wgmma only; Triton 3.6 cannot compile all of it for tcgen05
+        if (
+            limits.mma != "wgmma"
+        ):  # running ahead was measured on wgmma only; Triton 3.6 cannot compile all of it for tcgen05
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
         feasible = (config for config in candidates if not self.violations(config, shape, limits))
         return next(feasible, candidates[-1])
@@ -144,15 +149,16 @@ class FlashKernel(AttentionKernel):
 
     def sizes(self, shape: AttentionShape) -> dict[str, int]:
         """The run-time integers that all forward kernels share."""
-        return {
-            "num_heads": shape.num_heads,
-            "group_size": shape.group_size,
-            "batch_heads": shape.batch * shape.num_heads,
-            "head_group": heads_per_group(shape),
-            "seqlen_q": shape.seqlen_q,
-            "seqlen_k": shape.seqlen_k,
-            "causal_offset": shape.causal_offset,
-        }
+        values = (
+            shape.num_heads,
+            shape.group_size,
+            shape.batch * shape.num_heads,
+            heads_per_group(shape),
+            shape.seqlen_q,
+            shape.seqlen_k,
+            shape.causal_offset,
+        )
+        return dict(zip(RUN_TIME_SIZES, values, strict=True))
 
     def options(self, config: KernelConfig) -> dict[str, int]:
         return {"num_warps": config.num_warps, "num_stages": config.num_stages}

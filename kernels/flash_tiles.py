@@ -9,8 +9,8 @@ import triton.language as tl
 
 from blocktune.kernels.softmax import fixed_step, is_sound, online_step
 
-LN_2 = tl.constexpr(0.6931471805599453)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# No module-level tl.constexpr here: Triton 3.6 hashes a function differently when such a global was already merged by
+# another kernel's hash, and code that was compiled ahead would not be found.
 
 
 @triton.jit
@@ -42,7 +42,9 @@ def key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M: tl.constexpr, BLOCK_N
 
 
 @triton.jit
-def load_matrix(base, row, stride, num_rows, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CHECK_ROWS: tl.constexpr):
+def load_matrix(
+    base, row, stride, num_rows, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CHECK_ROWS: tl.constexpr
+):
     """Rows row..row+BLOCK-1 of a [num_rows, DIM] matrix as [BLOCK, WIDTH], zeros outside."""
     rows = row + tl.arange(0, BLOCK)
     columns = tl.arange(0, WIDTH)
@@ -90,14 +92,18 @@ def attend_in_order(
     """Tiles first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i."""
     for tile in tl.range(first, stop, num_stages=STAGES):
         # [BLOCK_N, WIDTH]
-        k = load_tile(k_source, batch, head, tile, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED, TMA)
+        k = load_tile(
+            k_source, batch, head, tile, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED, TMA
+        )
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
             scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
         p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
         # [BLOCK_N, WIDTH_V]
-        v = load_tile(v_source, batch, head, tile, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED, TMA)
+        v = load_tile(
+            v_source, batch, head, tile, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED, TMA
+        )
         # [BLOCK_M, WIDTH_V]
         acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
     return acc, l_i, m_i
@@ -119,16 +125,21 @@ def unpack(carried, dtype: tl.constexpr):
     return carried.to(dtype, bitcast=True)
 
 
-@triton.jit
-def await_product(acc):
-    """acc, used in this iteration by no instruction at all.
+if triton.knobs.runtime.interpret:
 
-    Without a use Triton leaves the product in flight while its operand registers are written again, and the result is
-    wrong (seen with Triton 3.6 and ptxas 12.8 on sm_90).
-    """
-    if INTERPRETED:
+    @triton.jit
+    def await_product(acc):
+        """acc itself: the interpreter leaves nothing in flight, and knows no inline assembly."""
         return acc
-    else:
+else:
+
+    @triton.jit
+    def await_product(acc):
+        """acc, used in this iteration by no instruction at all.
+
+        Without a use Triton leaves the product in flight while its operand registers are written again, and the result
+        is wrong (seen with Triton 3.6 and ptxas 12.8 on sm_90).
+        """
         return tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=False, pack=1)
 
 
@@ -206,18 +217,17 @@ def attend(
 
 
 @triton.jit
-def store_rows(
-    acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V: tl.constexpr
-):
+def store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V: tl.constexpr):
     """Divide acc [BLOCK_M, WIDTH_V] by the row sums and write it, with the natural log-sum-exp of each row unless lse_base is None.
 
     A row that saw no key has a sum of zero: its output is 0 and its log-sum-exp -inf.
     """
     rows = row_start + tl.arange(0, acc.shape[0])
     columns = tl.arange(0, acc.shape[1])
+    ln_2: tl.constexpr = 0.6931471805599453
     sums = tl.where(l_i == 0.0, 1.0, l_i)
     if lse_base is not None:
-        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(sums)) * LN_2)
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(sums)) * ln_2)
         tl.store(lse_base + rows, lse, mask=rows < seqlen_q)
     pointers = out_base + rows.to(tl.int64)[:, None] * stride_om + columns[None, :]
     inside = (rows[:, None] < seqlen_q) & (columns[None, :] < HEAD_DIM_V)

@@ -42,12 +42,22 @@ DTYPES = [
 
 
 def shape_of(**changes: object) -> AttentionShape:
-    base = {"batch": 1, "num_heads": 2, "num_heads_kv": 2, "seqlen_q": 160, "seqlen_k": 160, "head_dim": 64, "dtype": "float16"}
+    base = {
+        "batch": 1,
+        "num_heads": 2,
+        "num_heads_kv": 2,
+        "seqlen_q": 160,
+        "seqlen_k": 160,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
     base |= changes
     return AttentionShape(**({"head_dim_v": base["head_dim"]} | base))
 
 
-def config_of(kernel: str, block_m: int = 64, block_n: int = 32, warps: int = 4, stages: int = 2, schedule: int = 0) -> KernelConfig:
+def config_of(
+    kernel: str, block_m: int = 64, block_n: int = 32, warps: int = 4, stages: int = 2, schedule: int = 0
+) -> KernelConfig:
     return KernelConfig(kernel, block_m, block_n, warps, stages, (("schedule", schedule),))
 
 
@@ -66,7 +76,12 @@ def tensors(shape: AttentionShape, layout: str = "bhsd", seed: int = 0) -> tuple
 
 
 def run(
-    config: KernelConfig, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None
+    config: KernelConfig,
+    shape: AttentionShape,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.full_like(q[..., :1].expand(*q.shape[:-1], shape.head_dim_v), float("nan"))
     lse = torch.full(q.shape[:-1], float("nan"), dtype=torch.float32, device=q.device)
@@ -102,7 +117,10 @@ def test_every_schedule_and_mask(kernel: str, schedule: int, causal: Causal) -> 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (63, 65), (129, 31), (100, 300), (300, 100)])
 @pytest.mark.parametrize("causal", Causal)
 def test_ragged_lengths(kernel: str, schedule: int, seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
-    check(config_of(kernel, schedule=schedule), shape_of(num_heads=1, num_heads_kv=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal))
+    check(
+        config_of(kernel, schedule=schedule),
+        shape_of(num_heads=1, num_heads_kv=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal),
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -113,7 +131,9 @@ def test_diagonal_with_any_blocks(kernel: str, block_m: int, block_n: int) -> No
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 16), (32, 32), (80, 80), (96, 96), (112, 112), (128, 64), (64, 96), (192, 128)])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(16, 16), (32, 32), (80, 80), (96, 96), (112, 112), (128, 64), (64, 96), (192, 128)]
+)
 def test_head_dimensions(kernel: str, head_dim: int, head_dim_v: int) -> None:
     check(config_of(kernel, schedule=1), shape_of(head_dim=head_dim, head_dim_v=head_dim_v, seqlen_q=70, seqlen_k=90))
 
@@ -129,7 +149,15 @@ def test_data_types(kernel: str, dtype: str) -> None:
 @pytest.mark.parametrize("heads", [(8, 2), (7, 1), (4, 4)])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_grouped_heads_and_strides(kernel: str, heads: tuple[int, int], layout: str) -> None:
-    shape = shape_of(batch=2, num_heads=heads[0], num_heads_kv=heads[1], seqlen_q=65, seqlen_k=66, head_dim=32, causal=Causal.LOWER_RIGHT)
+    shape = shape_of(
+        batch=2,
+        num_heads=heads[0],
+        num_heads_kv=heads[1],
+        seqlen_q=65,
+        seqlen_k=66,
+        head_dim=32,
+        causal=Causal.LOWER_RIGHT,
+    )
     check(config_of(kernel, schedule=2), shape, layout)
 
 
