@@ -26,6 +26,7 @@ from blocktune.kernels.plan import (
     is_plain_call,
     plan_key,
     scaled_dot_product_attention,
+    torch_attention,
 )
 from blocktune.kernels.resolver import Resolver
 from blocktune.kernels.shape import AttentionShape, Causal
@@ -170,7 +171,7 @@ class Dispatcher:
                 "Only one of `attn_mask` and `is_causal` can be given, but got both. Put the triangle in the mask."
             )
         if call_obstacle(query, key, value, attn_mask, dropout_p) is not None:
-            return scaled_dot_product_attention(
+            return torch_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         return self._plan(query, key, value, is_causal, enable_gqa).run(query, key, value, scale)

@@ -86,7 +86,7 @@ class FlashForward(FlashKernel):
             "K": tensor,
             "V": tensor,
             "Out": tensor,
-            "Lse": TensorArgument("float32"),
+            "Lse": None,
             "scale_log2": 1.0,
         }
         for letter in "qkvo":

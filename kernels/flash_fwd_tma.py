@@ -111,7 +111,7 @@ class FlashForwardTma(FlashKernel):
             "k_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim))),
             "v_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim_v))),
             "Out": tensor,
-            "Lse": TensorArgument("float32"),
+            "Lse": None,
             "scale_log2": 1.0,
         }
         arguments |= contiguous_strides(shape, "q") | contiguous_strides(shape, "o")

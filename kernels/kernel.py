@@ -70,7 +70,7 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        """What to compile offline; imports triton."""
+        """What to compile offline: the code of a launch without log-sum-exp; imports triton."""
 
     @abstractmethod
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:

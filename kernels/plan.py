@@ -28,6 +28,37 @@ ALIGNMENT_BYTES = 16
 _DTYPES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 
 
+def torch_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """PyTorch's attention of tensors that its backends read right.
+
+    With an address or a stride that is no multiple of 16 bytes cuDNN computes garbage without an error (relative error
+    above 1, seen with torch 2.11 and cuDNN 9.19), and the memory-efficient backend raises: such tensors are copied.
+    """
+    query, key, value = (_realigned(tensor) for tensor in (query, key, value))
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _realigned(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda or type(tensor) is not Tensor or dispatch_modes() or functorch_transform() is not None:
+        return tensor
+    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+    if any(step % ALIGNMENT_BYTES for step in steps):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
 class SdpaPlan:
     """PyTorch computes the call."""
 
@@ -41,25 +72,28 @@ class SdpaPlan:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         self.calls += 1
-        return scaled_dot_product_attention(
-            query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=self.enable_gqa
-        )
+        return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=self.enable_gqa)
 
 
 class KernelPlan:
     """One of our kernels computes the call, with a config that is bound and was launched once."""
 
-    __slots__ = ("calls", "explanation", "head_dim_v", "launch", "scale")
+    __slots__ = ("calls", "explanation", "head_dim_v", "is_causal", "launch", "scale")
 
-    def __init__(self, explanation: Explanation, launch: Launch, query: Tensor, head_dim_v: int) -> None:
+    def __init__(
+        self, explanation: Explanation, launch: Launch, query: Tensor, head_dim_v: int, *, is_causal: bool
+    ) -> None:
         self.explanation = explanation
         self.launch = launch
+        self.is_causal = is_causal
         self.scale = 1.0 / sqrt(query.shape[-1])
         self.head_dim_v = None if head_dim_v == query.shape[-1] else head_dim_v
         self.calls = 0
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         self.calls += 1
+        if scale is not None and not scale > 0:  # the kernels take a row's maximum before they scale it
+            return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=True)
         out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
         self.launch(query, key, value, out, None, self.scale if scale is None else scale)
         return out

@@ -104,7 +104,7 @@ class Resolver:
                 continue
             explanation = Explanation.of(step, shape, passed_over, warnings)
             logger.info("%s", explanation.headline)
-            return KernelPlan(explanation, launch, query, shape.head_dim_v)
+            return KernelPlan(explanation, launch, query, shape.head_dim_v, is_causal=is_causal)
         return _nothing_fits(shape, passed_over, warnings)
 
     def _tried(

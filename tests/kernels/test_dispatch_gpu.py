@@ -102,6 +102,24 @@ def test_a_misaligned_slice_after_an_aligned_plan_is_right(name: str) -> None:
             torch.testing.assert_close(dispatcher(*shifted).double(), expected, atol=2e-2, rtol=2e-2)
 
 
+def test_what_pytorch_computes_is_right_for_misaligned_slices_too(dispatcher: Dispatcher) -> None:
+    query, key, value = aligned()
+    memory = torch.randn(key.numel() + 1, dtype=torch.bfloat16, device="cuda")
+    key = memory[1:].view_as(key)
+    mask = torch.ones(512, 512, dtype=torch.bool, device="cuda").tril()
+    expected = reference(query, key, value, is_causal=True, scale=None)
+    torch.testing.assert_close(dispatcher(query, key, value, mask).double(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.2])
+def test_scales_that_are_not_positive(dispatcher: Dispatcher, scale: float) -> None:
+    arguments = [tensor.float() for tensor in aligned(100)]
+    expected = scaled_dot_product_attention(*(tensor.double() for tensor in arguments), scale=scale)
+    for _ in range(2):
+        got = dispatcher(*arguments, scale=scale)
+        torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_the_users_store_decides(tmp_path: Path) -> None:
     device = current_device()
     kernel = next(kernels_here())

@@ -1,0 +1,108 @@
+"""The occupancy model against the CUDA driver, for every config of a sweep, and against Nsight Compute for a few."""
+
+import csv
+import ctypes
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, as_completed
+from pathlib import Path
+
+import pytest
+import torch
+
+from blocktune.db.records import Outcome
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import current_device
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.tuner.compile_farm import CompileFarm
+from blocktune.tuner.defaults import complete_shape
+from blocktune.tuner.occupancy import Limiter, Occupancy, occupancy
+from blocktune.tuner.resources import CompileResult, options_of, source_of
+from blocktune.tuner.space import SearchSpace
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
+SHAPE = complete_shape(1024, 64, batch=2, heads=8)
+NCU_LIMITS = {
+    "launch__occupancy_limit_warps": Limiter.WARPS,
+    "launch__occupancy_limit_blocks": Limiter.BLOCKS,
+    "launch__occupancy_limit_registers": Limiter.REGISTERS,
+    "launch__occupancy_limit_shared_mem": Limiter.SHARED_MEMORY,
+    "launch__occupancy_limit_barriers": Limiter.BARRIERS,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[KernelConfig, Occupancy]:
+    """The occupancy of every config that can run SHAPE and compiles."""
+    limits = current_device().limits
+    feasible = SearchSpace.build(SHAPE, limits, kernels_for(SHAPE, limits)).feasible
+    with CompileFarm(need_code=True) as farm:
+        futures: list[Future[CompileResult]] = [farm.submit(c.kernel, c, SHAPE, limits.cc) for c in feasible]
+        results = [future.result() for future in as_completed(futures)]
+    return {
+        result.config: occupancy(result.resources, limits)
+        for result in results
+        if result.outcome is Outcome.OK and result.resources is not None
+    }
+
+
+def driver_blocks(config: KernelConfig, occupied: Occupancy) -> int:
+    """What cuOccupancyMaxActiveBlocksPerMultiprocessor says of this config's loaded code."""
+    from triton import compile as triton_compile
+
+    spec = get_kernel(config.kernel).compile_spec(config, SHAPE)
+    kernel = triton_compile(source_of(spec), options=options_of(spec))
+    kernel._init_handles()
+    blocks = ctypes.c_int()
+    code = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(blocks),
+        ctypes.c_void_p(kernel.function),
+        occupied.resources.threads,
+        ctypes.c_size_t(occupied.resources.shared_bytes),
+    )
+    assert code == 0
+    return blocks.value
+
+
+def test_every_compiled_config_has_the_drivers_occupancy(compiled: dict[KernelConfig, Occupancy]) -> None:
+    torch.zeros(1, device="cuda")  # a context for the driver
+    wrong = {
+        config.label: (occupied.blocks_per_sm, found)
+        for config, occupied in compiled.items()
+        if (found := driver_blocks(config, occupied)) != occupied.blocks_per_sm
+    }
+    print(f"\n{len(compiled)} configs, {len(wrong)} differ from the driver")
+    assert len(compiled) > 100
+    assert wrong == {}
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute (ncu) is not on the PATH")
+def test_a_few_configs_have_the_limits_of_nsight_compute(compiled: dict[KernelConfig, Occupancy]) -> None:
+    configs = sorted(compiled, key=lambda config: config.label)[:: max(1, len(compiled) // 6)][:6]
+    target = Path(__file__).parent / "ncu_target.py"
+    command = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:flash_fwd"]
+    command += ["--metrics", ",".join([*NCU_LIMITS, "launch__registers_per_thread"]), sys.executable, "-P", str(target)]
+    found = subprocess.run(
+        [*command, *(json.dumps(config.to_json()) for config in configs)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env=dict(os.environ),
+    )
+    table = found.stdout[found.stdout.index('"ID"') :]
+    limits: dict[int, dict[str, int]] = {}
+    for row in csv.DictReader(io.StringIO(table)):
+        value = int(float(row["Metric Value"].replace(",", "")))
+        limits.setdefault(int(row["ID"]), {})[row["Metric Name"]] = value
+    assert len(limits) == len(configs)
+    for config, metrics in zip(configs, limits.values(), strict=True):
+        occupied = compiled[config]
+        assert metrics["launch__registers_per_thread"] == occupied.resources.registers, config.label
+        expected = {name: occupied.limit_blocks[limiter] for name, limiter in NCU_LIMITS.items()}
+        assert {name: metrics[name] for name in NCU_LIMITS} == expected, config.label
+        print(f"\n{config.label}: {expected}", end="")
