@@ -22,7 +22,6 @@ from blocktune.kernels.flash_kernel import (
 from blocktune.kernels.flash_tiles import attend, load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.launch import TritonLaunch
-from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.specialize import TensorArgument, specialize
 
@@ -37,9 +36,9 @@ def flash_fwd_kernel(
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out like
-    Q with HEAD_DIM_V; strides of (batch, head, row) in elements, the last is 1. Lse [batch, num_heads, seqlen_q] or None.
-    scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one (batch, head).
+    """Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out
+    like Q with HEAD_DIM_V; strides of (batch, head, row) in elements, the last is 1. Lse [batch, num_heads, seqlen_q]
+    or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one (batch, head).
     """
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)

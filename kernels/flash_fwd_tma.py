@@ -94,11 +94,11 @@ class FlashForwardTma(FlashKernel):
         for name, tensor in (("key", k), ("value", v)):
             steps = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1])]
             if any(step % TMA_ALIGNMENT_BYTES for step in steps):
-                return f"the address and the strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
+                return f"the address and strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
         return super().layout_problem(q, k, v)
 
     def barrier_bytes(self, config: KernelConfig) -> int:
-        """8 bytes a load in flight. In order, K and V have arrays of their own, aligned to 16 bytes; ahead they share one."""
+        """8 bytes a load in flight. In order, K and V have arrays of their own, aligned to 16 bytes."""
         if config.num_stages == 1:
             return BARRIER_BYTES
         one_array = BARRIER_BYTES * config.num_stages

@@ -57,7 +57,7 @@ class FlashKernel(AttentionKernel):
         "schedule": (IN_ORDER, AHEAD, AHEAD_FIXED),
     }
     preferences: ClassVar[tuple[tuple[int, int, int, int, int], ...]]
-    """Default configs as (block_m, block_n, num_warps, num_stages, schedule), best first; the first that fits is taken."""
+    """Default configs as (block_m, block_n, num_warps, num_stages, schedule), best first."""
 
     @property
     @abstractmethod
@@ -94,7 +94,7 @@ class FlashKernel(AttentionKernel):
         return next(feasible, candidates[-1])
 
     @cached_property
-    def source_hash(self) -> str:  # type: ignore[override]
+    def source_hash(self) -> str:
         return hashlib.sha256(self.function.cache_key.encode()).hexdigest()[:16]
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -1,7 +1,8 @@
 """The tiles of FlashAttention-2 forward: device functions that the pointer and the descriptor kernel share.
 
-A program owns BLOCK_M query rows of one head and visits key tiles of BLOCK_N rows. `source` stands for K or V: a pointer
-to the head's first row, or, when TMA, a tensor descriptor of the whole [batch, num_heads_kv, seqlen_k, head_dim] tensor.
+A program owns BLOCK_M query rows of one head and visits key tiles of BLOCK_N rows. `source` stands for K or V: a
+pointer to the head's first row or, when TMA, a tensor descriptor of the whole [batch, num_heads_kv, seqlen_k, head_dim]
+tensor.
 """
 
 import triton
@@ -85,9 +86,11 @@ def mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL: tl.con
 
 @triton.jit
 def attend_in_order(
-    q, k_source, v_source, acc, l_i, m_i, first, stop, row_start, batch, head, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
+    q, k_source, v_source, acc, l_i, m_i, first, stop, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
+    causal_offset, scale_log2,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """Tiles first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i."""
     for tile in tl.range(first, stop, num_stages=STAGES):
@@ -186,7 +189,7 @@ def attend(
     WIDTH_V: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """All visible key tiles for the rows q [BLOCK_M, WIDTH]: acc [BLOCK_M, WIDTH_V] not yet divided, l_i and m_i [BLOCK_M]."""
+    """All visible key tiles for q [BLOCK_M, WIDTH]: acc [BLOCK_M, WIDTH_V] not yet divided, l_i and m_i [BLOCK_M]."""
     full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
     acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -194,7 +197,8 @@ def attend(
     if SCHEDULE == 0:
         acc, l_i, m_i = attend_in_order(
             q, k_source, v_source, acc, l_i, m_i, 0, full, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES, PRECISION, TMA,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES,
+            PRECISION, TMA,
         )  # fmt: skip
     elif full > 0:
         acc, l_i, m_i = attend_ahead(
@@ -204,21 +208,22 @@ def attend(
         if SCHEDULE == 2:
             if not is_sound(l_i, acc):
                 acc, l_i, m_i = attend_in_order(
-                    q, k_source, v_source, tl.zeros_like(acc), tl.zeros_like(l_i), tl.full([BLOCK_M], float("-inf"), tl.float32),
-                    0, full, row_start, batch, head, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
+                    q, k_source, v_source, tl.zeros_like(acc), tl.zeros_like(l_i), tl.zeros_like(m_i) - float("inf"), 0,
+                    full, row_start, batch, head, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
                     BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, 1, PRECISION, TMA,
                 )  # fmt: skip
     if CAUSAL or RAGGED:
         acc, l_i, m_i = attend_in_order(
             q, k_source, v_source, acc, l_i, m_i, full, stop, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1, PRECISION, TMA,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1,
+            PRECISION, TMA,
         )  # fmt: skip
     return acc, l_i, m_i
 
 
 @triton.jit
 def store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V: tl.constexpr):
-    """Divide acc [BLOCK_M, WIDTH_V] by the row sums and write it, with the natural log-sum-exp of each row unless lse_base is None.
+    """Divide acc [BLOCK_M, WIDTH_V] by the row sums and write it, with the natural log-sum-exp unless lse_base is None.
 
     A row that saw no key has a sum of zero: its output is 0 and its log-sum-exp -inf.
     """

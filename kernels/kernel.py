@@ -1,4 +1,4 @@
-"""What every attention kernel tells about itself, so that search, model, store and dispatcher need to know nothing else."""
+"""What every attention kernel tells about itself: all that search, model, store and dispatcher need to know."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

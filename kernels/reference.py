@@ -19,9 +19,9 @@ def attention_reference(
 ) -> "tuple[torch.Tensor, torch.Tensor]":
     """softmax(scale * q k^T) v and the natural log-sum-exp of every row (Vaswani et al., arXiv 1706.03762, equation 1).
 
-    q [..., num_heads, seqlen_q, head_dim], k and v [..., num_heads_kv, seqlen_k, head_dim(_v)] with num_heads a multiple
-    of num_heads_kv; scale is 1 / sqrt(head_dim) unless given. Computed in `dtype` (float32 unless given) on the tensors'
-    device, with all seqlen_q * seqlen_k scores of every head in memory. A row that sees no key gives 0 and -inf.
+    q [..., num_heads, seqlen_q, head_dim], k and v [..., num_heads_kv, seqlen_k, head_dim(_v)] with num_heads a
+    multiple of num_heads_kv; scale is 1 / sqrt(head_dim) unless given. Computed in `dtype` (float32 unless given) on
+    the tensors' device, with all seqlen_q * seqlen_k scores of every head in memory. A row without keys gives 0, -inf.
 
     Returns:
         the output [..., num_heads, seqlen_q, head_dim_v] and the log-sum-exp [..., num_heads, seqlen_q], in `dtype`.

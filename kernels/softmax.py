@@ -41,8 +41,8 @@ def fixed_step(scores, reference, l_i, scale_log2):
 def is_sound(l_i, acc):
     """Whether the sums of `fixed_step` can be trusted: a scalar.
 
-    The reference is one of each row's own scores, so a sum is at least 1 and nothing is lost below. Overflow above, of a
-    probability in float32 or on its way to the data type of the second product, leaves a row sum l_i [BLOCK_M] or an
+    The reference is one of each row's own scores, so a sum is at least 1 and nothing is lost below. Overflow above, of
+    a probability in float32 or on its way to the data type of the second product, leaves a row sum l_i [BLOCK_M] or an
     accumulator acc [BLOCK_M, HEAD_DIM_V] that is not finite.
     """
     finite_sums = tl.min((l_i < float("inf")).to(tl.int32), 0)

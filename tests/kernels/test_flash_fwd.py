@@ -5,13 +5,14 @@ from itertools import product
 
 import pytest
 import torch
+from triton import knobs
+
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.driver import read_driver
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.shape import AttentionShape, Causal
-from triton import knobs
 
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -26,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 
-# Relative Frobenius error against float64. A 16-bit probability carries half a unit in the last place (2^-9 for bfloat16,
-# 2^-12 for float16) into the second product; float32 products are three tf32 products, good to about 1e-6.
+# Relative Frobenius error against float64. A 16-bit probability carries half a unit in the last place (2^-9 for
+# bfloat16, 2^-12 for float16) into the second product; float32 products are three tf32 products, good to about 1e-6.
 TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 LSE_TOLERANCE = {"bfloat16": 1e-4, "float16": 1e-4, "float32": 1e-5}
 
@@ -170,8 +171,8 @@ def test_softmax_scale(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("growth", [2.0, 60.0])
 def test_scores_that_grow_past_the_fixed_reference(kernel: str, growth: float, dtype: str) -> None:
-    """Tiles are visited from the last to the first, and the keys get longer that way: with growth 60 the exponents leave
-    the range of float32, so that the rows must be computed again."""
+    """Tiles are visited from the last to the first, and the keys get longer that way: with growth 60 the exponents
+    leave the range of float32, so that the rows must be computed again."""
     shape = shape_of(seqlen_q=64, seqlen_k=256, dtype=dtype)
     q, k, v = tensors(shape)
     k = (k.float() * torch.linspace(growth, 0.1, 256, device=k.device)[:, None]).to(k.dtype)

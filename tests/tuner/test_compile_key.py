@@ -107,16 +107,16 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(name: str, shape: Attentio
     kernel = KERNELS[name]
     config = kernel.default_config(shape, limits_for((9, 0)))
     launch: Any = kernel.bind(config, shape)
-    query, key, value, out, lse = tensors(shape)
-    arguments = (*launch.leading(query, key, value, out, lse, 1.0), *launch.trailing(query, key, value, out))
+    query, key, value, out = tensors(shape)
+    arguments = (*launch.leading(query, key, value, out, None, 1.0), *launch.trailing(query, key, value, out))
     expected = launch_key(launch.function, 90, arguments, dict(launch.options))
     assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
 
 
 def tensors(shape: AttentionShape) -> tuple[torch.Tensor, ...]:
-    """Contiguous q, k, v, output and log-sum-exp."""
+    """Contiguous q, k, v and output."""
     dtype = getattr(torch, shape.dtype)
     queries, keys = (shape.num_heads, shape.seqlen_q), (shape.num_heads_kv, shape.seqlen_k)
     q, out = (torch.empty(shape.batch, *queries, dim, dtype=dtype) for dim in (shape.head_dim, shape.head_dim_v))
     k, v = (torch.empty(shape.batch, *keys, dim, dtype=dtype) for dim in (shape.head_dim, shape.head_dim_v))
-    return q, k, v, out, torch.empty(shape.batch, *queries)
+    return q, k, v, out
