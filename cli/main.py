@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli import best, devices, doctor, occupancy, run, store
+from blocktune.cli import bench, best, devices, doctor, occupancy, run, store
 from blocktune.cli.render import INTERRUPTED
 from blocktune.kernels.errors import BlocktuneError
 
@@ -61,6 +61,7 @@ def tune(
 
 
 app.command("run")(run.run)
+app.command("bench")(bench.bench)
 app.command("best")(best.best)
 app.command("list")(store.list_bests)
 app.command("export")(store.export)

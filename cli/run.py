@@ -1,22 +1,26 @@
-"""`tune run`: search the block sizes of one shape, or predict them for a device that is not here."""
+"""`tune run`: search the block sizes of one shape or many, or predict them for a device that is not here."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.cli.grid import Grid, with_grid_flags
+from blocktune.cli.options import AsJson, Database, DeviceName, device_asked_for
 from blocktune.cli.progress import shown_progress
-from blocktune.cli.render import INTERRUPTED, counts, note, percent, print_json, print_table
-from blocktune.cli.winners import COLUMNS, Predictions, predictions, winner_rows
+from blocktune.cli.render import INTERRUPTED, counts, microseconds, note, percent, print_json, print_table
+from blocktune.cli.winners import COLUMNS, Predictions, predictions, speedup, winner_rows
+from blocktune.kernels.errors import NoFeasibleConfigError
 
 if TYPE_CHECKING:
     from blocktune.kernels.device import DeviceSpec
+    from blocktune.kernels.shape import AttentionShape
     from blocktune.tuner.report import TuningReport
 
 
-@with_shape_flags
+@with_grid_flags
 def run(
-    flags: ShapeFlags,
+    grid: Grid,
     trials: Annotated[int | None, typer.Option("--trials", help="Configs to try at most.")] = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds to search at most.")] = None,
     kernel: Annotated[
@@ -37,38 +41,93 @@ def run(
     tune run --seq 8192 --dim 64
     tune run --seq 4096 --dim 128 --causal --heads 32 --kv-heads 8 --time-budget 60
     tune run --seq 8192 --dim 64 --device a100 --json
+    tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     """
-    shape, spec = flags.shape(), device_asked_for(device)  # before heavy imports, so that wrong use fails at once
+    shapes, spec = grid.shapes(), device_asked_for(device)  # before heavy imports, so that wrong use fails at once
 
-    from blocktune.db.store import ResultStore
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.report import Budget
+
+    search: dict[str, Any] = {
+        "device": spec,
+        "budget": Budget(trials=trials, seconds=time_budget),
+        "kernels": [get_kernel(name) for name in kernel] if kernel else None,
+        "exhaustive": exhaustive,
+        "seed": seed,
+    }
+    _announce(spec)
+    if not grid.many:
+        assumed = grid.flags[0].assumed()
+        if assumed:
+            note(assumed)
+        interrupted = _run_one(shapes[0], db, as_json, search)
+    else:
+        interrupted = _run_many(shapes, db, as_json, search)
+    if interrupted:
+        note("interrupted; all trials are kept, and the same command goes on from here")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
+    """Tune a shape and show all about it; returns whether the user cut it short."""
+    from blocktune.db.store import ResultStore
     from blocktune.tuner.run import tune
 
-    kernels = [get_kernel(name) for name in kernel] if kernel else None
-    budget = Budget(trials=trials, seconds=time_budget)
-    _announce(spec)
-    if flags.assumed():
-        note(flags.assumed())
     with ResultStore.open(db) as store, shown_progress() as show:
-        report = tune(
-            shape,
-            device=spec,
-            store=store,
-            budget=budget,
-            kernels=kernels,
-            exhaustive=exhaustive,
-            seed=seed,
-            on_progress=show,
-        )
+        report = tune(shape, store=store, on_progress=show, **search)
         predicted, place = predictions(store, report.best), store.label
     if as_json:
         print_json(report.to_json())
     else:
         _show(report, predicted, place)
-    if report.interrupted:
-        note("interrupted; all trials are kept, and the same command goes on from here")
-        raise typer.Exit(INTERRUPTED)
+    return report.interrupted
+
+
+def _run_many(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
+    """Tune one shape after the other, with one line for each; returns whether the user cut it short.
+
+    Raises:
+        NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
+    """
+    from blocktune.db.store import ResultStore
+    from blocktune.tuner.compile_farm import CompileFarm, default_workers
+    from blocktune.tuner.run import is_present, tune
+
+    reports: list[TuningReport] = []
+    failed: list[NoFeasibleConfigError] = []
+    present = is_present(search["device"])
+    # As `tune` does it for one shape: the host must stay ahead of the GPU.
+    farm = CompileFarm(workers=max(1, default_workers() - present), need_code=present)
+    with ResultStore.open(db) as store, farm as compiler:
+        for number, shape in enumerate(shapes, start=1):
+            note(f"{number}/{len(shapes)} {shape.label}")
+            try:
+                with shown_progress() as show:
+                    report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
+            except NoFeasibleConfigError as error:
+                note(f"error: {error}")
+                failed.append(error)
+                continue
+            reports.append(report)
+            if not as_json:
+                typer.echo(_line(report))
+            if report.interrupted:
+                break
+    if as_json:
+        print_json({"runs": [report.to_json() for report in reports]})
+    if failed:
+        raise NoFeasibleConfigError(f"Every shape of a grid needs a result, but {len(failed)} has none; see above.")
+    return bool(reports) and reports[-1].interrupted
+
+
+def _line(report: "TuningReport") -> str:
+    best = report.best
+    time_us = best.predicted_us if best.time_us is None else best.time_us
+    gain = "" if best.speedup_over_default is None else f", {speedup(best)} over the default"
+    return (
+        f"{best.shape.label}: {best.origin} {microseconds(time_us)} {best.config.label}{gain}; "
+        f"{counts(report.outcomes)} in {report.seconds:.1f} s"
+    )
 
 
 def _announce(spec: "DeviceSpec") -> None:

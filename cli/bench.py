@@ -1,0 +1,144 @@
+"""`tune bench`: the tuned kernels against everybody else who computes attention, in one interleaved run a shape."""
+
+import contextlib
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.bench_file import BenchFile
+from blocktune.cli.grid import Grid, with_grid_flags
+from blocktune.cli.options import AsJson, Database
+from blocktune.cli.render import note, print_json, print_table
+
+if TYPE_CHECKING:
+    from blocktune.tuner.compile_farm import CompileFarm
+
+COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against cuDNN", "config")
+
+
+class RegimeName(StrEnum):
+    """The words of --regime; tuner/comparison.py says what they mean, but takes torch to import."""
+
+    BURST = "burst"
+    SUSTAINED = "sustained"
+
+
+@with_grid_flags
+def bench(
+    grid: Grid,
+    autotune: Annotated[bool, typer.Option("--autotune", help="Let stock @triton.autotune take part; slow.")] = False,
+    regime: Annotated[
+        RegimeName, typer.Option("--regime", help="Card rests between rounds, or works without a break.")
+    ] = RegimeName.BURST,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON file, complete after every shape.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the tuned config against the default, the paper's rule, cuDNN and FlashAttention-2.
+
+    All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
+    A file that exists is added to, so that a long bench can be made in parts.
+
+    \b
+    tune bench --seq 8192 --dim 64
+    tune bench --grid "seq=512,1024 dim=64,128 causal=0,1" --out h200.bench.json
+    """
+    shapes = grid.shapes()  # before heavy imports, so that wrong use fails at once
+
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.device import current_device
+    from blocktune.tuner.bench import CudaClock
+    from blocktune.tuner.compare import compare, tuned_config
+    from blocktune.tuner.comparison import Regime
+    from blocktune.tuner.environment import measuring_environment
+    from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
+
+    device = current_device()
+    file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), Regime(regime))
+    with ResultStore.open(db) as store, gpu_lock(device.uuid, note), _farm(autotune) as compiler:
+        for shape in shapes:
+            tuned_config(store, device, shape)  # the first that is missing ends the run before it begins
+        clock = CudaClock()
+        for number, shape in enumerate(shapes, start=1):
+            note(f"{number}/{len(shapes)} {shape.label}")
+            comparison = compare(
+                shape, store=store, device=device, regime=Regime(regime), compiler=compiler, seed=seed, clock=clock
+            )
+            file.add(comparison, _command(), datetime.now(UTC).isoformat(timespec="seconds"))
+            if not as_json:
+                _show(comparison.to_json())
+    if as_json:
+        print_json(file.document)
+    else:
+        labels = {shape.label for shape in shapes}
+        _summarize([row for row in file.document["rows"] if row["label"] in labels])
+
+
+@contextlib.contextmanager
+def _farm(wanted: bool) -> "Iterator[CompileFarm | None]":
+    """What compiles ahead for stock autotune."""
+    if not wanted:
+        yield None
+        return
+    from blocktune.tuner.compile_farm import CompileFarm
+
+    with CompileFarm(need_code=True) as farm:
+        yield farm
+
+
+def _command() -> str:
+    """What was typed, as it can be typed again."""
+    return shlex.join(["tune", *sys.argv[1:]])
+
+
+def _show(row: Mapping[str, Any]) -> None:
+    rows = [_cells(entry) for entry in row["contenders"] if entry["timing"]]
+    print_table(COLUMNS, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
+    for entry in row["contenders"]:
+        if entry["problem"]:
+            typer.echo(f"{entry['name']} was not timed: {entry['problem']}")
+        if entry["tuning"]:
+            tuning = entry["tuning"]
+            typer.echo(
+                f"{entry['name']} tried {tuning['configs']} configs in {tuning['seconds']:.0f} s, compiling "
+                f"{tuning['compiled']} of them; about {tuning['cold_seconds']:.0f} s with an empty cache"
+            )
+    typer.echo("")
+
+
+def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    timing, config = entry["timing"], entry["config"]
+    over = timing["over_cudnn"]
+    return (
+        entry["name"],
+        f"{timing['median_us']:,.1f} µs",
+        f"{timing['low_us']:,.1f} to {timing['high_us']:,.1f}",
+        f"{timing['tflops']:.1f}",
+        f"{over['median']:.3f}x ({over['low']:.3f} to {over['high']:.3f})" if over else "-",
+        " ".join(f"{name}={value}" if name != "kernel" else value for name, value in (config or {}).items()),
+    )
+
+
+def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
+    """The geometric means of the tuned config over the others, each over the shapes that have both."""
+    times = [
+        {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
+    ]
+    for rival in dict.fromkeys(name for row in times for name in row if name != "tuned"):
+        ratios = [row[rival] / row["tuned"] for row in times if rival in row and "tuned" in row]
+        if ratios:
+            typer.echo(f"tuned over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The n-th root of the product of n positive numbers."""
+    logarithms = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logarithms) / len(logarithms))

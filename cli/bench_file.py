@@ -1,0 +1,104 @@
+"""The file that `tune bench --out` writes: rows of one device, software and regime, complete after every shape."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.render import SCHEMA
+from blocktune.kernels.errors import UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.records import Environment
+    from blocktune.kernels.device import DeviceSpec
+    from blocktune.tuner.comparison import Comparison, Regime
+
+FORMAT = "blocktune-bench"
+SUFFIX = ".bench.json"
+
+_SAME = ("schema", "format", "device", "environment", "regime")
+"""What rows must share to stand in one file."""
+
+
+class BenchFile:
+    """A document of comparisons, and the file that it is kept in, if any.
+
+    A file that has rows of the same device, software and regime is added to: a shape that is measured again replaces
+    its row. So a long bench may be made in several runs.
+
+    Raises:
+        UsageError: the file holds something else.
+    """
+
+    def __init__(self, path: Path | None, device: "DeviceSpec", environment: "Environment", regime: "Regime") -> None:
+        import torch
+
+        cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        self._path = path
+        self.document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "format": FORMAT,
+            "device": replace(device, uuid=None).to_json(),
+            "environment": asdict(environment) | {"cudnn": cudnn},
+            "regime": str(regime),
+            "created_at": "",
+            "commands": [],
+            "rows": [],
+        }
+        if path is not None and path.exists():
+            self._take_over(path)
+
+    def add(self, comparison: "Comparison", command: str, now: str) -> None:
+        """Puts a row in and writes the file; command: what was typed, now: the time as ISO 8601."""
+        row = comparison.to_json()
+        kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
+        self.document["rows"] = [*kept, row]
+        self.document["created_at"] = now
+        self.document["commands"] = list(dict.fromkeys((*self.document["commands"], command)))
+        if self._path is not None:
+            write_atomically(self._path, json.dumps(self.document, indent=1, allow_nan=False) + "\n")
+
+    def _take_over(self, path: Path) -> None:
+        there = read_bench(path)
+        differ = [name for name in _SAME if there.get(name) != self.document[name]]
+        if differ:
+            raise UsageError(
+                f"Rows of one file share device, software and regime, but {path} differs in {', '.join(differ)}. "
+                "Name another file by --out."
+            )
+        self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
+
+
+def read_bench(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it is no bench of this schema.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"A bench file holds JSON, but {path} does not: {error}. Name another file.") from error
+    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
+        raise UsageError(
+            f"A bench file has format {FORMAT} and schema {SCHEMA}, but {path} has not. Name another file."
+        )
+    return dict(document)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that whoever reads it sees all of the old text or all of the new.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise UsageError(
+            f"The file of --out must be writable, but {path} is not: {error}. Name another one."
+        ) from error

@@ -1,0 +1,128 @@
+"""The use case: one shape, everybody who can compute it, in one interleaved run on the GPU that is here.
+
+    comparison = compare(shape, store=store, device=current_device())
+
+Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, PyTorch's back ends (`cudnn`,
+`fa2`) and on request what stock autotune finds (`triton_autotune`). Each result is checked against the reference before
+anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/bench.py
+says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
+which it works without a break, as in training.
+"""
+
+import functools
+import time
+from typing import Any
+
+from blocktune.db.records import Best
+from blocktune.db.store import ResultStore
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal
+from blocktune.tuner.bench import Clock, CudaClock
+from blocktune.tuner.check import make_questions, require_memory
+from blocktune.tuner.comparison import Comparison, Entry, Regime
+from blocktune.tuner.contenders import find_contenders
+from blocktune.tuner.line_up import LineUp
+from blocktune.tuner.peers import PEERS, sdpa_compute
+from blocktune.tuner.search import Compiler
+from blocktune.tuner.stock_autotune import Bind
+from blocktune.tuner.telemetry import GpuMonitor
+
+
+def compare(
+    shape: AttentionShape,
+    *,
+    store: ResultStore,
+    device: DeviceSpec,
+    regime: Regime = Regime.BURST,
+    compiler: Compiler | None = None,
+    seed: int = 0,
+    clock: Clock | None = None,
+    torch_device: str = "cuda",
+    bind: Bind | None = None,
+) -> Comparison:
+    """Times everybody who computes a shape against each other.
+
+    Args:
+        shape: what is computed.
+        store: holds the tuned config.
+        device: the GPU that is here.
+        regime: how warm the card is.
+        compiler: compiles ahead for stock autotune, which takes part if this is given.
+        seed: of the inputs.
+        clock: takes the times; None is a `CudaClock`.
+        torch_device: where the tensors are.
+        bind: makes a launcher of a config; None asks the config's kernel.
+
+    Raises:
+        NoFeasibleConfigError: the store has no config for the shape that was measured with the present kernels.
+        UsageError: the shape does not fit the device's memory.
+    """
+
+    started = time.monotonic()
+    tuned = tuned_config(store, device, shape)
+    require_memory(shape, device)
+    contenders = find_contenders(shape, device, tuple(KERNELS.values()), ())
+    question, _ = make_questions(shape, device=torch_device, seed=seed)
+    line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
+    line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
+    for name, backend in PEERS.items():
+        line_up.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend))
+    if compiler is not None:
+        line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)
+    monitor = GpuMonitor(device.uuid, own_processes=1)
+    rounds, before, after = line_up.time(regime, monitor)
+    return Comparison(
+        shape=shape,
+        regime=regime,
+        entries=line_up.timed_entries(rounds),
+        rounds=len(rounds),
+        seconds=time.monotonic() - started,
+        before=before,
+        after=after,
+    )
+
+
+def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig:
+    """The stored winner of a shape on a device, measured with the kernels as they are.
+
+    Raises:
+        NoFeasibleConfigError: there is none.
+    """
+    best = store.best(device, shape)
+    problem = _unusable(best)
+    if best is None or problem:
+        raise NoFeasibleConfigError(
+            f"A shape that is compared must have been tuned on {device.name}, but {problem} for {shape.label}. "
+            f"Tune it first: {tune_command(shape)}"
+        )
+    return best.config
+
+
+def tune_command(shape: AttentionShape) -> str:
+    """The command that tunes this shape."""
+    words = f"tune run --seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"
+    words += "" if shape.group_size == 1 else f" --kv-heads {shape.num_heads_kv}"
+    words += "" if shape.seqlen_k == shape.seqlen_q else f" --seq-k {shape.seqlen_k}"
+    words += "" if shape.head_dim_v == shape.head_dim else f" --dim-v {shape.head_dim_v}"
+    words += "" if shape.dtype == "bfloat16" else f" --dtype {SHORT_DTYPES[shape.dtype]}"
+    return (
+        words
+        + {Causal.NONE: "", Causal.UPPER_LEFT: " --causal", Causal.LOWER_RIGHT: " --causal-lower-right"}[shape.causal]
+    )
+
+
+def _unusable(best: Best | None) -> str:
+    if best is None:
+        return "the store holds no config"
+    if best.origin is not Origin.MEASURED:
+        return f"the stored config is only {best.origin}"
+    if best.kernel_hash != get_kernel(best.config.kernel).source_hash:
+        return "the stored config was measured with another source of its kernel"
+    return ""
+
+
+def _bind(config: KernelConfig, shape: AttentionShape) -> Any:
+    return get_kernel(config.kernel).bind(config, shape)

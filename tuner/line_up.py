@@ -1,0 +1,121 @@
+"""The contenders of one shape: checked one by one, then timed in turns."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from blocktune.db.records import Telemetry
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.bench import Clock, Rounds, Thunk, column, rotated
+from blocktune.tuner.check import Question, softmax_scale
+from blocktune.tuner.comparison import Entry, Regime, timing_of
+from blocktune.tuner.contenders import Contenders
+from blocktune.tuner.peers import Compute, own_compute
+from blocktune.tuner.search import Compiler
+from blocktune.tuner.stock_autotune import Bind, run_stock_autotune
+from blocktune.tuner.telemetry import GpuMonitor
+
+REST_SECONDS = 0.01
+"""Rest before every round of a burst; too short for the clocks to fall."""
+HEAT_SECONDS = {Regime.BURST: 0.05, Regime.SUSTAINED: 1.0}
+ROUNDS_SECONDS = 1.2
+"""Wall time of all rounds of a shape, within `ROUNDS`."""
+ROUNDS = (9, 41)
+
+
+class LineUp:
+    """Contenders of one shape as they are checked and timed."""
+
+    def __init__(self, shape: AttentionShape, question: Question, clock: Clock, bind: Bind):
+        self._shape = shape
+        self._question = question
+        self._clock = clock
+        self._bind = bind
+        size = (shape.batch, shape.num_heads, shape.seqlen_q, shape.head_dim_v)
+        self._out = torch.empty(size, dtype=question.q.dtype, device=question.q.device)
+        self._entries: list[Entry] = []
+        self._runs: list[Thunk] = []
+
+    def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
+        """Our kernels; a config that is None has nothing that would fit."""
+        for name, config in configs.items():
+            if config is None:
+                self._entries.append(Entry(name=name, problem="no block of this rule fits the device"))
+            else:
+                self.invite(Entry(name=name, config=config), functools.partial(self._own, config))
+
+    def invite(self, entry: Entry, make: Callable[[], Compute]) -> None:
+        """Checks a contender; one that fails or is wrong is kept with the reason and not timed."""
+        question = self._question
+        try:
+            compute = make()
+            self._out.fill_(float("nan"))  # nothing that another one left behind can pass
+            problem = question.problem(compute(question.q, question.k, question.v)) or ""
+        except Exception as error:
+            self._clock.synchronize()  # raises if the GPU is lost for everyone
+            problem = f"{type(error).__name__}: {error}"
+        self._entries.append(replace(entry, problem=problem))
+        if not problem:
+            self._runs.append(functools.partial(compute, question.q, question.k, question.v))
+
+    def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
+        """Lets stock autotune search the feasible space, and invites its winner."""
+        question, name = self._question, "triton_autotune"
+        try:
+            tuning = run_stock_autotune(
+                contenders.space.feasible,
+                self._shape,
+                cc,
+                compiler=compiler,
+                bind=self._bind,
+                arguments=(question.q, question.k, question.v, self._out, None, softmax_scale(self._shape)),
+                synchronize=self._clock.synchronize,
+            )
+        except Exception as error:
+            self._clock.synchronize()
+            self._entries.append(Entry(name=name, problem=f"{type(error).__name__}: {error}"))
+        else:
+            entry = Entry(name=name, config=tuning.winner, tuning=tuning)
+            self.invite(entry, functools.partial(self._own, tuning.winner))
+
+    def time(self, regime: Regime, monitor: GpuMonitor) -> tuple[Rounds, Telemetry, Telemetry]:
+        """The paired rounds of all who passed, and the state of the GPU before and after."""
+        if not self._runs:
+            return (), Telemetry(), Telemetry()
+        self._clock.heat(self._runs[0], HEAT_SECONDS[regime])
+        estimate_us = sum(self._clock.rounds(self._runs, 1)[0])
+        rest_seconds = REST_SECONDS if regime is Regime.BURST else 0.0
+        wanted = int(ROUNDS_SECONDS / (rest_seconds + 1e-6 * estimate_us))
+        count = max(ROUNDS[0], min(ROUNDS[1], wanted))
+        before = monitor.sample()
+        if regime is Regime.BURST:
+            rounds: Rounds = tuple(_rested_round(self._clock, self._runs, number) for number in range(count))
+        else:
+            rounds = self._clock.rounds(self._runs, count)
+        return rounds, before, monitor.sample()
+
+    def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
+        """All contenders, those that were timed with their times."""
+        names = [entry.name for entry in self._entries if not entry.problem]
+        samples = {name: column(rounds, index) for index, name in enumerate(names)}
+        return tuple(
+            replace(entry, timing=timing_of(samples[entry.name], samples.get("cudnn"), self._shape.flops))
+            if entry.name in samples
+            else entry
+            for entry in self._entries
+        )
+
+    def _own(self, config: KernelConfig) -> Compute:
+        return own_compute(self._bind(config, self._shape), self._shape, self._out)
+
+
+def _rested_round(clock: Clock, runs: Sequence[Thunk], number: int) -> tuple[float, ...]:
+    """One round after a rest, in the order of its number; the times stand in the order of `runs`."""
+    time.sleep(REST_SECONDS)
+    order = rotated(len(runs), number)
+    (times,) = clock.rounds([runs[index] for index in order], 1)
+    return tuple(time_us for _, time_us in sorted(zip(order, times, strict=True)))
