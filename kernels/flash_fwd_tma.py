@@ -97,12 +97,11 @@ class FlashForwardTma(FlashKernel):
                 return f"the address and strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
         return super().layout_problem(q, k, v)
 
-    def barrier_bytes(self, config: KernelConfig) -> int:
-        """8 bytes a load in flight. In order, K and V have arrays of their own, aligned to 16 bytes."""
-        if config.num_stages == 1:
-            return BARRIER_BYTES
-        one_array = BARRIER_BYTES * config.num_stages
-        return one_array if config.parameters["schedule"] != IN_ORDER else one_array + -(-one_array // 16) * 16
+    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+        """8 bytes a load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share one."""
+        one_array = BARRIER_BYTES * depth
+        shared = limits.mma == "wgmma" and config.parameters["schedule"] != IN_ORDER
+        return one_array if config.num_stages == 1 or shared else one_array + -(-one_array // 16) * 16
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         tensor = TensorArgument(shape.dtype)

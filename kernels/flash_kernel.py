@@ -100,25 +100,23 @@ class FlashKernel(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
 
-        Read off Triton 3.6's allocations: equal to them for 16-bit types on compute capability 9.0
-        (docs/shared_memory.md), never above them elsewhere, so that no config is dropped that would run.
+        Read off the allocations of Triton 3.6 and 3.9: equal to them on compute capability 9.0, never above them
+        anywhere, so that no config is dropped that would run (docs/shared_memory.md has figures and exceptions).
         """
         q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
-        if shape.dtype == "float32" and limits.mma == "wgmma":
+        if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
             q_bytes *= 2  # a float32 operand is split into two tf32 ones
-        k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
-        v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+        depth = _depth(config, shape, limits)
+        rest_bytes = _buffer_bytes(config, shape, limits, depth) + self.barrier_bytes(config, limits, depth)
         in_order = config.parameters["schedule"] == IN_ORDER
-        if config.num_stages == 1:
-            split = 2 if shape.dtype == "float32" and limits.mma == "wgmma" else 1
-            buffers_bytes = split * max(k_bytes, v_bytes) if in_order else k_bytes + v_bytes
-            return q_bytes + buffers_bytes + self.barrier_bytes(config)
-        # mma.sync reads registers, so one tile is in registers and num_stages - 1 are in shared memory
-        buffers = config.num_stages if limits.mma in ("wgmma", "tcgen05") else config.num_stages - 1
-        buffers_bytes = buffers * (k_bytes + v_bytes)
-        if limits.mma == "wgmma" and not in_order and config.block_m < ROWS_PER_WARP * config.num_warps:
-            buffers_bytes += config.block_m * config.block_n * shape.element_bytes
-        return q_bytes + buffers_bytes + self.barrier_bytes(config)
+        if limits.mma == "wgmma":
+            rows_are_shared = config.block_m < ROWS_PER_WARP * config.num_warps
+            exchanges = rows_are_shared and not in_order and config.num_stages > 1
+            p_bytes = config.block_m * config.block_n * shape.element_bytes if exchanges else 0
+            return q_bytes + rest_bytes + p_bytes
+        if in_order and (limits.mma != "tcgen05" or shape.element_bytes == 2):
+            return q_bytes + rest_bytes
+        return max(q_bytes, rest_bytes)  # Q may be in registers or in tensor memory by the time that the buffers fill
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         schedule = config.parameters["schedule"]
@@ -126,8 +124,8 @@ class FlashKernel(AttentionKernel):
             return SoftmaxCost(instructions_per_score=3.5, rescales=False, products_overlap=True)
         return SoftmaxCost(products_overlap=schedule == AHEAD)
 
-    def barrier_bytes(self, config: KernelConfig) -> int:
-        """Shared memory of the barriers that the loads of K and V complete on."""
+    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+        """Shared memory of the barriers that the loads into `depth` buffers of K and of V complete on."""
         return 0
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
@@ -165,3 +163,21 @@ class FlashKernel(AttentionKernel):
 
     def grid(self, config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
         return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)
+
+
+def _depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Buffers of K, and as many of V, that loads fill in turns."""
+    if limits.mma == "none":
+        return 0  # no asynchronous copies: every tile is loaded when it is needed
+    # 16-bit products of wgmma and tcgen05 read the buffers themselves; otherwise one tile of each is in registers
+    return config.num_stages - (limits.mma == "mma" or shape.element_bytes != 2)
+
+
+def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
+    k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
+    v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+    if shape.dtype == "float32" and limits.mma == "wgmma":  # both halves of the operand at hand, besides the buffers
+        return depth * (k_bytes + v_bytes) + 2 * max(k_bytes, v_bytes)
+    if depth == 0 or (config.num_stages == 1 and config.parameters["schedule"] == IN_ORDER):
+        return max(k_bytes, v_bytes)  # they take turns
+    return depth * (k_bytes + v_bytes)
