@@ -2,6 +2,7 @@
 # make test         set up and pass every test that needs no GPU
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU
+# make results      the README's tables, from results/*.bench.json
 # make typings      the link tree by which type checkers find the packages
 # make clean        remove what make made
 #
@@ -29,7 +30,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-newest gpu-test check typings clean
+.PHONY: run test test-newest gpu-test check results typings clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -50,6 +51,9 @@ test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu
+
+results: $(VENV)/.installed
+	$(BIN)/python -m blocktune.cli.readme
 
 typings:
 	mkdir -p typings/blocktune

@@ -38,6 +38,8 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         shutil.copy(ROOT / name, source / name)
     for room in ("blocktune", *ROOMS):
         shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("planted.json", "planted.bench.json"):
+        (source / "results" / name).write_text("{}")
     command = [
         sys.executable,
         "-m",
@@ -67,7 +69,14 @@ def test_the_wheel_holds_every_source_file(wheel_names: set[str]) -> None:
 def test_the_wheel_holds_the_data_files(wheel_names: set[str], room: str) -> None:
     data = [path for path in (ROOT / room).rglob("*") if path.suffix in {".csv", ".json", ".mako", ".ini"}]
     for path in data:
-        assert f"blocktune/{path.relative_to(ROOT)}" in wheel_names
+        if not path.name.endswith(".bench.json"):
+            assert f"blocktune/{path.relative_to(ROOT)}" in wheel_names
+
+
+def test_the_wheel_holds_exports_but_no_benches(wheel_names: set[str]) -> None:
+    results = {name.removeprefix("blocktune/results/") for name in wheel_names if name.startswith("blocktune/results/")}
+    assert "planted.json" in results
+    assert not [name for name in results if name.endswith(".bench.json")]
 
 
 def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[str]) -> None:

@@ -98,7 +98,12 @@ def run_stock_autotune(
             winners.append(_tune_kernel(own, shape, bind, arguments, _tolerant(do_bench, failures)))
             synchronize()
     seconds = time.perf_counter() - started
-    winner, time_us = min(winners, key=lambda pair: math.inf if pair[1] is None else pair[1])
+    winner, time_us = min(winners, key=lambda pair: 0.0 if pair[1] is None else pair[1])
+    if time_us == math.inf:
+        raise NoFeasibleConfigError(
+            f"At least one config must run for {shape.label}, but of {len(able)} none does. "
+            f"For example: {failures[0]}. Leave stock autotune out."
+        )
     return StockTuning(
         winner=winner,
         time_us=time_us,

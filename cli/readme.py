@@ -1,0 +1,141 @@
+"""Writes the tables of measured results into README.md: `python -m blocktune.cli.readme`.
+
+They stand between two comment lines and come from the files `results/*.bench.json`, as `tune bench --out` writes them,
+and from nothing else.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.bench import geometric_mean
+from blocktune.cli.bench_file import SUFFIX, read_bench, write_atomically
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.shape import AttentionShape, Causal
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+NOTHING = (
+    "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
+)
+HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
+MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
+REGIMES = {
+    "burst": "short bursts, in which the card stays cool",
+    "sustained": "sustained load, in which the card is hot",
+}
+
+
+def results_block(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The part of the README between the comment lines, without them."""
+    parts = [_section(document) for document in documents if document["rows"]]
+    return "\n\n".join(parts) if parts else NOTHING
+
+
+def with_block(readme: str, block: str) -> str:
+    """The README with this block.
+
+    Raises:
+        UsageError: the comment lines are not there, once and in order.
+    """
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
+        raise UsageError(f"A README has the lines {BEGIN} and {END} once each, but this one has not. Put them in.")
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
+
+
+def bench_documents(folder: Path) -> list[dict[str, Any]]:
+    """The documents of a folder, in the order of their names."""
+    return [read_bench(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+
+
+def _section(document: Mapping[str, Any]) -> str:
+    rows = [_Row(row) for row in document["rows"]]
+    parts = [_caption(document)]
+    for dim in sorted({row.shape.head_dim for row in rows}):
+        own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
+        lines = [_line(HEADER), _line(["---:", "---"] + ["---:"] * (len(HEADER) - 2)), *(row.line() for row in own)]
+        parts.append(f"Head dimension {dim}, TFLOP/s:\n\n" + "\n".join(lines))
+    parts.append(_means(rows))
+    return "\n\n".join(parts)
+
+
+class _Row:
+    """One shape of a bench, by contender."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.shape = AttentionShape.from_json(row["shape"])
+        self.entries = {entry["name"]: entry for entry in row["contenders"]}
+
+    def place(self) -> tuple[Any, ...]:
+        shape = self.shape
+        return shape.seqlen_q, shape.seqlen_k, list(Causal).index(shape.causal), shape.label
+
+    def line(self) -> str:
+        over = (self._timing("tuned") or {}).get("over_cudnn")
+        spread = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
+        rates = [self._rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
+        return _line([f"{self.shape.seqlen_q}", MASKS[self.shape.causal], *rates, spread])
+
+    def ratio(self, rival: str) -> float | None:
+        """The rival's time over that of the tuned config."""
+        ours, theirs = self._timing("tuned"), self._timing(rival)
+        return theirs["median_us"] / ours["median_us"] if ours and theirs else None
+
+    def _timing(self, name: str) -> Mapping[str, Any] | None:
+        timing: Mapping[str, Any] | None = self.entries.get(name, {}).get("timing")
+        return timing
+
+    def _rate(self, name: str) -> str:
+        timing = self._timing(name)
+        if timing is None:
+            return "failed" if self.entries.get(name, {}).get("problem") else "-"
+        tuning = self.entries[name]["tuning"]
+        return f"{timing['tflops']:.0f}" + (f" ({tuning['cold_seconds']:.0f} s)" if tuning else "")
+
+
+def _caption(document: Mapping[str, Any]) -> str:
+    environment, shape = document["environment"], AttentionShape.from_json(document["rows"][0]["shape"])
+    software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver"))
+    commands = " and ".join(f"`{command}`" for command in document["commands"])
+    return (
+        f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
+        f"{environment['power_limit_w']} W) by {commands}: {REGIMES[document['regime']]}, {shape.dtype}. "
+        "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
+        "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
+        "to tune, estimated for an empty cache."
+    )
+
+
+def _means(rows: Iterable[_Row]) -> str:
+    lines = []
+    all_rows = list(rows)
+    rivals = {
+        "cudnn": "cuDNN",
+        "fa2": "FlashAttention-2 in PyTorch",
+        "default": "the default",
+        "paper": "the paper's rule",
+        "triton_autotune": "stock autotune",
+    }
+    for name, words in rivals.items():
+        ratios = [ratio for row in all_rows if (ratio := row.ratio(name)) is not None]
+        if ratios:
+            lines.append(f"{geometric_mean(ratios):.3f} over {words} ({len(ratios)} shapes)")
+    return f"Geometric means of the tuned config's speed: {'; '.join(lines) or 'none'}."
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Brings README.md of the working folder up to date with results/."""
+    readme = Path("README.md")
+    if not readme.exists():
+        sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
+    text = with_block(readme.read_text(encoding="utf-8"), results_block(bench_documents(Path("results"))))
+    write_atomically(readme, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The tables of the README are what the code makes of the measured files."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.cli.readme import BEGIN, END, NOTHING, bench_documents, results_block, with_block
+from blocktune.kernels.errors import UsageError
+from blocktune.tuner.defaults import complete_shape
+
+ROOT = Path(__file__).parents[1]
+
+
+def entry(name: str, tflops: float, **changes: Any) -> dict[str, Any]:
+    timing = {"median_us": 1e5 / tflops, "low_us": 1.0, "high_us": 2.0, "tflops": tflops}
+    over = {"median": tflops / 500, "low": 0.9, "high": 1.1}
+    return {"name": name, "problem": "", "tuning": None, "timing": timing | {"over_cudnn": over}} | changes
+
+
+def row(seq: int, dim: int, causal: bool, *entries: dict[str, Any]) -> dict[str, Any]:
+    return {"shape": complete_shape(seq, dim, causal=causal).to_json(), "contenders": list(entries)}
+
+
+DOCUMENT = {
+    "device": {"name": "NVIDIA H200"},
+    "environment": {"triton": "3.6.0", "torch": "2.13.0", "cudnn": 91900, "driver": "580.65", "power_limit_w": 700},
+    "regime": "burst",
+    "created_at": "2026-11-21T10:00:00+00:00",
+    "commands": ["tune bench --seq 512"],
+    "rows": [
+        row(1024, 64, False, entry("tuned", 520.0), entry("cudnn", 500.0)),
+        row(
+            512,
+            64,
+            True,
+            entry("tuned", 400.0),
+            entry("cudnn", 500.0),
+            entry("paper", 100.0),
+            entry("default", 1.0, timing=None, problem="RuntimeError"),
+            entry("triton_autotune", 390.0, tuning={"cold_seconds": 611.7}),
+        ),
+        row(512, 128, False, entry("tuned", 600.0), entry("cudnn", 1.0, timing=None, problem="no kernel")),
+    ],
+}
+
+
+def test_the_readme_shows_the_measured_files() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert with_block(readme, results_block(bench_documents(ROOT / "results"))) == readme, "run `make results`"
+
+
+def test_without_a_file_the_block_says_so() -> None:
+    assert results_block([]) == NOTHING
+    assert results_block([DOCUMENT | {"rows": []}]) == NOTHING
+
+
+def test_tables_hold_every_row_in_order() -> None:
+    block = results_block([DOCUMENT])
+    lines = block.splitlines()
+    assert "| 512 | causal | failed | 100 | 390 (612 s) | 400 | 500 | 0.800 (0.900 to 1.100) |" in lines
+    assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100) |" in lines
+    assert lines.index("Head dimension 64, TFLOP/s:") < lines.index("Head dimension 128, TFLOP/s:")
+    assert block.index("| 512 | causal") < block.index("| 1024 | full")
+    assert "NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13.0, cudnn 91900, driver 580.65" in block
+    assert "`tune bench --seq 512`" in block
+    assert "0.912 over cuDNN (2 shapes)" in block  # sqrt(0.8 * 1.04)
+
+
+def test_only_the_block_changes() -> None:
+    readme = f"a\n{BEGIN}\nold\n{END}\nb\n"
+    assert with_block(readme, "new") == f"a\n{BEGIN}\nnew\n{END}\nb\n"
+    with pytest.raises(UsageError, match="once each"):
+        with_block("a", "new")
+
+
+def test_the_command_writes_the_block(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "blocktune.cli.readme"]
+    (tmp_path / "README.md").write_text(f"{BEGIN}\nold\n{END}\n")
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "README.md").read_text() == f"{BEGIN}\n{NOTHING}\n{END}\n"
