@@ -9,6 +9,7 @@ another are added up beside its wall time.
 
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,8 @@ def run_stock_autotune(
             winners.append(_tune_kernel(own, shape, bind, arguments, _tolerant(do_bench, failures)))
             synchronize()
     seconds = time.perf_counter() - started
-    winner, time_us = min(winners, key=lambda pair: 0.0 if pair[1] is None else pair[1])
+    # one without a rival was not timed: it loses to those that were, but not to those that failed
+    winner, time_us = min(winners, key=lambda pair: sys.float_info.max if pair[1] is None else pair[1])
     if time_us == math.inf:
         raise NoFeasibleConfigError(
             f"At least one config must run for {shape.label}, but of {len(able)} none does. "
