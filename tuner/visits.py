@@ -42,9 +42,22 @@ def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> Visits:
     )
 
 
+def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int, ...]:
+    """For every query tile of a head, the keys that its block loads: whole tiles, none of them past the end; 0 where no
+    query of the tile sees a key."""
+    starts = range(0, shape.seqlen_q, block_m)
+    if shape.causal is Causal.NONE:
+        return (shape.seqlen_k,) * len(starts)
+    tiles = (-(-_seen(shape, start + block_m) // block_n) for start in starts)
+    return tuple(min(count * block_n, shape.seqlen_k) for count in tiles)
+
+
 def _causal_counts(shape: AttentionShape, start: int, block_m: int, block_n: int) -> tuple[int, int]:
     """(visited, masked) key tiles of the query tile that starts at this row."""
-    seen_by_first = min(max(start + shape.causal_offset + 1, 0), shape.seqlen_k)
-    seen_by_last = min(max(start + block_m + shape.causal_offset, 0), shape.seqlen_k)
-    visited = max(1, -(-seen_by_last // block_n))
-    return visited, visited - seen_by_first // block_n
+    visited = max(1, -(-_seen(shape, start + block_m) // block_n))
+    return visited, visited - _seen(shape, start + 1) // block_n
+
+
+def _seen(shape: AttentionShape, queries: int) -> int:
+    """Keys that the first so many queries of a causal shape see together."""
+    return min(max(queries + shape.causal_offset, 0), shape.seqlen_k)
