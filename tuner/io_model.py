@@ -145,10 +145,8 @@ def v2_traffic(
         lse: the log-sum-exp of every row is written too.
     """
     loaded = keys_loaded(shape, block_m, block_n)
-    if perfect_l2:
-        keys = shape.batch * shape.num_heads_kv * max(loaded)
-    else:
-        keys = shape.batch * shape.num_heads * sum(loaded)
+    by_group, by_tile = shape.num_heads_kv * max(loaded), shape.num_heads * sum(loaded)
+    keys = shape.batch * (by_group if perfect_l2 else by_tile)
     return V2Traffic(
         q_read=_queries(shape, shape.head_dim),
         k_read=keys * shape.head_dim * shape.element_bytes,
