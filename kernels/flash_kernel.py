@@ -108,15 +108,13 @@ class FlashKernel(AttentionKernel):
             q_bytes *= 2  # a float32 operand is split into two tf32 ones
         depth = _depth(config, shape, limits)
         rest_bytes = _buffer_bytes(config, shape, limits, depth) + self.barrier_bytes(config, limits, depth)
-        in_order = config.parameters["schedule"] == IN_ORDER
-        if limits.mma == "wgmma":
-            rows_are_shared = config.block_m < ROWS_PER_WARP * config.num_warps
-            exchanges = rows_are_shared and not in_order and config.num_stages > 1
-            p_bytes = config.block_m * config.block_n * shape.element_bytes if exchanges else 0
-            return q_bytes + rest_bytes + p_bytes
-        if in_order and (limits.mma != "tcgen05" or shape.element_bytes == 2):
+        if _exchanges_probabilities(config, shape, limits):
+            rest_bytes += config.block_m * config.block_n * shape.element_bytes
+        if limits.mma == "tcgen05" and shape.dtype == "float32":
+            return rest_bytes  # Q may be in tensor memory only
+        if limits.mma == "wgmma" or config.parameters["schedule"] == IN_ORDER:
             return q_bytes + rest_bytes
-        return max(q_bytes, rest_bytes)  # Q may be in registers or in tensor memory by the time that the buffers fill
+        return max(q_bytes, rest_bytes)  # Q may have moved to registers by the time that the buffers fill
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         schedule = config.parameters["schedule"]
@@ -181,3 +179,17 @@ def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLi
     if depth == 0 or (config.num_stages == 1 and config.parameters["schedule"] == IN_ORDER):
         return max(k_bytes, v_bytes)  # they take turns
     return depth * (k_bytes + v_bytes)
+
+
+def _exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
+    """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory."""
+    in_order = config.parameters["schedule"] == IN_ORDER
+    if limits.mma == "wgmma":  # several warps share rows; in order, or with one stage, P takes no memory of its own
+        return not in_order and config.num_stages > 1 and config.block_m < ROWS_PER_WARP * config.num_warps
+    # mma.sync splits an accumulator that is wider than high between warps by columns
+    return (
+        limits.mma == "mma"
+        and in_order
+        and shape.element_bytes == 2
+        and config.block_m < padded_width(shape.head_dim_v)
+    )

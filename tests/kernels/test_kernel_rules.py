@@ -18,8 +18,8 @@ HOPPER = limits_for((9, 0))
 CONFIG = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 1, "schedule": IN_ORDER}
 HEAD_DIMS = (16, 64, 80, 128, 256)
 DTYPES = ("bfloat16", "float16", "float32")
-# 256 float32 elements a row: the smallest tiles take 96 KiB on 7.x and 160 KiB on 8.x and 12.x, where tf32 products split
-# Q in two (compiled with Triton 3.6 and 3.9).
+# 256 float32 elements a row: the smallest tiles take 96 KiB on 7.x and 160 KiB on 8.x and 12.x, where tf32 products
+# split Q in two (compiled with Triton 3.6 and 3.9).
 TOO_SMALL_FOR_256_FLOAT32 = {(7, 5), (8, 6), (8, 8), (8, 9), (12, 0), (12, 1)}
 
 
