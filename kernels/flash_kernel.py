@@ -106,9 +106,9 @@ class FlashKernel(AttentionKernel):
         q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
         if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
             q_bytes *= 2  # a float32 operand is split into two tf32 ones
-        depth = _depth(config, shape, limits)
+        depth = buffer_depth(config, shape, limits)
         rest_bytes = _buffer_bytes(config, shape, limits, depth) + self.barrier_bytes(config, limits, depth)
-        if _exchanges_probabilities(config, shape, limits):
+        if exchanges_probabilities(config, shape, limits):
             rest_bytes += config.block_m * config.block_n * shape.element_bytes
         if limits.mma == "tcgen05" and shape.dtype == "float32":
             return rest_bytes  # Q may be in tensor memory only
@@ -163,7 +163,7 @@ class FlashKernel(AttentionKernel):
         return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)
 
 
-def _depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Buffers of K, and as many of V, that loads fill in turns."""
     if limits.mma == "none":
         return 0  # no asynchronous copies: every tile is loaded when it is needed
@@ -181,7 +181,7 @@ def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLi
     return depth * (k_bytes + v_bytes)
 
 
-def _exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
+def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
     """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory."""
     in_order = config.parameters["schedule"] == IN_ORDER
     if limits.mma == "wgmma":  # several warps share rows; in order, or with one stage, P takes no memory of its own
