@@ -20,6 +20,9 @@ from blocktune.cli.render import note, print_json, print_table
 if TYPE_CHECKING:
     from blocktune.tuner.compile_farm import CompileFarm
 
+PLACES = ("--out", "--db")
+"""Flags that name files of this machine."""
+
 COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against cuDNN", "config")
 
 
@@ -95,8 +98,15 @@ def _farm(wanted: bool) -> "Iterator[CompileFarm | None]":
 
 
 def _command() -> str:
-    """What was typed, as it can be typed again."""
-    return shlex.join(["tune", *sys.argv[1:]])
+    """What was typed, as it can be typed again elsewhere: without the files that are here."""
+    words = ["tune"]
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        if argument in PLACES:
+            next(arguments, None)
+        elif not argument.startswith(tuple(f"{flag}=" for flag in PLACES)):
+            words.append(argument)
+    return shlex.join(words)
 
 
 def _show(row: Mapping[str, Any]) -> None:

@@ -35,7 +35,8 @@ class BenchFile:
     def __init__(self, path: Path | None, device: "DeviceSpec", environment: "Environment", regime: "Regime") -> None:
         import torch
 
-        cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         self._path = path
         self.document: dict[str, Any] = {
             "schema": SCHEMA,

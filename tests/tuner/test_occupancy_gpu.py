@@ -31,8 +31,10 @@ NCU_LIMITS = {
     "launch__occupancy_limit_blocks": Limiter.BLOCKS,
     "launch__occupancy_limit_registers": Limiter.REGISTERS,
     "launch__occupancy_limit_shared_mem": Limiter.SHARED_MEMORY,
-    "launch__occupancy_limit_barriers": Limiter.BARRIERS,
 }
+"""ncu's barrier limit is left out: it never exceeds the block limit (32), NVIDIA's own header says 64 for 9.0."""
+CARVEOUT = "launch__shared_mem_config_size"
+OTHERS = ("launch__registers_per_thread", CARVEOUT)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,15 @@ def test_a_few_configs_have_the_limits_of_nsight_compute(compiled: dict[KernelCo
     configs = sorted(compiled, key=lambda config: config.label)[:: max(1, len(compiled) // 6)][:6]
     target = Path(__file__).parent / "ncu_target.py"
     command = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:flash_fwd"]
-    command += ["--metrics", ",".join([*NCU_LIMITS, "launch__registers_per_thread"]), sys.executable, "-P", str(target)]
+    command += [
+        "--print-units",
+        "base",
+        "--metrics",
+        ",".join([*NCU_LIMITS, *OTHERS]),
+        sys.executable,
+        "-P",
+        str(target),
+    ]
     found = subprocess.run(
         [*command, *(json.dumps(config.to_json()) for config in configs)],
         capture_output=True,
@@ -95,14 +105,19 @@ def test_a_few_configs_have_the_limits_of_nsight_compute(compiled: dict[KernelCo
         env=dict(os.environ),
     )
     table = found.stdout[found.stdout.index('"ID"') :]
-    limits: dict[int, dict[str, int]] = {}
+    found_metrics: dict[int, dict[str, int]] = {}
     for row in csv.DictReader(io.StringIO(table)):
         value = int(float(row["Metric Value"].replace(",", "")))
-        limits.setdefault(int(row["ID"]), {})[row["Metric Name"]] = value
-    assert len(limits) == len(configs)
-    for config, metrics in zip(configs, limits.values(), strict=True):
-        occupied = compiled[config]
-        assert metrics["launch__registers_per_thread"] == occupied.resources.registers, config.label
+        found_metrics.setdefault(int(row["ID"]), {})[row["Metric Name"]] = value
+    assert len(found_metrics) == len(configs)
+    for config, metrics in zip(configs, found_metrics.values(), strict=True):
+        resources, limits = compiled[config].resources, compiled[config].limits
+        assert metrics["launch__registers_per_thread"] == resources.registers, config.label
+        # The driver leaves the L1 cache what a block limit by registers makes useless as shared memory; ncu counts the
+        # blocks that fit what it chose.
+        carveout_percent = 100 * metrics[CARVEOUT] // limits.shared_per_sm_bytes
+        occupied = occupancy(resources, limits, carveout_percent=carveout_percent)
         expected = {name: occupied.limit_blocks[limiter] for name, limiter in NCU_LIMITS.items()}
         assert {name: metrics[name] for name in NCU_LIMITS} == expected, config.label
-        print(f"\n{config.label}: {expected}", end="")
+        assert occupied.blocks_per_sm == compiled[config].blocks_per_sm, config.label
+        print(f"\n{config.label}: {expected}, {metrics[CARVEOUT] >> 10} KiB of shared memory chosen", end="")
