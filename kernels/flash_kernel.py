@@ -1,6 +1,7 @@
 """What the FlashAttention-2 forward kernels have in common on the host: rules, resources and arguments."""
 
 import hashlib
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -44,6 +45,23 @@ def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
     dim = shape.head_dim if letter in "qk" else shape.head_dim_v
     row = "m" if letter in "qo" else "n"
     return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
+
+
+def device_sources(function: Any) -> dict[str, str]:
+    """The source of a jitted function and of all jitted functions that it calls, by name.
+
+    Triton's own `cache_key` would change with every line that is added above the function.
+    """
+    sources = {function.fn.__qualname__: inspect.getsource(function.fn)}
+    waiting = [function.fn]
+    while waiting:
+        python = waiting.pop()
+        for name in python.__code__.co_names:
+            callee = getattr(python.__globals__.get(name), "fn", None)
+            if inspect.isfunction(callee) and callee.__qualname__ not in sources:
+                sources[callee.__qualname__] = inspect.getsource(callee)
+                waiting.append(callee)
+    return sources
 
 
 class FlashKernel(AttentionKernel):
@@ -95,7 +113,8 @@ class FlashKernel(AttentionKernel):
 
     @cached_property
     def source_hash(self) -> str:
-        return hashlib.sha256(self.function.cache_key.encode()).hexdigest()[:16]
+        sources = device_sources(self.function)
+        return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
