@@ -23,6 +23,7 @@ from blocktune.kernels.errors import NoFeasibleConfigError
 
 if TYPE_CHECKING:
     from blocktune.db.records import Best
+    from blocktune.db.store import ResultStore
     from blocktune.kernels.device import DeviceSpec
     from blocktune.kernels.ladder import Candidate
     from blocktune.kernels.shape import AttentionShape
@@ -41,7 +42,8 @@ def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_j
     tune best --seq 8192 --dim 64 --causal --device h200 --json
     """
     shape, spec = flags.shape(), device_asked_for(device)
-    answer = _look_up(db, spec, shape)
+    with existing_store(db) as store:
+        answer = look_up(store, db, spec, shape)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -53,7 +55,7 @@ def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_j
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What the ladder says about a shape, and the stored winner behind it where there is one."""
 
     device: "DeviceSpec"
@@ -88,22 +90,28 @@ class _Answer:
         return {"time_us": found.time_us, "predicted_us": predicted_us, "origin": str(found.origin)}
 
 
-def _look_up(db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Answer:
-    """Climbs down the dispatcher's ladder over the store and the shipped results."""
+def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer:
+    """Climbs down the dispatcher's ladder over the store, where there is one, and the shipped results.
+
+    Args:
+        store: what `existing_store(db)` opened.
+        db: its place as the user gave it.
+        device: to answer for.
+        shape: to answer for.
+    """
     from blocktune.db.target import StoreTarget
     from blocktune.kernels.source import JsonConfigs, SqliteConfigs
 
     winners = list(_shipped_winners())
     layers: list[ConfigSource] = [JsonConfigs()]
-    with existing_store(db) as store:
-        if store is not None:
-            path = StoreTarget.of(db).path
-            layers.insert(0, store if path is None else SqliteConfigs(path))
-            winners = [*store.bests(), *winners]
-        candidate, passed_over = _climb_down(layers, device, shape)
-        winner = None if candidate is None else _winner_behind(candidate, winners)
-        predicted = {} if store is None or winner is None else predictions(store, winner)
-    return _Answer(device, shape, candidate, winner, predicted, passed_over)
+    if store is not None:
+        path = StoreTarget.of(db).path
+        layers.insert(0, store if path is None else SqliteConfigs(path))
+        winners = [*store.bests(), *winners]
+    candidate, passed_over = _climb_down(layers, device, shape)
+    winner = None if candidate is None else _winner_behind(candidate, winners)
+    predicted = {} if store is None or winner is None else predictions(store, winner)
+    return Answer(device, shape, candidate, winner, predicted, passed_over)
 
 
 def _climb_down(
@@ -141,7 +149,7 @@ def _winner_behind(candidate: "Candidate", winners: Iterable["Best"]) -> "Best |
     return next((winner for winner in winners if (winner.shape, winner.config, winner.time_us) == wanted), None)
 
 
-def _show(answer: _Answer, assumed: str) -> None:
+def _show(answer: Answer, assumed: str) -> None:
     from blocktune.kernels.explanation import Explanation
 
     typer.echo(f"{answer.shape.label} on {answer.device.name}")

@@ -1,27 +1,20 @@
 """`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blocktune.cli.options import AsJson, DeviceName, Dtype, IsCausal, device_asked_for
-from blocktune.cli.render import note, print_json
-from blocktune.kernels.errors import NoFeasibleConfigError, UsageError
+from blocktune.cli.render import print_json
+from blocktune.cli.subject import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.kernels.errors import UsageError
 from blocktune.tuner.defaults import complete_shape
 
 if TYPE_CHECKING:
-    from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.device import ComputeLimits
-    from blocktune.kernels.kernel import AttentionKernel
     from blocktune.kernels.resources import KernelResources
     from blocktune.kernels.shape import AttentionShape
     from blocktune.tuner.occupancy import Occupancy
-
-Parameter = Annotated[
-    list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the kernel's own; may be repeated."),
-]
 
 
 def occupancy(
@@ -38,10 +31,10 @@ def occupancy(
     kernel: Annotated[
         str | None, typer.Option("--kernel", help="Compile this kernel instead of giving --regs.")
     ] = None,
-    block_m: Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")] = None,
-    block_n: Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")] = None,
-    stages: Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")] = None,
-    param: Parameter = None,
+    block_m: BlockM = None,
+    block_n: BlockN = None,
+    stages: Stages = None,
+    param: OwnParameters = None,
     dim: Annotated[int | None, typer.Option("--dim", min=1, help="Head dimension to compile for.")] = None,
     seq: Annotated[int, typer.Option("--seq", min=1, help="Sequence length to compile for.")] = 8192,
     dtype: Dtype = "bf16",
@@ -65,10 +58,11 @@ def occupancy(
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-        subject = _subject(kernel, choices, param or [], _shape_to_compile(seq, dim, dtype, causal), limits)
-        resources = _compile(subject)
+        subject = default_subject(kernel, _shape_to_compile(seq, dim, dtype, causal), limits)
+        subject = subject.with_choices(choices, param or [])
+        resources = subject.compile()
     result = compute(resources, limits, carveout_percent=carveout)
-    text = explain(result) if subject is None else subject.explain(result, num_sms)
+    text = explain(result) if subject is None else _explain(subject, result, num_sms)
     if as_json:
         print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
     else:
@@ -113,86 +107,14 @@ def _shape_to_compile(seq: int, dim: int | None, dtype: str, causal: bool) -> "A
     return complete_shape(seq, dim, dtype=dtype, causal=causal)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What is compiled, and for what."""
+def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
+    """The occupancy in words, with what smaller parameters would change and the waves on a device."""
+    from blocktune.tuner.analysis import steps_down
+    from blocktune.tuner.occupancy_text import explain
+    from blocktune.tuner.roofline import waves_of
 
-    kernel: "AttentionKernel"
-    config: "KernelConfig"
-    shape: "AttentionShape"
-    limits: "ComputeLimits"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"config": self.config.to_json(), "shape": self.shape.to_json()}
-
-    def explain(self, result: "Occupancy", num_sms: int | None) -> str:
-        """The occupancy in words, with what smaller parameters would change and the waves on a device."""
-        from blocktune.tuner.occupancy import Waves
-        from blocktune.tuner.occupancy_text import explain
-        from blocktune.tuner.visits import visits_of
-
-        waves = None
-        if num_sms is not None and result.blocks_per_sm:
-            tiles = visits_of(self.shape, self.config.block_m, self.config.block_n).query_tiles
-            grid = tiles * self.shape.batch * self.shape.num_heads
-            waves = Waves(grid_blocks=grid, resident_blocks=result.blocks_per_sm * num_sms)
-        return explain(result, alternatives=self._alternatives(), waves=waves)
-
-    def _alternatives(self) -> dict[str, int]:
-        """The shared bytes of a block after one step down of one parameter, by the step's name."""
-        from blocktune.kernels.config import KernelConfig
-
-        found = {}
-        now = self.config.parameters
-        for name, choices in self.kernel.parameters.items():
-            lower = max((choice for choice in choices if choice < now[name]), default=None)
-            if lower is not None:
-                config = KernelConfig.of(self.config.kernel, now | {name: lower})
-                found[f"{name} {now[name]}→{lower}"] = self.kernel.shared_bytes(config, self.shape, self.limits)
-        return found
-
-
-def _subject(
-    name: str, choices: dict[str, int | None], own: list[str], shape: "AttentionShape", limits: "ComputeLimits"
-) -> _Subject:
-    """The kernel's default config with the given choices in place of its own."""
-    from blocktune.kernels.config import KernelConfig
-    from blocktune.kernels.registry import get_kernel
-
-    kernel = get_kernel(name)
-    reason = kernel.unsupported(shape, limits)
-    if reason is not None:
-        raise UsageError(reason)
-    given = {key: value for key, value in choices.items() if value is not None} | dict(map(_parameter, own))
-    unknown = sorted(set(given) - set(kernel.parameters))
-    if unknown:
-        raise UsageError(f"`{name}` has the parameters {', '.join(kernel.parameters)}, but got {', '.join(unknown)}.")
-    config = KernelConfig.of(name, kernel.default_config(shape, limits).parameters | given)
-    return _Subject(kernel, config, shape, limits)
-
-
-def _parameter(text: str) -> tuple[str, int]:
-    name, _, value = text.partition("=")
-    try:
-        return name, int(value)
-    except ValueError:
-        raise UsageError(f"`--param` is NAME=VALUE with an integer value, but got {text!r}.") from None
-
-
-def _compile(subject: _Subject) -> "KernelResources":
-    """The resources of the config, compiled in a process of its own since a compile may abort its process.
-
-    Raises:
-        NoFeasibleConfigError: the config does not compile.
-    """
-    from blocktune.tuner.compile_farm import CompileFarm
-
-    config, limits = subject.config, subject.limits
-    note(f"compiling {config.label} for compute capability {limits.name} ({subject.shape.label})")
-    with CompileFarm(workers=1) as farm:
-        result = farm.submit(config.kernel, config, subject.shape, limits.cc).result()
-    if result.resources is None:
-        raise NoFeasibleConfigError(
-            f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): {result.error}"
-        )
-    return result.resources
+    waves = None
+    if num_sms is not None and result.blocks_per_sm:
+        waves = waves_of(subject.shape, subject.config.block_m, result, num_sms)
+    alternatives = steps_down(subject.kernel, subject.config, subject.shape, subject.limits)
+    return explain(result, alternatives=alternatives, waves=waves)

@@ -172,9 +172,10 @@ def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | 
     needed, has = standard_memory_bytes(shape), device.memory_bytes
     if has is None or needed <= has:
         return None
+    each = _size(score_matrix_bytes(shape))
     return (
-        f"Standard attention keeps all scores, {_gib(score_matrix_bytes(shape))} a head and {_gib(needed)} in all with "
-        f"its tensors, but {device.name} has {_gib(has)}. Take fewer heads, a smaller batch or a shorter sequence."
+        f"Standard attention keeps all scores, {each} a head and {_size(needed)} in all with "
+        f"its tensors, but {device.name} has {_size(has)}. Take fewer heads, a smaller batch or a shorter sequence."
     )
 
 
@@ -183,5 +184,5 @@ def _queries(shape: AttentionShape, head_dim: int) -> int:
     return shape.batch * shape.num_heads * shape.seqlen_q * head_dim * shape.element_bytes
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.3g} GiB"
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:,.3g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:,.3g} MiB"

@@ -1,0 +1,131 @@
+"""`tune explain`: which config it explains, its JSON, its words, and what it refuses."""
+
+import json
+
+import pytest
+
+from blocktune.kernels.device import device_named
+from blocktune.kernels.resources import KernelResources
+from blocktune.tuner.defaults import complete_shape
+
+EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results that ship with the package grow; these tests must not change with them."""
+    monkeypatch.setattr("blocktune.kernels.source._shipped", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.best._shipped_winners", lambda: iter(()))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compiles are replaced by fixed resources; the labels of what was asked for are kept."""
+    labels: list[str] = []
+
+    def compile_(subject) -> KernelResources:
+        labels.append(subject.config.label)
+        return KernelResources(registers=168, shared_bytes=57_344, num_warps=4, tensor_cores="wgmma")
+
+    monkeypatch.setattr("blocktune.cli.subject.Subject.compile", compile_)
+    return labels
+
+
+def test_the_stored_winner_is_explained_beside_its_measured_time(tune, winner, compiled) -> None:
+    tune.store(winner())
+    result = tune(*EXPLAIN, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert (data["schema"], data["measured_us"]) == (1, 812.5)
+    assert data["config"] == winner().config.to_json()
+    assert data["model_error"] == pytest.approx(data["prediction"]["total_us"] / 812.5 - 1)
+    assert "measured on this device for this shape" in data["source"]
+    assert data["tensor_cores"] == "wgmma"
+    assert {tile["name"] for tile in data["on_chip"]["tiles"]} == {"Q", "K", "V", "S", "P", "O", "m", "l"}
+    assert data["traffic"]["standard"]["s_written"] == 64 * 4 * 8192**2
+    assert data["rooflines"]["v2_perfect_l2"]["bound_by"] == "arithmetic"
+    assert data["explanation"].startswith("Predicted ")
+
+
+def test_the_words_hold_every_model(tune, winner, compiled) -> None:
+    tune.store(winner())
+    result = tune(*EXPLAIN)
+    assert result.exit_code == 0, result.stderr
+    for part in (
+        "b2 h32 s8192 d64 bf16 on NVIDIA H200",
+        compiled[0],
+        "matrix products",
+        "standard attention",
+        "68,987,912,192",
+        "v2, every key in L2",
+        "3 of 64 x 64, 2 B each",
+        "Measured 812.5 µs: the model is",
+        "3 blocks/SM",
+        "waves of 396",
+        "tensor cores (wgmma)",
+    ):
+        assert part in result.stdout
+    assert "assumed --batch 2" in result.stderr
+
+
+def test_flags_change_the_winner_and_then_its_time_is_not_claimed(tune, winner, compiled) -> None:
+    tune.store(winner())
+    data = json.loads(tune(*EXPLAIN, "--stages", 2, "--param", "schedule=0", "--json").stdout)
+    assert (data["config"]["num_stages"], data["config"]["schedule"], data["config"]["block_m"]) == (2, 0, 128)
+    assert (data["source"], data["measured_us"], data["model_error"]) == ("as given", None, None)
+
+
+def test_a_neighbour_s_time_is_not_claimed_for_this_shape(tune, winner, compiled) -> None:
+    tune.store(winner())
+    data = json.loads(tune("explain", "--seq", 4096, *EXPLAIN[3:], "--json").stdout)
+    assert data["config"] == winner().config.to_json()
+    assert data["measured_us"] is None
+    assert "b2 h32 s8192" in data["source"]
+
+
+def test_without_results_the_default_is_explained_and_nothing_is_made(tune, compiled) -> None:
+    result = tune(*EXPLAIN)
+    assert result.exit_code == 0
+    assert "the kernel's default" in result.stdout
+    assert "Nobody measured" in result.stdout
+    assert not tune.db.exists()
+
+
+def test_a_kernel_that_is_named_starts_from_its_default(tune, winner, compiled) -> None:
+    tune.store(winner())
+    data = json.loads(tune(*EXPLAIN, "--kernel", "flash_fwd_tma", "--causal", "--block-n", 32, "--json").stdout)
+    assert (data["config"]["kernel"], data["config"]["block_n"], data["shape"]["causal"]) == (
+        "flash_fwd_tma",
+        32,
+        "upper_left",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--kernel", "no_such_kernel"), 2),
+        (("--param", "colour=3"), 2),
+        (("--block-m", -64), 2),
+        (("--dim-v", 1024), 3),
+    ],
+    ids=str,
+)
+def test_wrong_use_says_the_way_out(tune, compiled, words: tuple[object, ...], code: int) -> None:
+    result = tune(*EXPLAIN, *words)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert len(result.stderr) > 20
+    assert compiled == []
+
+
+@pytest.mark.slow
+def test_the_seed_s_own_card_is_explained_without_a_gpu(tune) -> None:
+    words = ("explain", "--seq", 1024, "--dim", 64, "--dtype", "fp16", "--device", "rtx2070", "--kernel", "flash_fwd")
+    result = tune(*words, "--block-m", 64, "--block-n", 32, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["tensor_cores"] == "none"
+    assert data["occupancy"]["cc"] == device_named("rtx2070").limits.name == "7.5"
+    assert data["shape"] == complete_shape(1024, 64, dtype="fp16").to_json()
+    assert "Triton uses none below compute capability 8.0" in data["explanation"]

@@ -1,0 +1,168 @@
+"""Everything the models say about one compiled config, put together: what `tune explain` shows.
+
+    analysis = analyse(kernel, config, shape, device, resources, measured_us=1690.0)
+    analysis.breakdown.binding, analysis.model_error
+
+`tuner/analysis_text.py` says it in words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blocktune.db.store import ResultStore
+from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.flash_kernel import FlashKernel
+from blocktune.kernels.kernel import AttentionKernel
+from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.resources import KernelResources
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.cost_model import CostBreakdown, missing_rates, predict
+from blocktune.tuner.io_model import (
+    Traffic,
+    standard_memory_problem,
+    standard_traffic,
+    v1_traffic,
+    v2_traffic,
+)
+from blocktune.tuner.occupancy import Occupancy, Waves, occupancy
+from blocktune.tuner.on_chip import OnChip, on_chip
+from blocktune.tuner.roofline import Roofline, block_intensity, roofline, waves_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """One config on one device.
+
+    alternatives: shared bytes of a block after one step down of a parameter, by the step's name. waves and breakdown
+    are None where no block fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates`
+    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. budget: None for kernels of
+    other families. standard_problem: why standard attention would not fit this device. measured_us: of this very config
+    on this device, None if nobody measured it.
+    """
+
+    device: DeviceSpec
+    shape: AttentionShape
+    config: KernelConfig
+    occupied: Occupancy
+    alternatives: Mapping[str, int] = field(hash=False)
+    waves: Waves | None
+    breakdown: CostBreakdown | None
+    missing_rates: tuple[str, ...]
+    traffic: Mapping[str, Traffic] = field(hash=False)
+    rooflines: Mapping[str, Roofline] = field(hash=False)
+    budget: OnChip | None
+    standard_problem: str | None
+    measured_us: float | None
+
+    @property
+    def model_error(self) -> float | None:
+        """How far the predicted time is from the measured one, as a fraction of that: 0.1 is 10 % too long."""
+        if self.measured_us is None or self.breakdown is None:
+            return None
+        return self.breakdown.total_us / self.measured_us - 1
+
+    @property
+    def block_intensity(self) -> float:
+        """FLOP for every byte of keys and values that a block reads."""
+        return block_intensity(self.shape, self.config.block_m)
+
+    def to_json(self) -> dict[str, Any]:
+        waves = self.waves
+        return {
+            "device": self.device.to_json(),
+            "shape": self.shape.to_json(),
+            "config": self.config.to_json(),
+            "occupancy": self.occupied.to_json(),
+            "tensor_cores": self.occupied.resources.tensor_cores,
+            "waves": waves and {"grid_blocks": waves.grid_blocks, "count": waves.count, "efficiency": waves.efficiency},
+            "prediction": self.breakdown and self.breakdown.to_json(),
+            "missing_rates": list(self.missing_rates),
+            "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
+            "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
+            "block_intensity": self.block_intensity,
+            "on_chip": self.budget and self.budget.to_json(),
+            "standard_problem": self.standard_problem,
+            "measured_us": self.measured_us,
+            "model_error": self.model_error,
+        }
+
+
+def analyse(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    resources: KernelResources,
+    *,
+    measured_us: float | None = None,
+) -> Analysis:
+    """Asks every model about a compiled config.
+
+    Args:
+        kernel: a forward kernel.
+        config: its block sizes.
+        shape: the problem.
+        device: the one that it was compiled for.
+        resources: of the compiled code.
+        measured_us: what it takes there, if that is known.
+    """
+    occupied, missing = occupancy(resources, device.limits), missing_rates(device)
+    fits = occupied.blocks_per_sm > 0
+    traffic = _traffic(shape, config)
+    return Analysis(
+        device=device,
+        shape=shape,
+        config=config,
+        occupied=occupied,
+        alternatives=steps_down(kernel, config, shape, device.limits),
+        waves=waves_of(shape, config.block_m, occupied, device.num_sms) if fits else None,
+        breakdown=predict(shape, config, resources, occupied, device, kernel.softmax_cost(config))
+        if fits and not missing
+        else None,
+        missing_rates=missing,
+        traffic=traffic,
+        rooflines={} if missing else {name: roofline(shape, bytes_, device) for name, bytes_ in traffic.items()},
+        budget=on_chip(config, shape, device.limits) if isinstance(kernel, FlashKernel) else None,
+        standard_problem=standard_memory_problem(shape, device),
+        measured_us=measured_us,
+    )
+
+
+def steps_down(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
+) -> dict[str, int]:
+    """The shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
+    found = {}
+    now = config.parameters
+    for name, choices in kernel.parameters.items():
+        lower = max((choice for choice in choices if choice < now[name]), default=None)
+        if lower is not None:
+            smaller = KernelConfig.of(config.kernel, now | {name: lower})
+            found[f"{name} {now[name]}→{lower}"] = kernel.shared_bytes(smaller, shape, limits)
+    return found
+
+
+def measured_time_us(
+    store: ResultStore, device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
+) -> float | None:
+    """What this config of this device code took on this device: in the finals if it won them, else in its youngest
+    trial; None if it was never timed."""
+    best = store.best(device, shape)
+    if best is not None and best.origin is Origin.MEASURED and (best.config, best.kernel_hash) == (config, kernel_hash):
+        return best.time_us
+    trials = store.trials(device, shape, kernel_hash=kernel_hash)
+    times = [trial.time_us for trial in trials if trial.config == config and trial.time_us is not None]
+    return times[-1] if times else None
+
+
+def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:
+    """By algorithm; the last two are the bounds between which a FlashAttention-2 kernel lies."""
+    m, n = config.block_m, config.block_n
+    return {
+        "standard": standard_traffic(shape),
+        "v1": v1_traffic(shape, m, n),
+        "v2": v2_traffic(shape, m, n),
+        "v2_perfect_l2": v2_traffic(shape, m, n, perfect_l2=True),
+    }
