@@ -9,8 +9,8 @@ accumulates in registers. `mma` takes all operands from registers, so K and V pa
 earlier. `tcgen05` keeps the accumulator and the probabilities in tensor memory. Without tensor cores a tile of K or V
 is spread over the threads through shared memory at the moment it is needed.
 
-The sum of the shared tiles is what the compiler allocates for `wgmma` and `mma`, and less than that elsewhere, where it
-adds room for conversions between layouts; barriers are not counted.
+The sum of the shared tiles is what the compiler allocates for `wgmma`. Elsewhere it may allocate more, for conversions
+between layouts or because Q leaves later (docs/shared_memory.md has figures). Barriers are not counted.
 """
 
 from collections.abc import Iterable
