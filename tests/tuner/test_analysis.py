@@ -104,8 +104,11 @@ def test_the_instruction_of_the_products_is_told(device: str, used: str, says: s
 
 def test_l2_is_named_where_the_theorem_is_too_pessimistic() -> None:
     config = replace(CONFIG, block_m=64)
-    assert "L2 delivers most of them" in explain(analysis(config=config, measured_us=2_000.0))
-    assert "L2 delivers most of them" not in explain(analysis(config=config, measured_us=20_000.0))
+    memory_us = analysis(config=config).traffic["v2"].total_bytes / 4.8e6
+    text = explain(analysis(config=config, measured_us=memory_us / 4))
+    assert f"would take {memory_us:,.1f} µs: at least 75 % of these bytes came from L2" in text
+    assert "came from L2" not in explain(analysis(config=config, measured_us=memory_us * 1.01))
+    assert "came from L2" not in explain(analysis(config=config)), "a prediction proves nothing"
 
 
 def test_standard_attention_that_does_not_fit_is_told() -> None:
