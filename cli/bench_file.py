@@ -1,4 +1,4 @@
-"""The file that `tune bench --out` writes: rows of one device, software and regime, complete after every shape."""
+"""The file that `tune bench --out` writes: rows of one device, software, regime and set of kernels."""
 
 import json
 import os
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 FORMAT = "blocktune-bench"
 SUFFIX = ".bench.json"
 
-_SAME = ("schema", "format", "device", "environment", "regime")
+_SAME = ("schema", "format", "device", "environment", "regime", "kernels")
 """What rows must share to stand in one file."""
 
 
 class BenchFile:
     """A document of comparisons, and the file that it is kept in, if any.
 
-    A file that has rows of the same device, software and regime is added to: a shape that is measured again replaces
-    its row. So a long bench may be made in several runs.
+    A file that has rows of the same device, software, regime and kernels is added to: a shape that is measured again
+    replaces its row. So a long bench may be made in several runs.
 
     Raises:
         UsageError: the file holds something else.
@@ -34,6 +34,8 @@ class BenchFile:
 
     def __init__(self, path: Path | None, device: "DeviceSpec", environment: "Environment", regime: "Regime") -> None:
         import torch
+
+        from blocktune.kernels.registry import KERNELS
 
         number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
         cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
@@ -44,6 +46,7 @@ class BenchFile:
             "device": replace(device, uuid=None).to_json(),
             "environment": asdict(environment) | {"cudnn": cudnn},
             "regime": str(regime),
+            "kernels": sorted(KERNELS),
             "created_at": "",
             "commands": [],
             "rows": [],
@@ -66,7 +69,8 @@ class BenchFile:
         differ = [name for name in _SAME if there.get(name) != self.document[name]]
         if differ:
             raise UsageError(
-                f"Rows of one file share device, software and regime, but {path} differs in {', '.join(differ)}. "
+                f"Rows of one file share device, software, regime and kernels, but {path} differs in "
+                f"{', '.join(differ)}. "
                 "Name another file by --out."
             )
         self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}

@@ -1,20 +1,20 @@
-"""Writes the tables of measured results into README.md: `python -m blocktune.cli.readme`.
+"""Writes the tables of measured results into README.md and docs/*.md: `python -m blocktune.cli.readme`.
 
-They stand between two comment lines and come from the files `results/*.bench.json`, as `tune bench --out` writes them,
-and from nothing else.
+They stand between two comment lines, the first of which names a file of results/, as `tune bench --out` writes it, and
+come from nothing else.
 """
 
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from blocktune.cli.bench import geometric_mean
-from blocktune.cli.bench_file import SUFFIX, read_bench, write_atomically
-from blocktune.kernels.errors import UsageError
+from blocktune.cli.bench_file import read_bench, write_atomically
 from blocktune.kernels.shape import AttentionShape, Causal
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
+BLOCK = re.compile(r"<!-- results (?P<file>\S+) -->\n.*?<!-- /results -->", re.DOTALL)
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
 )
@@ -26,27 +26,29 @@ REGIMES = {
 }
 
 
-def results_block(documents: Sequence[Mapping[str, Any]]) -> str:
-    """The part of the README between the comment lines, without them."""
-    parts = [_section(document) for document in documents if document["rows"]]
-    return "\n\n".join(parts) if parts else NOTHING
+def results_block(document: Mapping[str, Any] | None) -> str:
+    """The tables of one bench file; None: there is no such file."""
+    return _section(document) if document is not None and document["rows"] else NOTHING
 
 
-def with_block(readme: str, block: str) -> str:
-    """The README with this block.
+def with_results(page: str, folder: Path) -> str:
+    """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
 
     Raises:
-        UsageError: the comment lines are not there, once and in order.
+        UsageError: a file is no bench.
     """
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise UsageError(f"A README has the lines {BEGIN} and {END} once each, but this one has not. Put them in.")
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
+
+    def filled(match: re.Match[str]) -> str:
+        path = folder / match["file"]
+        block = results_block(read_bench(path) if path.exists() else None)
+        return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
+
+    return BLOCK.sub(filled, page)
 
 
-def bench_documents(folder: Path) -> list[dict[str, Any]]:
-    """The documents of a folder, in the order of their names."""
-    return [read_bench(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+def pages(root: Path) -> list[Path]:
+    """The pages that may hold blocks: the README and the documents."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
 def _section(document: Mapping[str, Any]) -> str:
@@ -100,7 +102,8 @@ def _caption(document: Mapping[str, Any]) -> str:
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
-        f"{environment['power_limit_w']} W) by {commands}: {REGIMES[document['regime']]}, {shape.dtype}. "
+        f"{environment['power_limit_w']} W), kernels {', '.join(document['kernels'])}, by {commands}: "
+        f"{REGIMES[document['regime']]}, {shape.dtype}. "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
         "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
         "to tune, estimated for an empty cache."
@@ -129,12 +132,14 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Brings README.md of the working folder up to date with results/."""
-    readme = Path("README.md")
-    if not readme.exists():
+    """Brings the pages of the working folder up to date with results/."""
+    if not Path("README.md").exists():
         sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
-    text = with_block(readme.read_text(encoding="utf-8"), results_block(bench_documents(Path("results"))))
-    write_atomically(readme, text)
+    for path in pages(Path()):
+        page = path.read_text(encoding="utf-8")
+        text = with_results(page, Path("results"))
+        if text != page:
+            write_atomically(path, text)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, Self
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.shape import AttentionShape
 
-MAX_BLOCK = 1024
+MIN_BLOCK, MAX_BLOCK = 16, 1024
 MAX_STAGES = 16
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -21,7 +21,7 @@ def _is_power_of_two(value: int) -> bool:
 class KernelConfig:
     """A kernel's name and its block sizes.
 
-    block_m counts query rows and block_n key rows of a tile; both are powers of two, as Triton requires. `extra` holds
+    block_m counts query rows, a multiple of 16, and block_n key rows of a tile, a power of two. `extra` holds
     the kernel's own parameters as sorted (name, value) pairs.
 
     Raises:
@@ -40,8 +40,11 @@ class KernelConfig:
             raise UsageError(
                 f"A kernel's name has lower-case letters, digits and underscores, but got {self.kernel!r}."
             )
+        if type(self.block_m) is not int or self.block_m % MIN_BLOCK or not 0 < self.block_m <= MAX_BLOCK:
+            raise UsageError(
+                f"`block_m` must be a multiple of {MIN_BLOCK} up to {MAX_BLOCK}, but got block_m={self.block_m!r}."
+            )
         for name, value, highest in (
-            ("block_m", self.block_m, MAX_BLOCK),
             ("block_n", self.block_n, MAX_BLOCK),
             ("num_warps", self.num_warps, 32),
         ):

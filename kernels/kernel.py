@@ -33,11 +33,13 @@ class SoftmaxCost:
     instructions_per_score: float32 and conversion instructions for every score, the exponential's own issue included:
     maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
     multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
+    copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does.
     """
 
     instructions_per_score: float = 5.5
     rescales: bool = True
     products_overlap: bool = False
+    copying_warps: int = 0
 
 
 class AttentionKernel(ABC):
@@ -86,6 +88,10 @@ class AttentionKernel(ABC):
     @abstractmethod
     def source_hash(self) -> str:
         """16 hexadecimal digits that change with the kernel's device code."""
+
+    def total_warps(self, config: KernelConfig) -> int:
+        """Warps of a block once it is compiled; a kernel whose warps specialise has more than the config names."""
+        return config.num_warps
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """What the softmax of this config costs; a kernel whose configs differ in it overrides this."""

@@ -3,6 +3,7 @@
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
 from blocktune.kernels.flash_fwd_tma import FlashForwardTma
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.shape import AttentionShape
@@ -10,6 +11,7 @@ from blocktune.kernels.shape import AttentionShape
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
     for kernel in (
+        FlashForwardHopper(),
         FlashForwardTma(),
         FlashForward(),
     )

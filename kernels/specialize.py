@@ -12,6 +12,8 @@ from typing import Any
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import SHORT_DTYPES
 
+TRITON_DTYPES = SHORT_DTYPES | {"int32": "int32"}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
@@ -22,10 +24,11 @@ class TensorArgument:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorArgument:
-    """A tensor descriptor made on the host."""
+    """A tensor descriptor made on the host. swizzled: one of Gluon's, which name the layout in shared memory."""
 
     dtype: str
     block_shape: tuple[int, ...]
+    swizzled: bool = False
 
 
 def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> CompileSpec:
@@ -56,9 +59,19 @@ def _stand_in(value: Any) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     if isinstance(value, TensorArgument):
-        return MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+        return MockTensor(tl.dtype(TRITON_DTYPES[value.dtype]))
     if isinstance(value, DescriptorArgument):
         sizes, strides = [1] * len(value.block_shape), [16] * (len(value.block_shape) - 1) + [1]
         base = MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+        if value.swizzled:
+            return _swizzled(value, base, sizes, strides)
         return TensorDescriptor(base, sizes, strides, list(value.block_shape))
     return value
+
+
+def _swizzled(value: DescriptorArgument, base: Any, sizes: list[int], strides: list[int]) -> Any:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = gl.NVMMASharedLayout.get_default_for(list(value.block_shape), getattr(gl, value.dtype))
+    return TensorDescriptor(base, sizes, strides, list(value.block_shape), layout)

@@ -1,5 +1,6 @@
 """The tables of the README are what the code makes of the measured files."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.readme import BEGIN, END, NOTHING, bench_documents, results_block, with_block
-from blocktune.kernels.errors import UsageError
+from blocktune.cli.readme import NOTHING, pages, results_block, with_results
 from blocktune.tuner.defaults import complete_shape
 
 ROOT = Path(__file__).parents[1]
@@ -25,8 +25,11 @@ def row(seq: int, dim: int, causal: bool, *entries: dict[str, Any]) -> dict[str,
 
 
 DOCUMENT = {
+    "schema": 1,
+    "format": "blocktune-bench",
     "device": {"name": "NVIDIA H200"},
-    "environment": {"triton": "3.6.0", "torch": "2.13.0", "cudnn": 91900, "driver": "580.65", "power_limit_w": 700},
+    "kernels": ["flash_fwd", "flash_fwd_tma"],
+    "environment": {"triton": "3.6.0", "torch": "2.13.0", "cudnn": "9.19.0", "driver": "580.65", "power_limit_w": 700},
     "regime": "burst",
     "created_at": "2026-11-21T10:00:00+00:00",
     "commands": ["tune bench --seq 512"],
@@ -47,37 +50,40 @@ DOCUMENT = {
 }
 
 
-def test_the_readme_shows_the_measured_files() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert with_block(readme, results_block(bench_documents(ROOT / "results"))) == readme, "run `make results`"
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: path.name)
+def test_the_pages_show_the_measured_files(page: Path) -> None:
+    text = page.read_text()
+    assert with_results(text, ROOT / "results") == text, "run `make results`"
+
+
+def test_the_readme_has_results() -> None:
+    assert NOTHING not in (ROOT / "README.md").read_text()
 
 
 def test_without_a_file_the_block_says_so() -> None:
-    assert results_block([]) == NOTHING
-    assert results_block([DOCUMENT | {"rows": []}]) == NOTHING
+    assert results_block(None) == NOTHING
+    assert results_block(DOCUMENT | {"rows": []}) == NOTHING
 
 
 def test_tables_hold_every_row_in_order() -> None:
-    block = results_block([DOCUMENT])
+    block = results_block(DOCUMENT)
     lines = block.splitlines()
     assert "| 512 | causal | failed | 100 | 390 (612 s) | 400 | 500 | 0.800 (0.900 to 1.100) |" in lines
     assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100) |" in lines
     assert lines.index("Head dimension 64, TFLOP/s:") < lines.index("Head dimension 128, TFLOP/s:")
     assert block.index("| 512 | causal") < block.index("| 1024 | full")
-    assert "NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13.0, cudnn 91900, driver 580.65" in block
-    assert "`tune bench --seq 512`" in block
+    assert "NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13.0, cudnn 9.19.0, driver 580.65" in block
+    assert "kernels flash_fwd, flash_fwd_tma, by `tune bench --seq 512`" in block
     assert "0.912 over cuDNN (2 shapes)" in block  # sqrt(0.8 * 1.04)
 
 
-def test_only_the_block_changes() -> None:
-    readme = f"a\n{BEGIN}\nold\n{END}\nb\n"
-    assert with_block(readme, "new") == f"a\n{BEGIN}\nnew\n{END}\nb\n"
-    with pytest.raises(UsageError, match="once each"):
-        with_block("a", "new")
-
-
-def test_the_command_writes_the_block(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "blocktune.cli.readme"]
-    (tmp_path / "README.md").write_text(f"{BEGIN}\nold\n{END}\n")
-    subprocess.run(command, cwd=tmp_path, check=True)
-    assert (tmp_path / "README.md").read_text() == f"{BEGIN}\n{NOTHING}\n{END}\n"
+def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.bench.json").write_text(json.dumps(DOCUMENT))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("a\n<!-- results a.bench.json -->\nold\n<!-- /results -->\nb\n")
+    (tmp_path / "docs" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
+    subprocess.run([sys.executable, "-P", "-m", "blocktune.cli.readme"], cwd=tmp_path, check=True)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme == f"a\n<!-- results a.bench.json -->\n{results_block(DOCUMENT)}\n<!-- /results -->\nb\n"
+    assert NOTHING in (tmp_path / "docs" / "page.md").read_text()

@@ -18,7 +18,7 @@ from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.limits import MAX_REGISTERS_PER_THREAD, WARP_SIZE
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.occupancy import Occupancy, occupancy
+from blocktune.tuner.occupancy import Occupancy, occupancy, registers_for
 from blocktune.tuner.overlap import round_cycles
 from blocktune.tuner.visits import Visits, visits_of
 
@@ -53,6 +53,13 @@ other; 1 would be the sum, infinity the maximum."""
 
 MMA_ROWS = 16
 """Rows of a matrix instruction's result that one warp holds."""
+
+REGISTERS_BESIDE_TILES = {False: 60, True: 48}
+"""A thread's registers beside its tiles, read off Hopper's code for 4 and 8 warps; by whether other warps copy for it,
+which spares it the addresses of the tiles (read off code for 8 and 16 computing warps)."""
+
+COPYING_REGISTERS = 24
+"""What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
 
 MASK_INSTRUCTIONS = 2.0
 """A comparison and a selection more for every score of a masked tile."""
@@ -168,23 +175,28 @@ def require_rates(device: DeviceSpec) -> None:
 def estimated_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec
 ) -> KernelResources:
-    """Resources as they will roughly be once compiled: float32 tiles plus about 60 registers a thread.
+    """Resources as they will roughly be once compiled: float32 tiles plus some registers a thread.
 
-    The 60 are what Hopper's code for 4 and 8 warps needs beside its tiles; what exceeds 255 is taken as spilled. Tensor
-    memory holds the accumulators of tcgen05, and `mma` needs the query tile in registers too.
+    What exceeds the registers that a thread can have is taken as spilled. Tensor memory holds the accumulators of
+    tcgen05, and `mma` needs the query tile in registers too.
     """
     unit = device.limits.mma
-    threads = WARP_SIZE * config.num_warps
+    warps, copying = kernel.total_warps(config), kernel.softmax_cost(config).copying_warps
+    threads = WARP_SIZE * (warps - copying)
     scores, accumulator = config.block_m * config.block_n, config.block_m * _width(shape.head_dim_v)
     held = scores if unit == "tcgen05" else scores + accumulator
     if unit in ("mma", "none"):
         held += config.block_m * _width(shape.head_dim) * shape.element_bytes // 4
-    registers = held // threads + 60
+    needed = held // threads + REGISTERS_BESIDE_TILES[copying > 0]
+    launched = available = MAX_REGISTERS_PER_THREAD
+    if copying:  # the block starts with all registers of the SM, spread evenly, and then redistributes them
+        launched = registers_for(1, warps, device.limits) or MAX_REGISTERS_PER_THREAD
+        available = launched + copying * (launched - COPYING_REGISTERS) // (warps - copying)
     return KernelResources(
-        registers=min(registers, MAX_REGISTERS_PER_THREAD),
+        registers=launched if copying else min(needed, launched),
         shared_bytes=kernel.shared_bytes(config, shape, device.limits),
-        spill_bytes=4 * max(0, registers - MAX_REGISTERS_PER_THREAD),
-        num_warps=config.num_warps,
+        spill_bytes=4 * max(0, needed - available),
+        num_warps=warps,
         tensor_cores=unit,
     )
 
@@ -214,6 +226,7 @@ class _Model:
     ) -> None:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax = softmax
+        self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self._visits: Visits = visits_of(shape, config.block_m, config.block_n)
         self._heads = shape.batch * shape.num_heads
         self._grid = self._visits.query_tiles * self._heads
@@ -221,7 +234,7 @@ class _Model:
         self._tensor = self._tensor_cycles()
         self._exp = self._scores / device.limits.exp_per_clock
         self._arithmetic = self._arithmetic_cycles()
-        self._spill = 2 * resources.spill_bytes * resources.threads / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
+        self._spill = 2 * resources.spill_bytes * WARP_SIZE * self._warps / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
 
     def breakdown(self) -> CostBreakdown:
@@ -289,13 +302,13 @@ class _Model:
 
     def _waiting_cycles(self) -> float:
         """Of a warpgroup in every round; without a second buffer it waits for its tile too."""
-        rows_a_warp = self._config.block_m // self._resources.num_warps
+        rows_a_warp = self._config.block_m // self._warps
         reductions = CROSS_WARP_CYCLES if rows_a_warp < MMA_ROWS else 0.0
         return ROUND_LATENCY_CYCLES + reductions + (LOAD_LATENCY_CYCLES if self._config.num_stages == 1 else 0.0)
 
     def _joined(self, blocks: int) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
-        per_block = max(1, self._resources.num_warps // self._device.limits.sub_partitions)
+        per_block = max(1, self._warps // self._device.limits.sub_partitions)
         others = [cycles / per_block for cycles in (self._exp, self._arithmetic, self._spill)]
         compute = per_block * round_cycles(
             self._tensor / per_block,

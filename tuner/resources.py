@@ -74,7 +74,10 @@ def compile_resources(
 def source_of(spec: CompileSpec) -> "ASTSource":
     """Triton's own form of what to compile."""
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
+    if isinstance(spec.function, GluonJITFunction):
+        return GluonASTSource(spec.function, dict(spec.signature), dict(spec.constexprs), dict(spec.attrs))
     return ASTSource(spec.function, dict(spec.signature), dict(spec.constexprs), dict(spec.attrs))
 
 
@@ -183,7 +186,8 @@ def _ptxas_log(compiled: Any) -> str:
     from triton import knobs
     from triton.compiler.compiler import make_backend
 
-    metadata = compiled.metadata._asdict()
+    # a warp-specialised kernel's number of warps need not be the power of two that options must have; ptxas is not told
+    metadata = compiled.metadata._asdict() | {"num_warps": 4}
     backend = make_backend(compiled.metadata.target)
     output = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(output):
