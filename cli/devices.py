@@ -10,15 +10,18 @@ if TYPE_CHECKING:
 
 
 def devices(as_json: AsJson = False) -> None:
-    """List the GPUs here and those known by name.
+    """List the GPUs here and those known by name. One that only NVML sees is hidden from CUDA.
 
     \b
     tune devices
     tune devices --json
     """
     from blocktune.kernels.device import catalogue, present_devices
+    from blocktune.tuner.telemetry import nvml_devices
 
     present = present_devices()
+    usable = {device.uuid for device in present}
+    present += tuple(device for device in nvml_devices() if device.uuid not in usable)
     known = catalogue()
     if as_json:
         print_json(
@@ -41,7 +44,7 @@ _COLUMNS = ("name", "device", "cc", "SMs", "memory GiB", "GB/s", "tensor TFLOP/s
 def _present_row(device: "DeviceSpec") -> tuple[object, ...]:
     memory_gib = None if device.memory_bytes is None else device.memory_bytes / (1 << 30)
     rates = map(_rounded, (memory_gib, device.memory_gbs, device.tensor_tflops))
-    return ("here", device.name, device.limits.name, device.num_sms, *rates)
+    return ("NVML only" if device.source == "nvml" else "here", device.name, device.limits.name, device.num_sms, *rates)
 
 
 def _known_row(entry: "CatalogueEntry") -> tuple[object, ...]:

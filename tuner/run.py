@@ -50,8 +50,8 @@ def choose_device() -> DeviceSpec:
 
 
 def is_present(device: DeviceSpec) -> bool:
-    """Whether the device is here to be measured; one from the catalogue can only be predicted."""
-    return device.source != "catalogue"
+    """Whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
+    return device.source in ("driver", "torch")
 
 
 def tune(

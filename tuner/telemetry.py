@@ -10,13 +10,15 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from blocktune.db.records import Telemetry
+from blocktune.kernels.catalogue import entry_by_driver_name
+from blocktune.kernels.device import DeviceSpec, device_named
 
 _log = logging.getLogger(__name__)
 
@@ -24,15 +26,6 @@ _WATT = 1000  # NVML counts milliwatts
 _HEAT_OR_POWER_FAULT = 0x08 | 0x20 | 0x40 | 0x80
 """Clock event reasons of `nvml.h`: hardware slowdown, software and hardware thermal slowdown, hardware power brake. The
 power cap (0x04) is left out: large GPUs run into it whenever they work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlDevice:
-    """A GPU as NVML names it; cc is (major, minor) of its compute capability."""
-
-    name: str
-    cc: tuple[int, int] | None
-    uuid: str
 
 
 @functools.cache
@@ -58,21 +51,28 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
         return None
 
 
-def nvml_devices() -> tuple[NvmlDevice, ...]:
-    """The GPUs that NVML sees, whether or not CUDA may use them; empty without NVML."""
+def nvml_devices() -> tuple[DeviceSpec, ...]:
+    """The GPUs that NVML sees, whether or not CUDA may use them; empty without NVML.
+
+    NVML tells neither multiprocessors nor shared memory: those come from the catalogue, by the exact name. A GPU that
+    the catalogue does not hold is left out and named in the log.
+    """
     nvml = _nvml()
     if nvml is None:
         return ()
     handles = (_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(_ask(nvml.nvmlDeviceGetCount) or 0))
-    found = []
-    for handle in handles:
-        name, uuid = (
-            (_ask(nvml.nvmlDeviceGetName, handle), _ask(nvml.nvmlDeviceGetUUID, handle)) if handle else (None, None)
-        )
-        if name and uuid:
-            cc = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-            found.append(NvmlDevice(name=name, cc=tuple(cc) if cc else None, uuid=uuid))
-    return tuple(found)
+    specs = (_spec_of(nvml, handle) for handle in handles if handle is not None)
+    return tuple(spec for spec in specs if spec is not None)
+
+
+def _spec_of(nvml: Any, handle: Any) -> DeviceSpec | None:
+    name, uuid = _ask(nvml.nvmlDeviceGetName, handle), _ask(nvml.nvmlDeviceGetUUID, handle)
+    cc = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    entry = entry_by_driver_name(name) if name else None
+    if entry is None or tuple(cc or entry.cc) != entry.cc:
+        _log.warning("NVML sees %r of compute capability %s, which kernels/gpus.csv does not hold.", name, cc)
+        return None
+    return replace(device_named(entry.id), source="nvml", uuid=uuid)
 
 
 def driver_version() -> str:

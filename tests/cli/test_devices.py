@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from blocktune.kernels import device
+from blocktune.tuner import telemetry
 
 
 def test_the_json_lists_present_and_known_devices(tune, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +32,12 @@ def test_the_table_says_when_no_gpu_is_here(tune, monkeypatch: pytest.MonkeyPatc
 def test_the_table_shows_the_gpu_that_is_here(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "present_devices", lambda: (replace(device.device_named("a100"), name="[red]A100"),))
     assert "[red]A100" in tune("devices").stdout, "names are text, not markup"
+
+
+def test_a_gpu_that_cuda_cannot_use_is_shown_as_such(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = replace(device.device_named("a100"), uuid="GPU-2", source="nvml")
+    here = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
+    monkeypatch.setattr(device, "present_devices", lambda: (here,))
+    monkeypatch.setattr(telemetry, "nvml_devices", lambda: (replace(here, source="nvml"), hidden))
+    lines = [line for line in tune("devices").stdout.splitlines() if "here" in line or "NVML only" in line]
+    assert ["NVIDIA H200" in lines[0], "NVIDIA A100" in lines[1], len(lines)] == [True, True, 2]

@@ -59,7 +59,8 @@ def test_a_gpu_is_found_by_its_uuid_alone(nvml: SimpleNamespace) -> None:
     assert GpuMonitor(UUID.removeprefix("GPU-")).sample().sm_clock_mhz == 1980
     assert GpuMonitor("GPU-00000000").sample() == Telemetry()
     (device,) = nvml_devices()
-    assert (device.name, device.cc, device.uuid) == ("NVIDIA H200", (9, 0), UUID)
+    assert (device.name, device.limits.cc, device.uuid, device.source) == ("NVIDIA H200", (9, 0), UUID, "nvml")
+    assert device.num_sms == 132  # of the catalogue
 
 
 def test_without_nvml_everything_is_unknown_and_that_is_said_once(
@@ -107,3 +108,11 @@ def test_one_run_measures_on_a_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch, tm
             assert UUID in messages[0]
     with gpu_lock(None, messages.append), gpu_lock(None, messages.append):
         assert len(messages) == 1
+
+
+def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
+    nvml: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.nvmlDeviceGetName = lambda handle: "NVIDIA H2000"
+    assert nvml_devices() == ()
+    assert "NVIDIA H2000" in caplog.text
