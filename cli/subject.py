@@ -54,7 +54,11 @@ class Subject:
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise UsageError(f"`{name}` has the parameters {', '.join(known)}, but got {', '.join(unknown)}.")
-        return replace(self, config=KernelConfig.of(name, self.config.parameters | given))
+        config = KernelConfig.of(name, self.config.parameters | given)
+        problems = self.kernel.rule_violations(config, self.shape, self.limits)
+        if problems:
+            raise UsageError(" ".join(problems))
+        return replace(self, config=config)
 
     def compile(self) -> "KernelResources":
         """The resources of the config, compiled in a process of its own since a compile may abort its process.

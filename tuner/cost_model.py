@@ -191,7 +191,8 @@ def estimated_resources(
     launched = available = MAX_REGISTERS_PER_THREAD
     if copying:  # the block starts with all registers of the SM, spread evenly, and then redistributes them
         launched = registers_for(1, warps, device.limits) or MAX_REGISTERS_PER_THREAD
-        available = launched + copying * (launched - COPYING_REGISTERS) // (warps - copying)
+        given = copying * (launched - COPYING_REGISTERS) // (warps - copying)
+        available = min(launched + given, MAX_REGISTERS_PER_THREAD)
     return KernelResources(
         registers=launched if copying else min(needed, launched),
         shared_bytes=kernel.shared_bytes(config, shape, device.limits),

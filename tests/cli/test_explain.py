@@ -25,7 +25,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def compile_(subject) -> KernelResources:
         labels.append(subject.config.label)
-        return KernelResources(registers=168, shared_bytes=57_344, num_warps=4, tensor_cores="wgmma")
+        warps = subject.kernel.total_warps(subject.config)
+        return KernelResources(
+            registers=min(168, 2048 // warps), shared_bytes=57_344, num_warps=warps, tensor_cores="wgmma"
+        )
 
     monkeypatch.setattr("blocktune.cli.subject.Subject.compile", compile_)
     return labels

@@ -46,6 +46,7 @@ def test_a_block_that_does_not_fit_is_an_answer(tune) -> None:
         ("--device", "h200", "--kernel", "flash_fwd"),
         ("--device", "h200", "--kernel", "no_such_kernel", "--dim", 64),
         ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--block-m", 96),
+        ("--device", "h200", "--kernel", "flash_fwd_hopper", "--dim", 64, "--block-m", 64),
         ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--param", "colour=3"),
         ("--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--param", "colour"),
     ],
@@ -56,6 +57,12 @@ def test_wrong_use_says_the_way_out(tune, words: tuple[object, ...]) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert len(result.stderr) > 20
+
+
+def test_blocks_that_the_kernel_does_not_have_are_told(tune) -> None:
+    result = tune("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--block-m", 96)
+    assert result.exit_code == 2
+    assert "`block_m` of flash_fwd must be one of (64, 128, 256), but got 96." in " ".join(result.stderr.split())
 
 
 FORM = ("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 128)

@@ -163,7 +163,10 @@ REJECTED = [
     (put(*BEST, "shape", "num_heads_kv", value=5), "`bests[0].shape` must be a shape"),
     (put(*BEST, "shape", value="b2"), "`bests[0].shape` must be a shape"),
     (drop(*BEST, "shape", "batch"), "`bests[0].shape` must be a shape"),
-    (put(*BEST, "config", "block_m", value=100), "`bests[0].config` must be a config (`block_m` must be a power"),
+    (
+        put(*BEST, "config", "block_m", value=100),
+        "`bests[0].config` must be a config (`block_m` must be a multiple of 16",
+    ),
     (put(*BEST, "config", "num_stages", value=10**9), "`bests[0].config` must be a config"),
     (put(*BEST, "config", "ir_override", value="/tmp/evil.ttgir"), "`bests[0].config` must be a config"),
     (put(*BEST, "config", "kernel", value="a; import os"), "`bests[0].config` must be a config"),

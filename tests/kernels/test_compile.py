@@ -1,4 +1,4 @@
-"""The kernels compiled for GPUs that are not here: tensor cores, no spills, and the overlap that schedules are for."""
+"""The portable kernels compiled for GPUs that are not here: tensor cores, no spills, the overlap of schedules."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 import triton
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER
+from blocktune.kernels.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, FlashKernel
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape
@@ -21,6 +21,7 @@ from blocktune.tuner.resources import compile_resources, options_of, source_of
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
 )
+PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 TENSOR_CORES = {(8, 0): "mma", HOPPER: "wgmma", BLACKWELL: "tcgen05", (12, 0): "mma"}
@@ -43,7 +44,12 @@ def default(kernel: str, cc: tuple[int, int], head_dim: int = 64, schedule: int 
 
 
 def supported() -> list[tuple[str, tuple[int, int]]]:
-    return [(kernel.name, cc) for cc in TENSOR_CORES for kernel in kernels_for(shape(), limits_for(cc))]
+    return [
+        (kernel.name, cc)
+        for cc in TENSOR_CORES
+        for kernel in kernels_for(shape(), limits_for(cc))
+        if kernel.name in PORTABLE
+    ]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -73,7 +79,7 @@ def test_every_other_schedule_compiles(kernel: str, cc: tuple[int, int], schedul
         assert resources.tensor_cores == TENSOR_CORES[cc]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_default_config_leaves_out_what_triton_cannot_compile(kernel: str, head_dim: int) -> None:
     assert default(kernel, BLACKWELL, head_dim).parameters["schedule"] == IN_ORDER
@@ -123,7 +129,7 @@ def stores_to_shared(loop: list[str]) -> list[str]:
     return [name for name in loop if name.startswith(("STS", "STSM"))]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize("schedule", [AHEAD, AHEAD_FIXED])
 def test_running_ahead_hides_exponentials_behind_products(kernel: str, schedule: int) -> None:
     loop = main_loop(kernel, default(kernel, HOPPER, schedule=schedule))
@@ -137,7 +143,7 @@ def test_default_config_hides_most_exponentials() -> None:
     assert hidden_exponentials(loop) >= 24
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_in_order_hides_none(kernel: str) -> None:
     """What running ahead is for; and the proof that the test above can tell the difference."""
     loop = main_loop(kernel, default(kernel, HOPPER, schedule=IN_ORDER))
@@ -145,7 +151,7 @@ def test_in_order_hides_none(kernel: str) -> None:
     assert hidden_exponentials(loop) == 0
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_warps_that_share_rows_exchange_probabilities(kernel: str) -> None:
     """64 rows are four warps' worth: with eight the probabilities do go through shared memory (`shared_bytes`)."""
     config = KernelConfig(kernel, 64, 64, 8, 2, (("schedule", AHEAD_FIXED),))

@@ -7,7 +7,11 @@ import textwrap
 
 import pytest
 
+from blocktune.kernels.flash_kernel import FlashKernel
 from blocktune.kernels.registry import KERNELS
+
+INTERPRETED = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
+"""Triton's interpreter has no instructions of one GPU."""
 
 SCRIPT = """
     import sys, torch
@@ -55,7 +59,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", INTERPRETED)
 def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
     command = [sys.executable, "-P", "-c", textwrap.dedent(SCRIPT), name]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

@@ -1,4 +1,4 @@
-"""What the forward kernels say without a compiler: rules, defaults, and the figures that the cost model reads."""
+"""What the portable kernels say without a compiler: rules, defaults, and the figures that the cost model reads."""
 
 from dataclasses import replace
 from itertools import product
@@ -8,12 +8,21 @@ import pytest
 import torch
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import AHEAD, AHEAD_FIXED, GROUP_BYTES, IN_ORDER, heads_per_group, padded_width
+from blocktune.kernels.flash_kernel import (
+    AHEAD,
+    AHEAD_FIXED,
+    GROUP_BYTES,
+    IN_ORDER,
+    FlashKernel,
+    heads_per_group,
+    padded_width,
+)
 from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.paper import paper_config
 from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape
 
+PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 HOPPER = limits_for((9, 0))
 CONFIG = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 1, "schedule": IN_ORDER}
 HEAD_DIMS = (16, 64, 80, 128, 256)
@@ -32,14 +41,14 @@ def problems(kernel: str, parameters: dict[str, int], problem: AttentionShape | 
     return get_kernel(kernel).violations(KernelConfig.of(kernel, parameters), problem or shape(), HOPPER)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_every_choice_of_a_parameter_is_in_range(kernel: str) -> None:
     for name, choices in get_kernel(kernel).parameters.items():
         for choice in choices:
             assert not [text for text in problems(kernel, CONFIG | {name: choice}) if "must be one of" in text]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize(
     ("name", "value"), [("block_m", 32), ("block_n", 256), ("num_warps", 2), ("num_stages", 5), ("schedule", 3)]
 )
@@ -48,14 +57,14 @@ def test_parameter_out_of_range(kernel: str, name: str, value: int) -> None:
     assert text == f"`{name}` of {kernel} must be one of {get_kernel(kernel).parameters[name]}, but got {value}."
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_own_parameters_are_exactly_the_kernel_s(kernel: str) -> None:
     (unknown,) = problems(kernel, CONFIG | {"swizzle": 1})
     assert "has the parameters ('block_m', 'block_n', 'num_warps', 'num_stages', 'schedule')" in unknown
     assert "'swizzle': 1" in unknown
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_missing_parameter_is_told(kernel: str) -> None:
     config = KernelConfig(kernel, 64, 32, 4, 1)
     assert get_kernel(kernel).rule_violations(config, shape(), HOPPER) == (
@@ -63,7 +72,7 @@ def test_missing_parameter_is_told(kernel: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("kernel", "schedule"), list(product(KERNELS, (AHEAD, AHEAD_FIXED))))
+@pytest.mark.parametrize(("kernel", "schedule"), list(product(PORTABLE, (AHEAD, AHEAD_FIXED))))
 def test_running_ahead_needs_16_bits(kernel: str, schedule: int) -> None:
     own = CONFIG | {"schedule": schedule}
     assert problems(kernel, own) == ()
@@ -72,7 +81,7 @@ def test_running_ahead_needs_16_bits(kernel: str, schedule: int) -> None:
     assert text == f"`schedule` 1 and 2 of {kernel} need a 16-bit data type, but got float32."
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_shared_memory_that_no_block_can_have(kernel: str) -> None:
     large = CONFIG | {"block_m": 256, "block_n": 128, "num_stages": 4}
     needed = get_kernel(kernel).shared_bytes(KernelConfig.of(kernel, large), shape(128), HOPPER)
@@ -81,7 +90,7 @@ def test_shared_memory_that_no_block_can_have(kernel: str) -> None:
     assert f"needs {needed} B. Take smaller blocks or fewer stages." in text
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 64), (272, 64), (64, 8), (64, 272)])
 def test_head_dimension_out_of_range(kernel: str, head_dim: int, head_dim_v: int) -> None:
     name, value = ("head_dim", head_dim) if head_dim != 64 else ("head_dim_v", head_dim_v)
@@ -135,7 +144,7 @@ def test_default_config_is_feasible_everywhere(cc: tuple[int, int], head_dim: in
             assert config.parameters["schedule"] == IN_ORDER
 
 
-@pytest.mark.parametrize(("kernel", "head_dim"), list(product(KERNELS, (64, 128))))
+@pytest.mark.parametrize(("kernel", "head_dim"), list(product(PORTABLE, (64, 128))))
 def test_default_config_runs_ahead_on_hopper(kernel: str, head_dim: int) -> None:
     assert get_kernel(kernel).default_config(shape(head_dim), HOPPER).parameters["schedule"] == AHEAD_FIXED
 
@@ -180,7 +189,7 @@ def test_heads_per_group() -> None:
     assert heads_per_group(replace(many, seqlen_k=4096, dtype="float32")) == 8
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", PORTABLE)
 def test_softmax_cost(kernel: str) -> None:
     in_order, ahead, fixed = (
         get_kernel(kernel).softmax_cost(KernelConfig.of(kernel, CONFIG | {"schedule": schedule}))

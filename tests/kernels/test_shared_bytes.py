@@ -1,4 +1,4 @@
-"""The shared memory that the kernels predict against what the compiler allocates."""
+"""The shared memory that the portable kernels predict against what the compiler allocates."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER
+from blocktune.kernels.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, FlashKernel
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.shape import AttentionShape, Causal
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
+PORTABLE = [kernel for kernel in KERNELS.values() if isinstance(kernel, FlashKernel)]
 HOPPER = (9, 0)
 Case = tuple[KernelConfig, AttentionShape]
 
@@ -31,7 +32,7 @@ def feasible(cc: tuple[int, int], dtypes: tuple[str, ...]) -> Iterator[Case]:
     limits = limits_for(cc)
     masks = (Causal.NONE, Causal.UPPER_LEFT)
     shapes = [shape(*choice) for choice in product((64, 80, 128), dtypes, (4096, 1000), masks)]
-    for kernel, problem in product(KERNELS.values(), shapes):
+    for kernel, problem in product(PORTABLE, shapes):
         for values in product(*kernel.parameters.values()):
             config = KernelConfig.of(kernel.name, dict(zip(kernel.parameters, values, strict=True)))
             if not kernel.violations(config, problem, limits):

@@ -32,6 +32,9 @@ class Kernel:
         del config
         return SoftmaxCost()
 
+    def total_warps(self, config: KernelConfig) -> int:
+        return config.num_warps
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         del limits
         buffers = 2 * config.num_stages if config.num_stages > 1 else 1
@@ -230,3 +233,25 @@ def test_every_device_of_the_catalogue_orders_configs() -> None:
         device = device_named(entry.id)
         times = [usefulness(KERNEL, config, shape(64, 2048), device) for config in blocks]
         assert 0 < min(times) < float("inf"), entry.id
+
+
+def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
+    """Two warpgroups of three compute: their threads have 240 registers each, of the 168 that all of them start with."""
+
+    class Specialised(Kernel):
+        def total_warps(self, config: KernelConfig) -> int:
+            return config.num_warps + 4
+
+        def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+            return SoftmaxCost(copying_warps=4)
+
+    kernel: Any = Specialised()
+    problem, large = shape(128), config(128, 128, 8, 2)
+    resources = estimated_resources(kernel, large, problem, H200)
+    assert (resources.num_warps, resources.registers, resources.spill_bytes) == (12, 168, 0)
+    assert occupancy(resources, H200.limits).blocks_per_sm == 1
+    assert estimated_resources(kernel, config(128, 128, 4, 2), problem, H200).spill_bytes > 0
+    # to the model it is a block of eight warps: those that copy hide nothing
+    plain = replace(resources, num_warps=8)
+    alone = predict(problem, large, plain, occupancy(plain, H200.limits), H200)
+    assert predict_us(kernel, large, problem, H200, resources) == pytest.approx(alone.total_us)
