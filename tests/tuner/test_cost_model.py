@@ -236,7 +236,7 @@ def test_every_device_of_the_catalogue_orders_configs() -> None:
 
 
 def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
-    """Two warpgroups of three compute: their threads have 240 registers each, of the 168 that all of them start with."""
+    """Two warpgroups of three compute: their threads end up with 240 registers, of the 168 that all start with."""
 
     class Specialised(Kernel):
         def total_warps(self, config: KernelConfig) -> int:
