@@ -52,6 +52,14 @@ def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
 
 def children() -> list[int]:
     """Worker processes of this process."""
+    while True:
+        try:
+            return listed_children()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread or a process ended while it was looked at
+
+
+def listed_children() -> list[int]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
