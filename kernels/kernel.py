@@ -33,12 +33,14 @@ class SoftmaxCost:
     instructions_per_score: float32 and conversion instructions for every score, the exponential's own issue included:
     maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
     multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
+    address_instructions: of every 16 bytes of a key tile that the threads copy themselves; the copy engine needs none.
     copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does.
     """
 
     instructions_per_score: float = 5.5
     rescales: bool = True
     products_overlap: bool = False
+    address_instructions: float = 0.0
     copying_warps: int = 0
 
 

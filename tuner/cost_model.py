@@ -291,6 +291,7 @@ class _Model:
         operations = self._scores * (self._softmax.instructions_per_score + masked)
         if self._softmax.rescales:
             operations += self._config.block_m * _width(self._shape.head_dim_v)
+        operations += self._softmax.address_instructions * self._config.block_n * self._row_bytes / 16
         return operations / self._lanes
 
     # ---- how they overlap
@@ -310,12 +311,14 @@ class _Model:
     def _joined(self, blocks: int) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
         per_block = max(1, self._warps // self._device.limits.sub_partitions)
+        # warpgroups that a copying warp feeds wait for tiles, not for each other
+        drift = 1.0 if self._softmax.copying_warps else SECOND_WARPGROUP
         others = [cycles / per_block for cycles in (self._exp, self._arithmetic, self._spill)]
         compute = per_block * round_cycles(
             self._tensor / per_block,
             others,
             self._waiting_cycles(),
-            blocks * (1 + (per_block - 1) * SECOND_WARPGROUP),
+            blocks * (1 + (per_block - 1) * drift),
             products_overlap=self._softmax.products_overlap,
         )
         return float((compute**BURSTINESS + self._load**BURSTINESS) ** (1 / BURSTINESS))

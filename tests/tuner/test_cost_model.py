@@ -12,6 +12,7 @@ from blocktune.kernels.kernel import SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.tuner import cost_model
 from blocktune.tuner.cost_model import (
     CostBreakdown,
     estimated_resources,
@@ -235,7 +236,7 @@ def test_every_device_of_the_catalogue_orders_configs() -> None:
         assert 0 < min(times) < float("inf"), entry.id
 
 
-def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
+def test_warps_that_copy_leave_their_registers_to_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two warpgroups of three compute: their threads end up with 240 registers, of the 168 that all start with."""
 
     class Specialised(Kernel):
@@ -251,7 +252,21 @@ def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
     assert (resources.num_warps, resources.registers, resources.spill_bytes) == (12, 168, 0)
     assert occupancy(resources, H200.limits).blocks_per_sm == 1
     assert estimated_resources(kernel, config(128, 128, 4, 2), problem, H200).spill_bytes > 0
-    # to the model it is a block of eight warps: those that copy hide nothing
+    # to the model it is a block of eight warps, whose warpgroups wait for tiles but not for each other
     plain = replace(resources, num_warps=8)
-    alone = predict(problem, large, plain, occupancy(plain, H200.limits), H200)
-    assert predict_us(kernel, large, problem, H200, resources) == pytest.approx(alone.total_us)
+    special_us = predict_us(kernel, large, problem, H200, resources)
+    assert special_us < predict(problem, large, plain, occupancy(plain, H200.limits), H200).total_us
+    monkeypatch.setattr(cost_model, "SECOND_WARPGROUP", 1.0)
+    independent = predict(problem, large, plain, occupancy(plain, H200.limits), H200)
+    assert special_us == pytest.approx(independent.total_us)
+
+
+def test_threads_that_copy_need_instructions_for_addresses() -> None:
+    problem, blocks = shape(128), config(64, 64)
+    resources = KernelResources(registers=168, shared_bytes=73_728, num_warps=4, tensor_cores="wgmma")
+    occupied = occupancy(resources, H200.limits)
+    by_engine = predict(problem, blocks, resources, occupied, H200)
+    by_threads = predict(problem, blocks, resources, occupied, H200, SoftmaxCost(address_instructions=6.0))
+    pieces, scores = 64 * 2 * 128 * 2 / 16, 64 * 64
+    ratio = (scores * 5.5 + 64 * 128 + 6 * pieces) / (scores * 5.5 + 64 * 128)
+    assert by_threads.arithmetic_us == pytest.approx(by_engine.arithmetic_us * ratio)
