@@ -145,16 +145,6 @@ class FlashForwardHopper(AttentionKernel):
             return f"{self.name} is causal for equal lengths only, but got {shape.seqlen_q} and {shape.seqlen_k}"
         return None
 
-    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        problems = [
-            f"`{name}` of {self.name} must be one of {choices}, but got {config.parameters.get(name)}."
-            for name, choices in self.parameters.items()
-            if config.parameters.get(name) not in choices
-        ]
-        if len(config.parameters) > len(self.parameters):
-            problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {config.parameters}.")
-        return tuple(problems)
-
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q and the output of all consumers and the slots of K and V; barriers take another half KiB."""
         row_bytes = shape.head_dim * shape.element_bytes

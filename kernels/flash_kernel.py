@@ -90,16 +90,10 @@ class FlashKernel(AttentionKernel):
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
-        problems = [
-            f"`{name}` of {self.name} must be one of {choices}, but got {config.parameters.get(name)}."
-            for name, choices in self.parameters.items()
-            if config.parameters.get(name) not in choices
-        ]
-        if len(config.parameters) > len(self.parameters):
-            problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {config.parameters}.")
+        problems = super().rule_violations(config, shape, limits)
         if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
-            problems.append(f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.")
-        return tuple(problems)
+            return (f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.",)
+        return problems
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)

@@ -60,9 +60,19 @@ class AttentionKernel(ABC):
     def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Why the kernel cannot compute this shape on this compute capability, or None."""
 
-    @abstractmethod
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """The kernel's own rules that the config breaks; only what certainly cannot compile or run."""
+        """The kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel that has
+        more rules than the range of its parameters adds them."""
+        del shape, limits
+        own = config.parameters
+        problems = [
+            f"`{name}` of {self.name} must be one of {choices}, but got {own.get(name)}."
+            for name, choices in self.parameters.items()
+            if own.get(name) not in choices
+        ]
+        if len(own) > len(self.parameters):
+            problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {own}.")
+        return tuple(problems)
 
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -106,11 +116,13 @@ class AttentionKernel(ABC):
         reason = self.unsupported(shape, limits)
         if reason is not None:
             return (reason,)
-        problems = list(self.rule_violations(config, shape, limits))
+        problems = self.rule_violations(config, shape, limits)
+        if problems:
+            return problems
         needed = self.shared_bytes(config, shape, limits)
         if needed > limits.shared_per_block_optin_bytes:
-            problems.append(
+            return (
                 f"`shared memory <= {limits.shared_per_block_optin_bytes} B a block` must hold on compute capability "
-                f"{limits.name}, but {config.label} needs {needed} B. Take smaller blocks or fewer stages."
+                f"{limits.name}, but {config.label} needs {needed} B. Take smaller blocks or fewer stages.",
             )
-        return tuple(problems)
+        return ()

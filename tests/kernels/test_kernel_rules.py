@@ -199,3 +199,11 @@ def test_softmax_cost(kernel: str) -> None:
     assert (ahead.products_overlap, ahead.rescales) == (True, True)
     assert (fixed.products_overlap, fixed.rescales) == (True, False)
     assert fixed.instructions_per_score < ahead.instructions_per_score == in_order.instructions_per_score
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_config_without_the_kernel_s_own_parameters_is_refused_in_words(kernel: str) -> None:
+    (*_, last) = get_kernel(kernel).violations(
+        KernelConfig(kernel, 128, 64, 4, 2), shape(seqlen_q=256, seqlen_k=256), HOPPER
+    )
+    assert "must be one of" in last
