@@ -86,6 +86,13 @@ class FlashKernel(AttentionKernel):
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
+        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
+        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        if needed > limit:
+            return (
+                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
+                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+            )
         return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:

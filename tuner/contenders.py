@@ -72,6 +72,6 @@ def _nothing_feasible(space: SearchSpace, device: DeviceSpec) -> NoFeasibleConfi
     reasons += [f"{count} configs: {rule}" for rule, count in space.dropped_counts.items()]
     return NoFeasibleConfigError(
         f"At least one config must be able to run {space.shape.label} on {device.name}, but none is. "
-        + " ".join(reasons)
-        + " Search other kernels, or take a smaller head dimension."
+        + "; ".join(reasons)
+        + ". Search other kernels, or take a smaller head dimension."
     )

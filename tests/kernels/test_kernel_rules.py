@@ -133,13 +133,14 @@ def test_descriptors_need_aligned_tensors() -> None:
 def test_default_config_is_feasible_everywhere(cc: tuple[int, int], head_dim: int, dtype: str) -> None:
     limits, problem = limits_for(cc), shape(head_dim, dtype)
     kernels = kernels_for(problem, limits)
-    assert kernels
+    if (head_dim, dtype) == (256, "float32") and cc in TOO_SMALL_FOR_256_FLOAT32:
+        assert kernels == ()
+        assert "smallest blocks" in (get_kernel("flash_fwd").unsupported(problem, limits) or "")
+    else:
+        assert kernels
     for kernel in kernels:
         config = kernel.default_config(problem, limits)
-        if (head_dim, dtype) == (256, "float32") and cc in TOO_SMALL_FOR_256_FLOAT32:
-            assert kernel.violations(KernelConfig.of(kernel.name, CONFIG), problem, limits)
-        else:
-            assert kernel.violations(config, problem, limits) == ()
+        assert kernel.violations(config, problem, limits) == ()
         if cc != (9, 0):
             assert config.parameters["schedule"] == IN_ORDER
 
