@@ -23,8 +23,9 @@ from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.compile_farm import CompileFarm, default_workers
 from blocktune.tuner.contenders import find_contenders
-from blocktune.tuner.cost_model import missing_rates, predict_us, require_rates, usefulness
+from blocktune.tuner.cost_model import missing_rates, predict_us, require_rates
 from blocktune.tuner.environment import measuring_environment, predicting_environment
+from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked
 from blocktune.tuner.knowledge import Knowledge
 from blocktune.tuner.occupancy import occupancy

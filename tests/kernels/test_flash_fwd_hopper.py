@@ -17,7 +17,7 @@ from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.paper import paper_config
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.cost_model import estimated_resources, usefulness
+from blocktune.tuner.estimate import estimated_resources, usefulness
 from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.resources import compile_resources, options_of, source_of
 from blocktune.tuner.space import SearchSpace

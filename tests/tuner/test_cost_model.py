@@ -15,12 +15,11 @@ from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner import cost_model
 from blocktune.tuner.cost_model import (
     CostBreakdown,
-    estimated_resources,
     missing_rates,
     predict,
     predict_us,
-    usefulness,
 )
+from blocktune.tuner.estimate import estimated_resources, usefulness
 from blocktune.tuner.occupancy import occupancy
 
 H200 = device_named("h200")
