@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.render import note, print_json, print_table
 from blocktune.cli.store import existing_store
 from blocktune.cli.winners import (
@@ -20,6 +20,7 @@ from blocktune.cli.winners import (
     winner_rows,
 )
 from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.records import Best
@@ -41,7 +42,7 @@ def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_j
     tune best --seq 8192 --dim 64
     tune best --seq 8192 --dim 64 --causal --device h200 --json
     """
-    shape, spec = flags.shape(), device_asked_for(device)
+    shape, spec = flags.shape(), choose_device(device)
     with existing_store(db) as store:
         answer = look_up(store, db, spec, shape)
     if as_json:

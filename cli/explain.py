@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.best import look_up
-from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.cli.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.render import microseconds, note, percent, print_json, print_table
 from blocktune.cli.store import existing_store
 from blocktune.cli.subject import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
 from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -51,7 +52,7 @@ def explain(
     tune explain --seq 8192 --dim 64
     tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
     """
-    shape, spec = flags.shape(), device_asked_for(device)
+    shape, spec = flags.shape(), choose_device(device)
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = _choose(store, db, spec, shape, kernel, choices, param or [])

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.options import AsJson, DeviceName, Dtype, IsCausal, device_asked_for
+from blocktune.cli.options import AsJson, DeviceName, Dtype, IsCausal
 from blocktune.cli.render import print_json
 from blocktune.cli.subject import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
 from blocktune.kernels.errors import UsageError
 from blocktune.tuner.defaults import complete_shape
+from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
     from blocktune.kernels.device import ComputeLimits
@@ -74,7 +75,7 @@ def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | N
     from blocktune.kernels.device import limits_for, parse_cc
 
     if cc is None:
-        spec = device_asked_for(device)
+        spec = choose_device(device)
         return spec.limits, spec.num_sms
     if device is not None:
         raise UsageError("Give `--cc` or `--device`, not both: a device has its own compute capability.")

@@ -10,12 +10,10 @@ import typer
 
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
+from blocktune.tuner.target import DEFAULT_DEVICE
 
 if TYPE_CHECKING:
-    from blocktune.kernels.device import DeviceSpec
-
-DEFAULT_DEVICE = "h200"
-"""The device to predict for when none is named and none is present."""
+    pass
 
 DeviceName = Annotated[
     str | None,
@@ -90,18 +88,3 @@ def with_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
-
-
-def device_asked_for(name: str | None) -> "DeviceSpec":
-    """The named device, else the GPU in this machine, else `DEFAULT_DEVICE`.
-
-    Raises:
-        UnknownDeviceError: the catalogue does not hold the name.
-    """
-    from blocktune.kernels.device import device_named, present_devices
-
-    present = present_devices()
-    if name is None:
-        return present[0] if present else device_named(DEFAULT_DEVICE)
-    named = device_named(name)
-    return next((device for device in present if device.key == named.key), named)

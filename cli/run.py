@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.grid import Grid, with_grid_flags
-from blocktune.cli.options import AsJson, Database, DeviceName, device_asked_for
+from blocktune.cli.options import AsJson, Database, DeviceName
 from blocktune.cli.progress import shown_progress
 from blocktune.cli.render import INTERRUPTED, counts, microseconds, note, percent, print_json, print_table
 from blocktune.cli.winners import COLUMNS, Predictions, predictions, speedup, winner_rows
 from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.tuner.target import choose_device, is_present
 
 if TYPE_CHECKING:
     from blocktune.kernels.device import DeviceSpec
@@ -43,7 +44,7 @@ def run(
     tune run --seq 8192 --dim 64 --device a100 --json
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     """
-    shapes, spec = grid.shapes(), device_asked_for(device)  # before heavy imports, so that wrong use fails at once
+    shapes, spec = grid.shapes(), choose_device(device)  # before heavy imports, so that wrong use fails at once
 
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.report import Budget
@@ -91,7 +92,7 @@ def _run_many(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool,
     """
     from blocktune.db.store import ResultStore
     from blocktune.tuner.compile_farm import CompileFarm, default_workers
-    from blocktune.tuner.run import is_present, tune
+    from blocktune.tuner.run import tune
 
     reports: list[TuningReport] = []
     failed: list[NoFeasibleConfigError] = []
@@ -133,7 +134,6 @@ def _line(report: "TuningReport") -> str:
 def _announce(spec: "DeviceSpec") -> None:
     """What will be done, first of all."""
     from blocktune.kernels.device import present_devices
-    from blocktune.tuner.run import is_present
 
     if is_present(spec):
         note(f"measuring on {spec.name}")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.options import AsJson, Database, DeviceName, device_asked_for
+from blocktune.cli.options import AsJson, Database, DeviceName
 from blocktune.cli.render import microseconds, note, print_json, print_table
 from blocktune.cli.winners import speedup, winner_json
 from blocktune.kernels.errors import StoreError, UsageError
+from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -43,7 +44,7 @@ def list_bests(device: DeviceName = None, db: Database = None, as_json: AsJson =
     tune list
     tune list --device h200 --json
     """
-    only = device_asked_for(device) if device else None
+    only = choose_device(device) if device else None
     with existing_store(db) as store:
         bests = store.bests(only) if store else []
     if as_json:
@@ -71,7 +72,7 @@ def export(
     """
     from blocktune.db.exchange import save_document
 
-    only = device_asked_for(device) if device else None
+    only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
             raise StoreError("An export needs a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.device import DeviceSpec, device_named, present_devices
+from blocktune.kernels.device import DeviceSpec, present_devices
 from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import KERNELS, get_kernel
@@ -33,26 +33,13 @@ from blocktune.tuner.proposals import make_proposals
 from blocktune.tuner.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget, Progress, TuningReport
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
+from blocktune.tuner.target import choose_device, is_present
 from blocktune.tuner.telemetry import GpuMonitor, disturbances, gpu_lock
-
-DEFAULT_DEVICE = "h200"
-"""For which device a machine without a GPU predicts unless one is named."""
 
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
 
 OnProgress = Callable[[Progress], None]
-
-
-def choose_device() -> DeviceSpec:
-    """The first GPU of this machine, else `DEFAULT_DEVICE` from the catalogue."""
-    present = present_devices()
-    return present[0] if present else device_named(DEFAULT_DEVICE)
-
-
-def is_present(device: DeviceSpec) -> bool:
-    """Whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
-    return device.source in ("driver", "torch")
 
 
 def tune(

@@ -6,10 +6,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from blocktune.cli.options import DEFAULT_DEVICE, ShapeFlags, device_asked_for, with_shape_flags
+from blocktune.cli.options import ShapeFlags, with_shape_flags
 from blocktune.kernels import device as devices
 from blocktune.kernels.errors import UnknownDeviceError, UsageError
 from blocktune.kernels.shape import Causal
+from blocktune.tuner.target import DEFAULT_DEVICE, choose_device
 
 
 def test_sizes_that_are_not_given_follow_from_the_others_and_are_named() -> None:
@@ -57,7 +58,7 @@ def test_a_command_gets_the_shape_flags_beside_its_own() -> None:
 
 def test_without_a_name_and_a_gpu_the_default_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "present_devices", tuple)
-    assert device_asked_for(None) == devices.device_named(DEFAULT_DEVICE)
+    assert choose_device(None) == devices.device_named(DEFAULT_DEVICE)
 
 
 def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +67,11 @@ def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytes
     here = replace(devices.device_named("h200"), uuid="GPU-1", source="driver")
     other = replace(devices.device_named("a100"), uuid="GPU-0", source="driver")
     monkeypatch.setattr(devices, "present_devices", lambda: (other, here))
-    assert device_asked_for(None) is other
-    assert device_asked_for("H200") is here
-    assert device_asked_for("l40s").source == "catalogue"
+    assert choose_device(None) is other
+    assert choose_device("H200") is here
+    assert choose_device("l40s").source == "catalogue"
 
 
 def test_an_unknown_device_is_wrong_use() -> None:
     with pytest.raises(UnknownDeviceError, match="h200"):
-        device_asked_for("h2000")
+        choose_device("h2000")

@@ -1,0 +1,25 @@
+"""Which device a run is for."""
+
+from blocktune.kernels import device as devices
+from blocktune.kernels.device import DeviceSpec
+
+DEFAULT_DEVICE = "h200"
+"""For which device a machine without a GPU predicts unless one is named."""
+
+
+def choose_device(name: str | None = None) -> DeviceSpec:
+    """The named device, as it is here if it is here; without a name the first GPU here, else `DEFAULT_DEVICE`.
+
+    Raises:
+        UnknownDeviceError: the catalogue does not hold the name.
+    """
+    present = devices.present_devices()
+    if name is None:
+        return present[0] if present else devices.device_named(DEFAULT_DEVICE)
+    named = devices.device_named(name)
+    return next((device for device in present if device.key == named.key), named)
+
+
+def is_present(device: DeviceSpec) -> bool:
+    """Whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
+    return device.source in ("driver", "torch")
