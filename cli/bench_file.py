@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from blocktune.tuner.comparison import Comparison, Regime
 
 FORMAT = "blocktune-bench"
-SUFFIX = ".bench.json"
 
 _SAME = ("schema", "format", "device", "environment", "regime", "kernels")
 """What rows must share to stand in one file."""

@@ -91,15 +91,11 @@ def _run_many(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool,
         NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
     """
     from blocktune.db.store import ResultStore
-    from blocktune.tuner.compile_farm import CompileFarm, default_workers
-    from blocktune.tuner.run import tune
+    from blocktune.tuner.run import farm_for, tune
 
     reports: list[TuningReport] = []
     failed: list[NoFeasibleConfigError] = []
-    present = is_present(search["device"])
-    # As `tune` does it for one shape: the host must stay ahead of the GPU.
-    farm = CompileFarm(workers=max(1, default_workers() - present), need_code=present)
-    with ResultStore.open(db) as store, farm as compiler:
+    with ResultStore.open(db) as store, farm_for(search["device"]) as compiler:
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             try:

@@ -68,7 +68,6 @@ class FlashForward(FlashKernel):
     """The portable forward kernel."""
 
     name = "flash_fwd"
-    summary = "FlashAttention-2 forward, masked pointers"
     preferences = (
         (128, 64, 8, 3, AHEAD_FIXED),
         (128, 64, 8, 2, AHEAD_FIXED),

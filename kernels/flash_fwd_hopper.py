@@ -6,7 +6,6 @@ head_dim] memory) and leaves everything else to the portable kernels.
 """
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -16,12 +15,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.flash_kernel import LOG2_E, device_sources, heads_per_group
+from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_tiles import consumer, producer
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import TritonLaunch
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
 
 ROWS = 64
@@ -115,7 +115,6 @@ class FlashForwardHopper(AttentionKernel):
     """The warp-specialised forward kernel of Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_hopper"
-    summary = "FlashAttention-3 style forward in Gluon for compute capability 9.0"
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
@@ -175,8 +174,7 @@ class FlashForwardHopper(AttentionKernel):
 
     @cached_property
     def source_hash(self) -> str:
-        sources = device_sources(flash_fwd_hopper_kernel)
-        return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
+        return hash_of_sources(flash_fwd_hopper_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         query = DescriptorArgument(shape.dtype, (ROWS, shape.head_dim), swizzled=True)

@@ -65,7 +65,6 @@ class FlashForwardTma(FlashKernel):
     """The forward kernel for GPUs with a tensor copy engine."""
 
     name = "flash_fwd_tma"
-    summary = "FlashAttention-2 forward, tensor descriptors (TMA)"
     preferences = (
         (64, 64, 4, 3, AHEAD_FIXED),
         (64, 64, 4, 2, AHEAD_FIXED),

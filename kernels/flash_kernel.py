@@ -1,7 +1,5 @@
 """What the FlashAttention-2 forward kernels have in common on the host: rules, resources and arguments."""
 
-import hashlib
-import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -11,6 +9,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.source_hash import hash_of_sources
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 LOG2_E = 1.4426950408889634
@@ -45,23 +44,6 @@ def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
     dim = shape.head_dim if letter in "qk" else shape.head_dim_v
     row = "m" if letter in "qo" else "n"
     return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
-
-
-def device_sources(function: Any) -> dict[str, str]:
-    """The source of a jitted function and of all jitted functions that it calls, by name.
-
-    Triton's own `cache_key` would change with every line that is added above the function.
-    """
-    sources = {function.fn.__qualname__: inspect.getsource(function.fn)}
-    waiting = [function.fn]
-    while waiting:
-        python = waiting.pop()
-        for name in python.__code__.co_names:
-            callee = getattr(python.__globals__.get(name), "fn", None)
-            if inspect.isfunction(callee) and callee.__qualname__ not in sources:
-                sources[callee.__qualname__] = inspect.getsource(callee)
-                waiting.append(callee)
-    return sources
 
 
 class FlashKernel(AttentionKernel):
@@ -105,17 +87,15 @@ class FlashKernel(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
-        if (
-            limits.mma != "wgmma"
-        ):  # running ahead was measured on wgmma only; Triton 3.6 cannot compile all of it for tcgen05
+        # running ahead was measured on wgmma only, and Triton 3.6 cannot compile all of it for tcgen05
+        if limits.mma != "wgmma":
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
         feasible = (config for config in candidates if not self.violations(config, shape, limits))
         return next(feasible, candidates[-1])
 
     @cached_property
     def source_hash(self) -> str:
-        sources = device_sources(self.function)
-        return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
+        return hash_of_sources(self.function)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.

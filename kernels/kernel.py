@@ -51,7 +51,6 @@ class AttentionKernel(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     direction: ClassVar[Direction] = Direction.FORWARD
     parameters: ClassVar[Mapping[str, tuple[int, ...]]]
     """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""

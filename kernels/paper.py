@@ -27,9 +27,9 @@ def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: Compute
 
     M is the shared memory that one block can have, in elements of the shape's type: it is what a block can address and
     what the paper calls SRAM; registers hold further tiles, which the paper does not count. Both blocks are rounded
-    down to the kernel's choices. Where the result breaks a rule (buffers and scores need
-    memory that the paper does not count either), block_n is halved until it breaks none. The paper loads a tile when it
-    needs it: num_stages is the kernel's smallest. The kernel's own parameters are its default's.
+    down to the kernel's choices. Where the result breaks a rule (buffers and scores need memory that the paper does not
+    count either), block_n is halved until it breaks none. The paper loads a tile when it needs it: num_stages is the
+    kernel's smallest. The kernel's own parameters are its default's.
     """
     memory_elements = limits.shared_per_block_optin_bytes // shape.element_bytes
     keys = -(-memory_elements // (4 * shape.head_dim))

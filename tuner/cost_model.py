@@ -14,6 +14,7 @@ from typing import Any
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.flash_kernel import padded_width
 from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.limits import WARP_SIZE
 from blocktune.kernels.resources import KernelResources
@@ -214,7 +215,7 @@ class _Model:
 
     def _tensor_cycles(self) -> float:
         """Dimensions are padded to powers of two, as Triton multiplies them."""
-        flops = 2 * self._scores * (_width(self._shape.head_dim) + _width(self._shape.head_dim_v))
+        flops = 2 * self._scores * (padded_width(self._shape.head_dim) + padded_width(self._shape.head_dim_v))
         instruction = self._resources.tensor_cores
         if instruction == "none":
             return flops / (2 * self._lanes)
@@ -229,7 +230,7 @@ class _Model:
         masked = MASK_INSTRUCTIONS * self._visits.masked / self._visits.total
         operations = self._scores * (self._softmax.instructions_per_score + masked)
         if self._softmax.rescales:
-            operations += self._config.block_m * _width(self._shape.head_dim_v)
+            operations += self._config.block_m * padded_width(self._shape.head_dim_v)
         operations += self._softmax.address_instructions * self._config.block_n * self._row_bytes / 16
         return operations / self._lanes
 
@@ -306,7 +307,3 @@ class _Model:
         if device.tensor_tflops and device.tensor_flops_per_clock:
             clock_mhz = device.tensor_tflops * 1e6 / (device.tensor_flops_per_clock * device.num_sms)
         return cycles / (SUSTAINED_CLOCK * clock_mhz)
-
-
-def _width(dim: int) -> int:
-    return 1 << (dim - 1).bit_length()

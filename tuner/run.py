@@ -91,6 +91,13 @@ def tune(
         return run.execute(limit, seed, on_progress or (lambda progress: None), compiler, runner)
 
 
+def farm_for(device: DeviceSpec) -> CompileFarm:
+    """The workers that compile for a run. For a device that is here their code must be at hand, and one processor is
+    left to the host, which must stay ahead of the GPU."""
+    present = is_present(device)
+    return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
+
+
 def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
     """The bounds of the search. Who gives one bound means that one: the other's default must not end the run first."""
     if budget.trials is None and budget.seconds is None and not exhaustive:
@@ -129,9 +136,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             workers = default_workers()
             if compiler is None:
-                # The host must stay ahead of the GPU, so one processor is left to it.
-                farm = CompileFarm(workers=max(1, workers - self._present), need_code=self._present)
-                compiler = stack.enter_context(farm)
+                compiler = stack.enter_context(farm_for(self._subject.device))
             if runner is None and self._present:
                 runner = stack.enter_context(self._gpu_runner(seed, on_progress))
             search = self._search(limit, seed, on_progress, compiler, runner, workers)

@@ -25,7 +25,6 @@ class PlainKernel(AttentionKernel):
     """
 
     name: ClassVar[str] = "plain"
-    summary: ClassVar[str] = "PyTorch in disguise"
     parameters: ClassVar[dict[str, tuple[int, ...]]] = {
         "block_m": (64, 128, 1024),
         "block_n": (32, 64),

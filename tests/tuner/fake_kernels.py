@@ -39,7 +39,6 @@ def attention(q: Any, k: Any, v: Any, out: Any, lse: Any | None, scale: float, c
 class FakeKernel(AttentionKernel):
     """Computes attention; `harm(launches, out, lse)` is called after every launch with the number of launches."""
 
-    summary: ClassVar[str] = "for tests"
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128, 256),
         "block_n": (32, 64, 128, 256),
