@@ -16,6 +16,7 @@ from blocktune.cli.bench_file import BenchFile
 from blocktune.cli.grid import Grid, with_grid_flags
 from blocktune.cli.options import AsJson, Database
 from blocktune.cli.render import note, print_json, print_table
+from blocktune.kernels.errors import VerificationError
 
 if TYPE_CHECKING:
     from blocktune.tuner.compile_farm import CompileFarm
@@ -49,6 +50,7 @@ def bench(
 
     All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
     A file that exists is added to, so that a long bench can be made in parts.
+    A tuned config whose result is wrong ends the command with 7, after all shapes.
 
     \b
     tune bench --seq 8192 --dim 64
@@ -70,12 +72,16 @@ def bench(
         for shape in shapes:
             tuned_config(store, device, shape)  # the first that is missing ends the run before it begins
         clock = CudaClock()
+        wrong: list[str] = []
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             comparison = compare(
                 shape, store=store, device=device, regime=Regime(regime), compiler=compiler, seed=seed, clock=clock
             )
             file.add(comparison, _command(), datetime.now(UTC).isoformat(timespec="seconds"))
+            tuned = comparison.entry("tuned")
+            if tuned is not None and tuned.problem:
+                wrong.append(f"{shape.label}: {tuned.problem}")
             if not as_json:
                 _show(comparison.to_json())
     if as_json:
@@ -83,6 +89,11 @@ def bench(
     else:
         labels = {shape.label for shape in shapes}
         _summarize([row for row in file.document["rows"] if row["label"] in labels])
+    if wrong:
+        raise VerificationError(
+            f"A tuned config must compute what the reference does, but {'; '.join(wrong)}. "
+            "Tune the shape again by `tune run`."
+        )
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class FakeCompare:
     def __init__(self, tuned: Any) -> None:
         self.tuned = tuned
         self.fails_at = 0
+        self.problem = ""
         self.got: list[dict[str, Any]] = []
 
     def __call__(self, shape: AttentionShape, **given: Any) -> Comparison:
@@ -45,7 +46,7 @@ class FakeCompare:
                 compile_seconds=20.0,
             )  # fmt: skip
         entries = (
-            entry("tuned", 100.0),
+            entry("tuned", 100.0) if not self.problem else Entry(name="tuned", problem=self.problem),
             Entry(name="paper", problem="no block of this rule fits the device"),
             entry("cudnn", 200.0),
             replace(entry("triton_autotune", 110.0), tuning=stock),
@@ -86,6 +87,15 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
         assert part in result.stdout, part
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]
     assert all(given["compiler"] is not None for given in fake.got)
+
+
+def test_a_tuned_config_with_a_wrong_result_ends_with_7_after_all_rows(tune, fake: FakeCompare, tmp_path: Path) -> None:
+    fake.problem = "relative error 1.2 in rows 64.."
+    out = tmp_path / "h200.bench.json"
+    result = tune("bench", *GRID, "--out", out)
+    assert result.exit_code == 7
+    assert "b16 h32 s1024 d64 bf16: relative error 1.2" in result.stderr
+    assert len(json.loads(out.read_text())["rows"]) == 2
 
 
 def test_the_regime_reaches_the_use_case(tune, fake: FakeCompare) -> None:
