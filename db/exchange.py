@@ -76,7 +76,7 @@ def _order(record: Best | Trial) -> tuple[Any, ...]:
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
     """The order in which people expect shapes: by what the code is, then by size."""
-    code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v)
+    code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label)
     return (*code, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
 
 

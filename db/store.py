@@ -131,7 +131,8 @@ class ResultStore:
         same |= {name: getattr(shape, name) for name in ("head_dim", "head_dim_v")}
         grouped = ShapeRow.num_heads == ShapeRow.num_heads_kv * shape.group_size
         query = _bests_on(device).join(BestRow.shape).where(grouped).filter_by(**same)
-        return sorted(self._read(query, best_of), key=lambda best: _distance(best, shape))[:limit]
+        alike = [best for best in self._read(query, best_of) if best.shape.features == shape.features]
+        return sorted(alike, key=lambda best: _distance(best, shape))[:limit]
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """The winners of a device, as the dispatcher wants them."""

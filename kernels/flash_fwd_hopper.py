@@ -125,7 +125,7 @@ class FlashForwardHopper(AttentionKernel):
         "keep_p": (0, 1),
     }
 
-    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
             return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
         if shape.element_bytes != 2:

@@ -78,7 +78,7 @@ class FlashForwardTma(FlashKernel):
     def function(self) -> Any:
         return flash_fwd_tma_kernel
 
-    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc < (9, 0):
             return f"{self.name} needs a tensor copy engine (compute capability 9.0 or newer), but got {limits.name}"
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
@@ -87,7 +87,7 @@ class FlashForwardTma(FlashKernel):
                     f"`{name} * element size` must be a multiple of {TMA_ALIGNMENT_BYTES} B for {self.name}, "
                     f"but got {name}={dim}, {shape.dtype}"
                 )
-        return super().unsupported(shape, limits)
+        return super().shape_problem(shape, limits)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("key", k), ("value", v)):

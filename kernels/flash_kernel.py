@@ -64,7 +64,7 @@ class FlashKernel(AttentionKernel):
     def function(self) -> Any:
         """The jitted function."""
 
-    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
                 return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"

@@ -10,9 +10,16 @@ from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Direction
 
 Launch = Callable[..., None]
-"""launch(q, k, v, out, lse, scale): enqueue the kernel on the current stream. q [batch, num_heads, seqlen_q, head_dim],
-k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with head_dim_v, lse float32
-[batch, num_heads, seqlen_q], contiguous (natural log) or None; scale is multiplied to q k^T."""
+"""Enqueues a config's kernels on the current stream.
+
+    forward:   launch(q, k, v, out, lse, scale[, extras])
+    backward:  launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])
+
+q [batch, num_heads, seqlen_q, head_dim], k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with
+head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is multiplied
+to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if the shape
+has features. Packed sequences (varlen) are [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is
+[pages, num_heads_kv, page_size, dim]."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,25 @@ class AttentionKernel(ABC):
 
     name: ClassVar[str]
     direction: ClassVar[Direction] = Direction.FORWARD
+    features: ClassVar[frozenset[str]] = frozenset()
+    """The `Features.names` that the kernel serves."""
+    historical: ClassVar[bool] = False
+    """Kept to be compared with: it competes only when it is named."""
     parameters: ClassVar[Mapping[str, tuple[int, ...]]]
     """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
 
-    @abstractmethod
     def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Why the kernel cannot compute this shape on this compute capability, or None."""
+        if shape.direction is not self.direction:
+            return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
+        missing = sorted(shape.features.names - self.features)
+        if missing:
+            return f"{self.name} does not know {', '.join(missing)}"
+        return self.shape_problem(shape, limits)
+
+    @abstractmethod
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Why the kernel cannot compute a shape of its direction and features, or None."""
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """The kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel that has
@@ -83,7 +103,13 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        """What to compile offline: the code of a launch without log-sum-exp; imports triton."""
+        """What to compile offline: the code of a launch without log-sum-exp; imports triton. Where a config launches
+        several functions it is the one that takes longest."""
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """The other functions that the config launches, if any."""
+        del config, shape
+        return ()
 
     @abstractmethod
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:

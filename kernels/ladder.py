@@ -87,7 +87,7 @@ class ConfigTable:
 
 def _kind(shape: AttentionShape) -> tuple[Any, ...]:
     """What neighbours must have in common: it decides tile sizes and shared memory."""
-    return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes
+    return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes, shape.features
 
 
 def distance(a: AttentionShape, b: AttentionShape) -> float:

@@ -31,9 +31,7 @@ def get_kernel(name: str) -> AttentionKernel:
 
 
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
-    """The kernels that can compute this shape on this compute capability, in registry order."""
+    """The kernels that compete for this shape on this compute capability, in registry order."""
     return tuple(
-        kernel
-        for kernel in KERNELS.values()
-        if kernel.direction is shape.direction and kernel.unsupported(shape, limits) is None
+        kernel for kernel in KERNELS.values() if not kernel.historical and kernel.unsupported(shape, limits) is None
     )

@@ -1,10 +1,11 @@
 """What the caller asks for: the shape of one attention problem."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import NO_FEATURES, UNLIMITED, Features
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes per element of every data type that the kernels take."""
@@ -16,6 +17,7 @@ class Direction(StrEnum):
     """Which computation of attention is meant."""
 
     FORWARD = "forward"
+    BACKWARD = "backward"
 
 
 class Causal(StrEnum):
@@ -50,6 +52,7 @@ class AttentionShape:
     dtype: str = "bfloat16"
     causal: Causal = Causal.NONE
     direction: Direction = Direction.FORWARD
+    features: Features = NO_FEATURES
 
     def __post_init__(self) -> None:
         for field in fields(self)[:7]:
@@ -68,6 +71,9 @@ class AttentionShape:
             raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {self.dtype!r}.")
         object.__setattr__(self, "causal", Causal(self.causal))
         object.__setattr__(self, "direction", Direction(self.direction))
+        window = self.features.window
+        if window is not None and self.causal is not Causal.NONE:  # the mask bounds the right side
+            object.__setattr__(self, "features", replace(self.features, window=(window[0], UNLIMITED)))
 
     @property
     def element_bytes(self) -> int:
@@ -84,8 +90,17 @@ class AttentionShape:
         return self.seqlen_k - self.seqlen_q if self.causal is Causal.LOWER_RIGHT else 0
 
     @property
+    def diagonal(self) -> int:
+        """The key that query 0 stands at, for windows and ALiBi: from the lower right unless causal from the upper left
+        (as FlashAttention-2 has it)."""
+        return 0 if self.causal is Causal.UPPER_LEFT else self.seqlen_k - self.seqlen_q
+
+    @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head that take part."""
+        """(query, key) pairs of one head that take part. A mask tensor and packed lengths are not known here: every pair
+        counts that causal mask and window let through."""
+        if self.features.window is not None:
+            return self._windowed_pairs()
         if self.causal is Causal.NONE:
             return self.seqlen_q * self.seqlen_k
         first = max(0, -self.causal_offset)  # the first query that sees a key
@@ -93,17 +108,30 @@ class AttentionShape:
         triangle = (first + self.causal_offset + 1 + last + self.causal_offset) * max(0, last - first) // 2
         return triangle + max(0, self.seqlen_q - max(first, last)) * self.seqlen_k
 
+    def _windowed_pairs(self) -> int:
+        left, right = self.features.window or (UNLIMITED, UNLIMITED)
+        right = 0 if self.causal is not Causal.NONE else right
+        total = 0
+        for query in range(self.seqlen_q):
+            first = 0 if left == UNLIMITED else max(0, query + self.diagonal - left)
+            last = self.seqlen_k - 1 if right == UNLIMITED else min(self.seqlen_k - 1, query + self.diagonal + right)
+            total += max(0, last - first + 1)
+        return total
+
     @property
     def flops(self) -> int:
-        """Multiply-adds counted as two: 2 * (head_dim + head_dim_v) a visible pair and query head."""
-        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs * self.batch * self.num_heads
+        """Multiply-adds counted as two: 2 * (head_dim + head_dim_v) a visible pair and query head. A backward counts
+        2.5 times as much, as everyone counts it: five products instead of two, however many a kernel makes."""
+        forward = 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs * self.batch * self.num_heads
+        return forward * 5 // 2 if self.direction is Direction.BACKWARD else forward
 
     @property
     def tensor_bytes(self) -> int:
-        """Device memory of q, k, v, the output and the log-sum-exp."""
+        """Device memory of q, k, v, the output and the log-sum-exp; of a backward also of the four gradients."""
         queries = self.batch * self.num_heads * self.seqlen_q
         keys = self.batch * self.num_heads_kv * self.seqlen_k
-        return (queries + keys) * (self.head_dim + self.head_dim_v) * self.element_bytes + 4 * queries
+        tensors = (queries + keys) * (self.head_dim + self.head_dim_v) * self.element_bytes
+        return tensors * (2 if self.direction is Direction.BACKWARD else 1) + 4 * queries
 
     @property
     def label(self) -> str:
@@ -116,10 +144,15 @@ class AttentionShape:
             words.append("causal")
         elif self.causal is Causal.LOWER_RIGHT:
             words.append("causal-lower-right")
+        words += [self.features.label] if self.features else []
+        words += ["backward"] if self.direction is Direction.BACKWARD else []
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        return {key: str(value) if isinstance(value, StrEnum) else value for key, value in asdict(self).items()}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        features = values.pop("features")  # absent without any: older documents stay equal
+        document = {key: str(value) if isinstance(value, StrEnum) else value for key, value in values.items()}
+        return document | ({"features": features.label} if features else {})
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -132,6 +165,6 @@ class AttentionShape:
         if set(data) - names or not isinstance(data, dict):
             raise UsageError(f"A shape has the fields {sorted(names)}, but got also {sorted(set(data) - names)}.")
         try:
-            return cls(**data)
+            return cls(**data | {"features": Features.parse(data.get("features", ""))})
         except (TypeError, ValueError) as error:
             raise UsageError(f"Not a shape: {error}") from error

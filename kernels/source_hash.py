@@ -5,12 +5,14 @@ import inspect
 from typing import Any
 
 
-def hash_of_sources(function: Any) -> str:
-    """16 hexadecimal digits that change with the source of a jitted function or of any that it calls.
+def hash_of_sources(*functions: Any) -> str:
+    """16 hexadecimal digits that change with the source of jitted functions or of any that they call.
 
     Triton's own `cache_key` would change with every line that is added above the function.
     """
-    sources = device_sources(function)
+    sources: dict[str, str] = {}
+    for function in functions:
+        sources |= device_sources(function)
     return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
 
 

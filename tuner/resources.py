@@ -53,6 +53,8 @@ def compile_resources(
 ) -> KernelResources:
     """Compiles in this process, or takes the code from Triton's cache. Needs no GPU.
 
+    All that the config launches is compiled; the resources are those of `compile_spec`'s function.
+
     A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless.
 
     Raises:
@@ -64,10 +66,11 @@ def compile_resources(
     from triton.compiler import compile as triton_compile
 
     limits = limits_for(cc)
-    spec = kernel.compile_spec(config, shape)
     target = GPUTarget("cuda", limits.sm_arch, WARP_SIZE)
-    compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
-    _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
+    specs = (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
+    for spec in specs:
+        compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
+        _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
     return _resources_of(compiled)
 
 

@@ -40,7 +40,7 @@ class PlainKernel(AttentionKernel):
     def source_hash(self) -> str:
         return "00000000feedbeef"
 
-    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         return None if shape.head_dim <= 128 else f"`head_dim <= 128` must hold, but got {shape.head_dim}."
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class FakeKernel(AttentionKernel):
     def __init__(self, name: str):
         self.name = name  # type: ignore[misc]
 
-    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         del limits
         return None if shape.head_dim <= 256 else f"{self.name} takes head dimensions up to 256"
 
