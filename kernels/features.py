@@ -55,7 +55,7 @@ class Features:
             window = tuple(self.window)
             if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
                 raise UsageError(
-                    f"`window` is (left, right) in keys, each >= 0 or {UNLIMITED} for no bound, but got {self.window!r}."
+                    f"`window` is (left, right) in keys, each >= 0, or {UNLIMITED}: no bound, but got {self.window!r}."
                 )
             object.__setattr__(self, "window", None if window == (UNLIMITED, UNLIMITED) else window)
         if type(self.page_size) is not int or self.page_size < 0 or self.page_size & (self.page_size - 1):

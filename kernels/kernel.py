@@ -16,9 +16,9 @@ Launch = Callable[..., None]
     backward:  launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])
 
 q [batch, num_heads, seqlen_q, head_dim], k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with
-head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is multiplied
-to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if the shape
-has features. Packed sequences (varlen) are [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is
+head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is
+multiplied to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if
+the shape has features. Packed sequences (varlen) are [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is
 [pages, num_heads_kv, page_size, dim]."""
 
 

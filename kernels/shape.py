@@ -97,7 +97,7 @@ class AttentionShape:
 
     @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head that take part. A mask tensor and packed lengths are not known here: every pair
+        """(query, key) pairs of one head that take part. Mask tensors and packed lengths are not known here: every pair
         counts that causal mask and window let through."""
         if self.features.window is not None:
             return self._windowed_pairs()
