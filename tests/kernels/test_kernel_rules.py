@@ -204,7 +204,7 @@ def test_softmax_cost(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_config_without_the_kernel_s_own_parameters_is_refused_in_words(kernel: str) -> None:
-    (*_, last) = get_kernel(kernel).violations(
+    (*_, last) = get_kernel(kernel).rule_violations(
         KernelConfig(kernel, 128, 64, 4, 2), shape(seqlen_q=256, seqlen_k=256), HOPPER
     )
     assert "must be one of" in last

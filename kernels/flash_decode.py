@@ -1,0 +1,251 @@
+"""Attention of a few queries over many keys: split-KV decoding (FlashDecoding), with the splits as a parameter.
+
+One query cannot fill a GPU with query blocks, so the keys are cut into `splits` shares, each a program of its own, and
+a second launch merges what they yield. Contiguous keys, a cache of which every entry is filled to its own length, a
+paged cache, and trees of drafts (speculative decoding).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.extras import NO_EXTRAS, Extras
+from blocktune.kernels.features import UNLIMITED, MaskKind
+from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
+from blocktune.kernels.flash_kernel import LOG2_E, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, padded_width
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.source_hash import hash_of_sources
+from blocktune.kernels.specialize import TensorArgument, specialize
+
+MAX_QUERIES, MAX_TREE_QUERIES = 16, 64
+"""Queries of one call; more of them are better served by blocks of query rows. A tree's bits are two words a query."""
+
+MIN_PAGE, MAX_PAGE = 16, 256
+WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
+"""The smallest tile, and its warps, that wgmma and tcgen05 multiply."""
+
+PROGRAMS = 4 * 132
+"""How many programs the default's splits make: a few for every multiprocessor of a large GPU."""
+
+
+class FlashDecode(AttentionKernel):
+    """Split-KV decoding with packed query heads."""
+
+    name = "flash_decode"
+    features: ClassVar[frozenset[str]] = frozenset({"cached", "paged", "tree", "window", "softcap", "alibi"})
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (16, 32, 64),
+        "block_n": (32, 64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "splits": (1, 2, 4, 8, 16, 32, 64, 128),
+    }
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        most = MAX_TREE_QUERIES if shape.features.mask is MaskKind.TREE else MAX_QUERIES
+        if shape.seqlen_q > most:
+            return f"`seqlen_q <= {most}` must hold for {self.name}, but got seqlen_q={shape.seqlen_q}"
+        page = shape.features.page_size
+        if page and not MIN_PAGE <= page <= MAX_PAGE:
+            return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
+        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
+        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        if needed > limit:
+            return (
+                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
+                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+            )
+        return None
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
+        them for 16-bit types from compute capability 8.0 to 9.0 and otherwise below."""
+        k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
+        v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+        if limits.mma == "none":
+            return max(k_bytes, v_bytes)
+        # a low tile, or one of few warps, goes to mma.sync on every GPU, which takes one tile of each to registers
+        whole = limits.mma != "mma" and config.block_m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+        depth = config.num_stages - (0 if whole and shape.element_bytes == 2 else 1)
+        taking_turns = depth == 0 or config.num_stages == 1
+        buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
+        if shape.element_bytes != 2:
+            return buffers
+        exchanged = 0 if whole or config.block_m >= padded_width(shape.head_dim_v) else config.block_n
+        return buffers + config.block_m * (padded_width(shape.head_dim) + exchanged) * shape.element_bytes
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        rows = shape.group_size * shape.seqlen_q
+        block_m = next((block for block in (16, 32) if rows <= block), 64)
+        programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
+        block_n = 32 if limits.mma == "none" else 64
+        tiles = -(-shape.seqlen_k // block_n)
+        fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
+        splits = next((splits for splits in fitting if programs * splits >= 3 * PROGRAMS // 4), fitting[-1])
+        for stages in (3, 2, 1):
+            config = KernelConfig(self.name, block_m, block_n, 4, stages, (("splits", splits),))
+            if self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes // 2:
+                return config
+        return KernelConfig(self.name, block_m, 32, 4, 1, (("splits", splits),))
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_decode_kernel, merge_splits_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        launch = DecodeLaunch.of(config, shape)
+        features, tensor, indices = shape.features, TensorArgument(shape.dtype), TensorArgument("int32")
+        one_split = config.parameters["splits"] == 1
+        arguments: dict[str, Any] = {
+            "Q": tensor,
+            "K": tensor,
+            "V": tensor,
+            "Out": tensor,
+            "Lse": None,
+            "Work": None if one_split else TensorArgument("float32"),
+            "Lengths": indices if features.cached else None,
+            "Table": indices if features.page_size else None,
+            "Tree": indices if launch.constants["WORDS"] else None,
+            "Slopes": TensorArgument("float32") if features.alibi else None,
+            "scale_log2": 1.0,
+            "cap_log2": 1.0,
+        }
+        for letter in "qkvo":
+            arguments |= contiguous_strides(shape, letter)
+        if features.page_size:
+            arguments |= _paged_strides(shape)
+        arguments |= {**launch.sizes, **dict.fromkeys(EXTRA_STRIDES, 0), **launch.constants}
+        return specialize(flash_decode_kernel, arguments, launch.options)
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        launch = DecodeLaunch.of(config, shape)
+        if launch.splits == 1:
+            return ()
+        arguments: dict[str, Any] = {"Out": TensorArgument(shape.dtype), "Lse": None, "Work": TensorArgument("float32")}
+        arguments |= contiguous_strides(shape, "o")
+        arguments |= {name: launch.sizes[name] for name in ("num_heads", "seqlen_q", "total_rows")}
+        arguments |= launch.merge_constants
+        return (specialize(merge_splits_kernel, arguments, launch.merge_options),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> "DecodeLaunch":
+        return DecodeLaunch.of(config, shape)
+
+
+EXTRA_STRIDES = ("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras])."""
+
+    grid: tuple[int, int]
+    splits: int
+    head_dim_v: int
+    sizes: Mapping[str, int]
+    constants: Mapping[str, Any]
+    options: Mapping[str, int]
+    merge_grid: tuple[int, int]
+    merge_constants: Mapping[str, int]
+    merge_options: Mapping[str, int]
+
+    @classmethod
+    def of(cls, config: KernelConfig, shape: AttentionShape) -> "DecodeLaunch":
+        """The launch of a config for tensors of this shape."""
+        splits = config.parameters["splits"]
+        sizes = _sizes(config, shape)
+        part = min(padded_width(shape.head_dim_v), 32 if sizes["total_rows"] < PROGRAMS else 128)
+        return cls(
+            grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits),
+            splits=splits,
+            head_dim_v=shape.head_dim_v,
+            sizes=sizes,
+            constants=_constants(config, shape),
+            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+            merge_grid=(sizes["total_rows"], -(-shape.head_dim_v // part)),
+            merge_constants={"SPLITS": splits, "HEAD_DIM_V": shape.head_dim_v, "BLOCK_D": part},
+            merge_options={"num_warps": max(1, min(8, splits * part // 512)), "num_stages": 1},
+        )
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        rows, work = self.sizes["total_rows"], None
+        if self.splits > 1:
+            work = torch.empty(self.splits * rows * (self.head_dim_v + 2), dtype=torch.float32, device=q.device)
+        lengths, table, tree, slopes = extras.cache_seqlens, extras.block_table, extras.tree_mask, extras.alibi_slopes
+        flash_decode_kernel[self.grid](
+            q, k, v, out, lse if work is None else None, work, lengths, table, tree, slopes,
+            scale * LOG2_E, extras.softcap * LOG2_E,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *self.sizes.values(),
+            0 if table is None else table.stride(0),
+            0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0),
+            *((0, 0) if tree is None else tree.stride()[:2]),
+            *self.constants.values(), **self.options,
+        )  # fmt: skip
+        if work is not None:
+            merge_splits_kernel[self.merge_grid](
+                out, lse, work, *out.stride()[:3], self.sizes["num_heads"], self.sizes["seqlen_q"], rows,
+                *self.merge_constants.values(), **self.merge_options,
+            )  # fmt: skip
+
+
+def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """The run-time integers of the first kernel that the shape says, in order."""
+    left, right = _bounds(shape)
+    return {
+        "num_heads": shape.num_heads,
+        "num_heads_kv": shape.num_heads_kv,
+        "group_size": shape.group_size,
+        "row_tiles": -(-shape.group_size * shape.seqlen_q // config.block_m),
+        "total_rows": shape.batch * shape.num_heads * shape.seqlen_q,
+        "seqlen_q": shape.seqlen_q,
+        "seqlen_k": shape.seqlen_k,
+        "left": 0 if left == UNLIMITED else left,
+        "right": 0 if right == UNLIMITED else right,
+    }
+
+
+def _bounds(shape: AttentionShape) -> tuple[int, int]:
+    """(left, right) of the keys around the diagonal that a query sees, by window and causal mask; or `UNLIMITED`."""
+    left, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    reach = shape.seqlen_q + shape.seqlen_k  # a bound that lies further off bounds nothing, and might overflow
+    return min(left, reach), min(right, reach) if shape.causal is Causal.NONE else 0
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of the first kernel, in order."""
+    left, right = _bounds(shape)
+    return {
+        "HEAD_DIM": shape.head_dim,
+        "HEAD_DIM_V": shape.head_dim_v,
+        "WIDTH": padded_width(shape.head_dim),
+        "WIDTH_V": padded_width(shape.head_dim_v),
+        "PAGE_SIZE": shape.features.page_size,
+        "FROM_START": shape.causal is Causal.UPPER_LEFT,
+        "LEFT": left != UNLIMITED,
+        "RIGHT": right != UNLIMITED,
+        "WORDS": -(-shape.seqlen_q // 32) if shape.features.mask is MaskKind.TREE else 0,
+        "SOFTCAP": shape.features.softcap,
+        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "SPLITS": config.parameters["splits"],
+        "STAGES": config.num_stages,
+    }
+
+
+def _paged_strides(shape: AttentionShape) -> dict[str, int]:
+    """Strides of contiguous pages, in elements; a page takes the place of a batch entry."""
+    strides: dict[str, int] = {}
+    for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
+        page_elements = shape.features.page_size * dim
+        strides[f"stride_{letter}b"] = shape.num_heads_kv * page_elements
+        strides[f"stride_{letter}h"], strides[f"stride_{letter}n"] = page_elements, dim
+    return strides
