@@ -5,6 +5,7 @@ from blocktune.kernels.errors import UnknownKernelError
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
+from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.flash_fwd_tma import FlashForwardTma
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.shape import AttentionShape
@@ -16,6 +17,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForwardHopper(),
         FlashForwardTma(),
         FlashForward(),
+        FlashForwardSparse(),
     )
 }
 

@@ -1,0 +1,203 @@
+"""Block-sparse attention against float64 autograd over the same mask: in Triton's interpreter, or compiled on a GPU."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+
+from blocktune.kernels.block_mask import BlockMask
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.driver import read_driver
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.extras import Extras
+from blocktune.kernels.features import Features, MaskKind
+from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
+from blocktune.kernels.limits import limits_for
+from blocktune.kernels.reference import visible
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
+
+ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [
+    pytest.mark.skipif(
+        not ON_GPU and not knobs.runtime.interpret,
+        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
+    ),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+]
+# Relative Frobenius error against float64, as for the dense kernels; gradients carry two more rounded operands.
+TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
+GRADIENT_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-5}
+SPARSE = Features(mask=MaskKind.BLOCK_SPARSE)
+FORWARD = FlashForwardSparse()
+
+
+def shape_of(**changes: Any) -> AttentionShape:
+    base = {"batch": 1, "num_heads": 2, "num_heads_kv": 2, "seqlen_q": 96, "seqlen_k": 96, "head_dim": 16}
+    base |= {"dtype": "float16", "features": SPARSE} | changes
+    return AttentionShape(**({"head_dim_v": base["head_dim"]} | base))
+
+
+def random_mask(
+    shape: AttentionShape, density: float, block_q: int = 32, block_k: int = 32, batch: int = 1, heads: int = 1
+) -> BlockMask:
+    generator = torch.Generator().manual_seed(3)
+    sizes = (batch, heads, -(-shape.seqlen_q // block_q), -(-shape.seqlen_k // block_k))
+    return BlockMask(block_q, block_k, (torch.rand(sizes, generator=generator) < density).to(DEVICE))
+
+
+@dataclass
+class Problem:
+    """Inputs of a shape, and what float64 says about them under a mask."""
+
+    shape: AttentionShape
+    mask: BlockMask
+    layout: str = "bhsd"
+    growth: float = 1.0
+
+    def __post_init__(self) -> None:
+        shape, generator = self.shape, torch.Generator().manual_seed(0)
+
+        def draw(heads: int, rows: int, dim: int) -> torch.Tensor:
+            sizes = (shape.batch, heads, rows, dim) if self.layout == "bhsd" else (shape.batch, rows, heads, dim)
+            tensor = torch.randn(sizes, generator=generator).to(getattr(torch, shape.dtype)).to(DEVICE)
+            return tensor if self.layout == "bhsd" else tensor.transpose(1, 2)
+
+        self.q = draw(shape.num_heads, shape.seqlen_q, shape.head_dim)
+        self.k = draw(shape.num_heads_kv, shape.seqlen_k, shape.head_dim)
+        self.k = (self.k * torch.linspace(1, self.growth, shape.seqlen_k, device=DEVICE)[:, None]).to(self.k.dtype)
+        self.v = draw(shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v)
+        self.dout = draw(shape.num_heads, shape.seqlen_q, shape.head_dim_v)
+        self.scale = shape.head_dim**-0.5
+
+    def expected(self) -> tuple[torch.Tensor, ...]:
+        """out, lse, dq, dk and dv in float64, by autograd."""
+        shape = self.shape
+        q, k, v = (tensor.double().detach().requires_grad_() for tensor in (self.q, self.k, self.v))
+        wide_k, wide_v = (tensor.repeat_interleave(shape.group_size, 1) for tensor in (k, v))
+        seen = self.mask.to_dense(shape.seqlen_q, shape.seqlen_k)
+        seen = seen & visible(shape.seqlen_q, shape.seqlen_k, shape.causal, seen.device)
+        scores = (q @ wide_k.transpose(-1, -2) * self.scale).masked_fill(~seen, float("-inf"))
+        lse = torch.logsumexp(scores, -1)
+        # a row without keys: exp(-inf - 0) is 0, and so are its gradients
+        reference = lse.detach().masked_fill(lse.isneginf(), 0.0).unsqueeze(-1)
+        weights = torch.exp(scores - reference)
+        out = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300) @ wide_v
+        gradients = torch.autograd.grad(out, (q, k, v), self.dout.double())
+        return out.detach(), lse.detach(), *gradients
+
+    def forward(self, config: KernelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = self.q.shape[:-1]
+        out = torch.full((*sizes, self.shape.head_dim_v), float("nan"), dtype=self.q.dtype, device=DEVICE)
+        lse = torch.full(sizes, float("nan"), dtype=torch.float32, device=DEVICE)
+        FORWARD.bind(config, self.shape)(self.q, self.k, self.v, out, lse, self.scale, Extras(block_mask=self.mask))
+        return out, lse
+
+
+def forward_config(
+    block_m: int = 32, block_n: int = 16, warps: int = 4, stages: int = 2, schedule: int = 0
+) -> KernelConfig:
+    return KernelConfig(FORWARD.name, block_m, block_n, warps, stages, (("schedule", schedule),))
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert torch.isfinite(got).all()
+    assert (got.double() - expected).norm() <= tolerance * expected.norm()
+
+
+def check_forward(problem: Problem, config: KernelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    assert not FORWARD.violations(config, problem.shape, limits_for((9, 0)))
+    out, lse = problem.forward(config)
+    expected, expected_lse, *_ = problem.expected()
+    assert_near(out, expected, TOLERANCE[problem.shape.dtype])
+    assert torch.equal(lse.isneginf(), expected_lse.isneginf())
+    seen = ~expected_lse.isneginf()
+    assert ((lse.double() - expected_lse)[seen].abs() <= 1e-4 * (1 + expected_lse[seen].abs())).all()
+    return out, lse
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 2])
+@pytest.mark.parametrize("density", [0.2, 0.6])
+@pytest.mark.parametrize("causal", Causal)
+def test_forward(density: float, schedule: int, causal: Causal) -> None:
+    shape = shape_of(seqlen_q=96, seqlen_k=128, causal=causal)
+    check_forward(Problem(shape, random_mask(shape, density)), forward_config(schedule=schedule))
+
+
+@pytest.mark.parametrize("schedule", [0, 2])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (70, 33), (40, 100)])
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
+def test_forward_ragged(schedule: int, seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
+    shape = shape_of(num_heads=1, num_heads_kv=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal)
+    check_forward(Problem(shape, random_mask(shape, 0.7)), forward_config(schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    ("block_q", "block_k", "block_m", "block_n"), [(64, 32, 16, 32), (16, 64, 16, 16), (32, 16, 32, 16)]
+)
+def test_forward_tiles_within_blocks(block_q: int, block_k: int, block_m: int, block_n: int) -> None:
+    shape = shape_of(causal=Causal.UPPER_LEFT, dtype="float32")
+    mask = random_mask(shape, 0.5, block_q, block_k)
+    check_forward(Problem(shape, mask), forward_config(block_m, block_n))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("per_batch", [False, True])
+def test_forward_grouped_heads_with_their_own_masks(layout: str, per_batch: bool) -> None:
+    shape = shape_of(batch=2, num_heads=4, num_heads_kv=2, seqlen_q=64, seqlen_k=65)
+    mask = random_mask(shape, 0.5, batch=2 if per_batch else 1, heads=4)
+    check_forward(Problem(shape, mask, layout), forward_config(schedule=2))
+
+
+def test_forward_of_rows_without_blocks() -> None:
+    shape = shape_of()
+    mask = random_mask(shape, 0.6)
+    mask.mask[:, :, 1] = False
+    out, lse = check_forward(Problem(shape, mask), forward_config(schedule=2))
+    assert (out[:, :, 32:64] == 0).all()
+    assert lse[:, :, 32:64].isneginf().all()
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 2])
+def test_an_empty_mask_gives_zeros(schedule: int) -> None:
+    shape = shape_of(causal=Causal.UPPER_LEFT, seqlen_k=90)
+    out, lse = Problem(shape, random_mask(shape, 0.0)).forward(forward_config(schedule=schedule))
+    assert (out == 0).all()
+    assert lse.isneginf().all()
+
+
+def test_scores_that_grow_past_the_fixed_reference() -> None:
+    shape = shape_of(seqlen_k=128)
+    problem = Problem(shape, random_mask(shape, 0.7), growth=200.0)
+    check_forward(problem, forward_config(schedule=2))
+
+
+def test_tiles_must_divide_the_mask_s_blocks() -> None:
+    shape = shape_of()
+    problem = Problem(shape, random_mask(shape, 0.5))
+    with pytest.raises(UsageError, match=r"`block_m` must divide the mask's blocks, but got block_m=64 for blocks of"):
+        problem.forward(forward_config(block_m=64))
+    with pytest.raises(UsageError, match=r"`block_n` must divide the mask's blocks, but got block_n=64"):
+        problem.forward(forward_config(block_n=64))
+
+
+def test_masks_of_another_shape_are_told() -> None:
+    shape = shape_of()
+    with pytest.raises(UsageError, match=r"has \(3, 3\) blocks, but got \(3, 4\)"):
+        Problem(shape, random_mask(shape_of(seqlen_k=128), 0.5)).forward(forward_config())
+    with pytest.raises(UsageError, match="heads=3"):
+        Problem(shape, random_mask(shape, 0.5, heads=3)).forward(forward_config())
+    launch = FORWARD.bind(forward_config(), shape)
+    with pytest.raises(UsageError, match="must be a BlockMask, but got NoneType"):
+        launch(*[torch.zeros(1, device=DEVICE)] * 5, 1.0, Extras())
+
+
+def test_only_sparse_shapes_are_served() -> None:
+    limits = limits_for((9, 0))
+    assert FORWARD.unsupported(shape_of(), limits) is None
+    assert "needs a block mask" in str(FORWARD.unsupported(shape_of(features=Features()), limits))
+    assert "backward" in str(FORWARD.unsupported(shape_of(direction=Direction.BACKWARD), limits))
