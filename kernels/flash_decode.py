@@ -30,6 +30,9 @@ MIN_PAGE, MAX_PAGE = 16, 256
 WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
 """The smallest tile, and its warps, that wgmma and tcgen05 multiply."""
 
+OVERLAPPING_CC = (9, 0)
+"""The first compute capability whose kernels can be launched while the one before still runs."""
+
 PROGRAMS = 4 * 132
 """How many programs the default's splits make: a few for every multiprocessor of a large GPU."""
 
@@ -45,7 +48,18 @@ class FlashDecode(AttentionKernel):
         "num_warps": (2, 4, 8),
         "num_stages": (1, 2, 3, 4),
         "splits": (1, 2, 4, 8, 16, 32, 64, 128),
+        "overlap": (0, 1),
     }
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: a merge that is launched early needs the hardware for it."""
+        problems = super().rule_violations(config, shape, limits)
+        if not problems and config.parameters["overlap"] and limits.cc < OVERLAPPING_CC:
+            return (
+                f"`overlap` 1 of {self.name} needs programmatic dependent launch (compute capability 9.0), but got "
+                f"{limits.name}. Take overlap 0.",
+            )
+        return problems
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         most = MAX_TREE_QUERIES if shape.features.mask is MaskKind.TREE else MAX_QUERIES
@@ -68,7 +82,7 @@ class FlashDecode(AttentionKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
-        them for 16-bit types from compute capability 8.0 to 9.0 and otherwise below."""
+        nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above."""
         k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
         v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
         if limits.mma == "none":
@@ -91,11 +105,13 @@ class FlashDecode(AttentionKernel):
         tiles = -(-shape.seqlen_k // block_n)
         fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
         splits = next((splits for splits in fitting if programs * splits >= 3 * PROGRAMS // 4), fitting[-1])
-        for stages in (3, 2, 1):
-            config = KernelConfig(self.name, block_m, block_n, 4, stages, (("splits", splits),))
-            if self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes // 2:
+        own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
+        for rows_a_tile, stages in ((block_n, 2), (block_n, 1), (32, 1)):
+            config = KernelConfig(self.name, block_m, rows_a_tile, 4, stages, own)
+            # several programs of an SM keep more loads in flight than one with deeper buffers
+            if 2 * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
                 return config
-        return KernelConfig(self.name, block_m, 32, 4, 1, (("splits", splits),))
+        return config
 
     @cached_property
     def source_hash(self) -> str:
@@ -161,7 +177,8 @@ class DecodeLaunch:
     def of(cls, config: KernelConfig, shape: AttentionShape) -> "DecodeLaunch":
         """The launch of a config for tensors of this shape."""
         splits = config.parameters["splits"]
-        sizes = _sizes(config, shape)
+        sizes, overlap = _sizes(config, shape), config.parameters["overlap"] == 1
+        early = {"launch_pdl": True} if overlap else {}
         part = min(padded_width(shape.head_dim_v), 32 if sizes["total_rows"] < PROGRAMS else 128)
         return cls(
             grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits),
@@ -171,8 +188,8 @@ class DecodeLaunch:
             constants=_constants(config, shape),
             options={"num_warps": config.num_warps, "num_stages": config.num_stages},
             merge_grid=(sizes["total_rows"], -(-shape.head_dim_v // part)),
-            merge_constants={"SPLITS": splits, "HEAD_DIM_V": shape.head_dim_v, "BLOCK_D": part},
-            merge_options={"num_warps": max(1, min(8, splits * part // 512)), "num_stages": 1},
+            merge_constants={"SPLITS": splits, "HEAD_DIM_V": shape.head_dim_v, "BLOCK_D": part, "OVERLAP": overlap},
+            merge_options={"num_warps": max(1, min(8, splits * part // 512)), "num_stages": 1} | early,
         )
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
@@ -238,6 +255,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "BLOCK_N": config.block_n,
         "SPLITS": config.parameters["splits"],
         "STAGES": config.num_stages,
+        "OVERLAP": config.parameters["overlap"] == 1 and config.parameters["splits"] > 1,
     }
 
 

@@ -173,7 +173,7 @@ def flash_decode_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
 
@@ -182,8 +182,11 @@ def flash_decode_kernel(
     or None. Work: the workspace, None with one split, which writes Out itself. Lengths int32 [batch] or None: all have
     seqlen_k keys. Tree int32 [batch, seqlen_q, WORDS], with WORDS 0 none. Slopes float32 [.., num_heads] or None.
     cap_log2: the soft cap times log2(e). Key j is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right
-    (RIGHT), where d is 0 (FROM_START) or length - seqlen_q.
+    (RIGHT), where d is 0 (FROM_START) or length - seqlen_q. OVERLAP: once all programs run, those of the merge may be
+    placed beside them.
     """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     batch_head = tl.program_id(0) // row_tiles
     batch = (batch_head // num_heads_kv).to(tl.int64)
     head_kv = (batch_head % num_heads_kv).to(tl.int64)
@@ -227,14 +230,16 @@ def flash_decode_kernel(
 @triton.jit(do_not_specialize=("num_heads", "seqlen_q", "total_rows"))
 def merge_splits_kernel(
     Out, Lse, Work, stride_ob, stride_oh, stride_om, num_heads, seqlen_q, total_rows,
-    SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): BLOCK_D columns of one row of Out, from the triples of all splits in Work; the first part
-    writes the row's log-sum-exp, unless Lse is None."""
+    writes the row's log-sum-exp, unless Lse is None. OVERLAP: launched early, it waits for the splits."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     places = tl.arange(0, SPLITS) * total_rows.to(tl.int64) + row
     sums = Work + SPLITS * total_rows.to(tl.int64) * HEAD_DIM_V
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     m = tl.load(sums + places)
     l = tl.load(sums + SPLITS * total_rows.to(tl.int64) + places)
     # [SPLITS, BLOCK_D]

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from blocktune.kernels.flash_decode_tiles import merge_splits_kernel
 from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.tree_mask import tree_words
+from blocktune.tuner.resources import compile_resources
 
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
+CAN_OVERLAP = ON_GPU and torch.cuda.get_device_capability() >= (9, 0)
 runs = pytest.mark.skipif(
     not ON_GPU and not knobs.runtime.interpret,
     reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
@@ -58,8 +61,10 @@ def shape_of(features: Features | None = None, **changes: Any) -> AttentionShape
     return AttentionShape(**({"head_dim_v": sizes["head_dim"]} | sizes))
 
 
-def config_of(block_m: int = 16, block_n: int = 32, splits: int = 4, warps: int = 4, stages: int = 2) -> KernelConfig:
-    return KernelConfig(KERNEL.name, block_m, block_n, warps, stages, (("splits", splits),))
+def config_of(
+    block_m: int = 16, block_n: int = 32, splits: int = 4, warps: int = 4, stages: int = 2, overlap: int = 0
+) -> KernelConfig:
+    return KernelConfig(KERNEL.name, block_m, block_n, warps, stages, (("splits", splits), ("overlap", overlap)))
 
 
 def case_of(shape: AttentionShape, lengths: tuple[int, ...] | None = None, **extras: Any) -> Case:
@@ -287,7 +292,7 @@ def merged(m: torch.Tensor, total: torch.Tensor, o: torch.Tensor) -> tuple[torch
     splits, rows, dim = o.shape
     work = torch.cat([o.flatten(), m.flatten(), total.flatten()]).to(DEVICE)
     out, lse = (torch.full(size, float("nan"), device=DEVICE) for size in ((rows, dim), (rows,)))
-    merge_splits_kernel[(rows, 1)](out, lse, work, 0, 0, dim, 1, rows, rows, splits, dim, 16)
+    merge_splits_kernel[(rows, 1)](out, lse, work, 0, 0, dim, 1, rows, rows, splits, dim, 16, False)
     return out, lse
 
 
@@ -378,6 +383,29 @@ def test_default_config_breaks_no_rule(cc: tuple[int, int], dtype: str, seqlen_k
     assert KERNEL.violations(KERNEL.default_config(shape, limits_for(cc)), shape, limits_for(cc)) == ()
 
 
+def test_overlap_needs_its_hardware() -> None:
+    assert KERNEL.violations(config_of(overlap=1), shape_of(), HOPPER) == ()
+    (text,) = KERNEL.violations(config_of(overlap=1), shape_of(), limits_for((8, 9)))
+    assert "needs programmatic dependent launch" in text
+
+
+@pytest.mark.skipif(knobs.runtime.interpret, reason="Triton's interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("cc", "block_m", "warps", "stages"),
+    [((9, 0), 16, 4, 1), ((9, 0), 16, 2, 3), ((9, 0), 64, 4, 2), ((9, 0), 64, 8, 2), ((8, 0), 64, 4, 2)],
+)
+def test_shared_memory_is_what_the_compiler_allocates(
+    cc: tuple[int, int], block_m: int, warps: int, stages: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = shape_of(num_heads=32, num_heads_kv=8, head_dim=128, dtype="bfloat16", seqlen_k=8192)
+    config = config_of(block_m, 32, 4, warps, stages, int(cc == (9, 0)))
+    resources = compile_resources(KERNEL, config, shape, cc)
+    assert resources.shared_bytes == KERNEL.shared_bytes(config, shape, limits_for(cc))
+    assert resources.tensor_cores == ("wgmma" if cc == (9, 0) and block_m == 64 else "mma")
+    assert resources.spill_bytes == 0
+
+
 def test_default_splits_fill_a_large_gpu() -> None:
     splits = {
         batch: KERNEL.default_config(
@@ -424,11 +452,36 @@ def test_real_trees(drafts: int) -> None:
     check(config_of(64, 64, 8, 4, 3), case_of(shape, (3000, 100), tree_mask=words))
 
 
+overlaps = pytest.mark.parametrize(
+    "overlap", [0, pytest.param(1, marks=pytest.mark.skipif(not CAN_OVERLAP, reason="the GPU has no such launches"))]
+)
+
+
 @pytest.mark.gpu
 @runs
-def test_captured_in_a_graph() -> None:
+@overlaps
+def test_the_merge_sees_all_that_the_splits_wrote(overlap: int) -> None:
+    """Many calls in a row, whose workspaces are the same memory; each must give its own keys' output."""
+    sizes = {"num_heads": 32, "num_heads_kv": 8, "head_dim": 128, "seqlen_k": 8192, "dtype": "bfloat16", "batch": 1}
+    case = case_of(shape_of(**sizes))
+    launch = KERNEL.bind(config_of(block_n=64, splits=64, overlap=overlap), case.shape)
+    outs = [torch.full_like(case.q, float("nan")) for _ in range(100)]
+    queries = [case.q * (1 + call / 50) for call in range(100)]
+    for q, out in zip(queries, outs, strict=True):
+        launch(q, case.k, case.v, out, None, 0.1)
+    one_split = KERNEL.bind(config_of(block_n=64, splits=1), case.shape)
+    for q, out in zip(queries, outs, strict=True):
+        wanted = torch.empty_like(q)
+        one_split(q, case.k, case.v, wanted, None, 0.1)
+        assert (out.double() - wanted.double()).norm() <= 2 * TOLERANCE["bfloat16"] * wanted.double().norm()
+
+
+@pytest.mark.gpu
+@runs
+@overlaps
+def test_captured_in_a_graph(overlap: int) -> None:
     case = case_of(shape_of(head_dim=64, seqlen_k=2000, dtype="bfloat16"))
-    out, launch = torch.empty_like(case.q), KERNEL.bind(config_of(splits=16), case.shape)
+    out, launch = torch.empty_like(case.q), KERNEL.bind(config_of(splits=16, overlap=overlap), case.shape)
     launch(case.q, case.k, case.v, out, None, 0.125)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
