@@ -21,14 +21,14 @@ from blocktune.kernels.extras import Extras
 from blocktune.kernels.flash_kernel import LOG2_E, contiguous_strides
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, prepare_kernel
 from blocktune.kernels.hopper_bwd_tiles import consumer, producer
-from blocktune.kernels.hopper_planes import describe, descriptor, is_readable, plane_of
+from blocktune.kernels.hopper_descriptors import describe, descriptor, is_describable
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
 
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 BLOCK_M, BLOCK_N = 64, 128
 """Queries of a step, and keys of a block: 64 for each of its two computing warpgroups."""
@@ -37,43 +37,36 @@ WARPS = 4
 LENGTH_DIVISOR = 128
 PASS_ROWS = 32
 """Rows of a program of the pass before."""
-TILE_SLOTS = 2
 GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
-PLACES = tuple(
-    f"{tensor}_{part}" for tensor in ("q", "k", "v", "do", "dk", "dv") for part in ("row_b", "row_h", "col_b", "col_h")
-)
-"""Where a head lies in a tensor's plane (hopper_planes.py)."""
 
 
-@gluon.jit(do_not_specialize=[*SIZES, *PLACES])
+@gluon.jit(do_not_specialize=[*SIZES])
 def flash_bwd_hopper_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
-    q_row_b, q_row_h, q_col_b, q_col_h, k_row_b, k_row_h, k_col_b, k_col_h,
-    v_row_b, v_row_h, v_col_b, v_col_h, do_row_b, do_row_h, do_col_b, do_col_h,
-    dk_row_b, dk_row_h, dk_col_b, dk_col_h, dv_row_b, dv_row_h, dv_col_b, dv_col_h,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
 ):  # fmt: skip
-    """Descriptors of the planes of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in
-    register order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the
-    softmax scale times log2(e). batch_heads: batch * num_heads_kv.
+    """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
+    order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
+    scale times log2(e). batch_heads: batch * num_heads_kv.
     """
     dtype: gl.constexpr = q_desc.dtype
-    BLOCK_M: gl.constexpr = q_desc.block_type.shape[0]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
-    D: gl.constexpr = q_desc.block_type.shape[1]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    D: gl.constexpr = q_desc.block_type.shape[3]
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # a half of the queries of dS is a whole panel of the swizzle
     DS_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 if DEFER else 128, element_bitwidth=16, rank=2)
-    k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], do_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
+    v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
     ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
@@ -106,14 +99,11 @@ def flash_bwd_hopper_kernel(
     ends = (
         dk_desc, dv_desc, kv_full, kv_empty, tile_smem, tile_full, tile_empty, scale,
         seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-        dk_row_b, dk_row_h, dk_col_b, dk_col_h, dv_row_b, dv_row_h, dv_col_b, dv_col_h,
     )  # fmt: skip
     copies = (
         q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
         kv_full, kv_empty, q_full, do_full, empty, tile_smem, tile_full, tile_empty, counter,
         seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-        q_row_b, q_row_h, q_col_b, q_col_h, k_row_b, k_row_h, k_col_b, k_col_h,
-        v_row_b, v_row_h, v_col_b, v_col_h, do_row_b, do_row_h, do_col_b, do_col_h,
     )  # fmt: skip
     gl.warp_specialize([
         (consumer, (steps, ends, 0, STAGES, CAUSAL, GROUPED, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT)),
@@ -183,7 +173,7 @@ class FlashBackwardHopper(AttentionKernel):
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("query", q), ("key", k), ("value", v)):
-            if not is_readable(tensor):
+            if not is_describable(tensor):
                 return (
                     f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
                     f"{self.name}"
@@ -195,14 +185,13 @@ class FlashBackwardHopper(AttentionKernel):
         return hash_of_sources(prepare_kernel, flash_bwd_hopper_kernel, finish_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        query = DescriptorArgument(shape.dtype, (BLOCK_M, shape.head_dim), swizzled=True)
-        key = DescriptorArgument(shape.dtype, (BLOCK_N, shape.head_dim), swizzled=True)
+        query = DescriptorArgument(shape.dtype, (1, 1, BLOCK_M, shape.head_dim), swizzled=True)
+        key = DescriptorArgument(shape.dtype, (1, 1, BLOCK_N, shape.head_dim), swizzled=True)
         statistic = DescriptorArgument("float32", (BLOCK_M,), swizzled=True)
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
-        arguments |= {"scale": 1.0, "scale_log2": 1.0} | dict.fromkeys(PLACES, 0)
-        arguments |= _sizes(shape) | _constants(config, shape)
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
         return specialize(flash_bwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -280,8 +269,8 @@ def _statistic_descriptor(values: Any, count: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BackwardLaunch:
-    """launch(q, k, v, out, lse, dout, dq, dk, dv, scale). Every launch has a workspace and a tile counter of its own, so
-    that launches of several streams and captured graphs do not meet."""
+    """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
+    streams and captured graphs do not meet."""
 
     shape: AttentionShape
     fixed: tuple[Any, ...]
@@ -299,7 +288,7 @@ class BackwardLaunch:
         import torch
 
         shape = self.shape
-        dout = dout if is_readable(dout) else dout.contiguous()
+        dout = dout if is_describable(dout) else dout.contiguous()
         count = shape.batch * shape.num_heads * shape.seqlen_q
         lse_log2, delta = (torch.empty(count, dtype=torch.float32, device=q.device) for _ in range(2))
         sums = torch.empty(count * shape.head_dim, dtype=torch.float32, device=q.device)
@@ -319,13 +308,11 @@ class BackwardLaunch:
         )  # fmt: skip
 
     def _main(self, tensors: Any, sums: Any, statistics: Any, counter: Any, scale: float) -> None:
-        described = [_described(*pair) for pair in zip(tensors, ROWS_OF_BLOCKS, strict=True)]
-        (q, k, v, dout, dk, dv), places = zip(*described, strict=True)
+        q, k, v, dout, dk, dv = (_described(*pair) for pair in zip(tensors, BLOCK_ROWS, strict=True))
         scale_log2 = (scale if abs(scale) > SMALLEST_SCALE else SMALLEST_SCALE) * LOG2_E
         flash_bwd_hopper_kernel[self._grid(tensors[0].device)](
-            q, k, v, dout, sums, dk, dv, *statistics, counter, float(scale), scale_log2,
-            *(part for place in places for part in place), *self.fixed, num_warps=WARPS,
-        )  # fmt: skip
+            q, k, v, dout, sums, dk, dv, *statistics, counter, float(scale), scale_log2, *self.fixed, num_warps=WARPS
+        )
 
     def _grid(self, device: Any) -> tuple[int]:
         import torch
@@ -336,15 +323,14 @@ class BackwardLaunch:
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
 
 
-ROWS_OF_BLOCKS = (BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_M, BLOCK_M, BLOCK_M)
+BLOCK_ROWS = (BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_M, BLOCK_M, BLOCK_M)
 """Of q, k, v, dout, dk and dv."""
 
 
-def _described(tensor: Any, block_rows: int) -> tuple[Any, tuple[int, int, int, int]]:
-    plane = plane_of(tensor)
-    if plane is None or not is_readable(tensor):
+def _described(tensor: Any, block_rows: int) -> Any:
+    if not is_describable(tensor):
         raise UsageError(
             "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but got "
-            f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty."
+            f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
         )
-    return describe(tensor, plane, block_rows), plane.place
+    return describe(tensor, block_rows)

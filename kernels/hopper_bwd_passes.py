@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
 def prepare_kernel(

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper_tiles import advance
 
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @builtin
@@ -27,8 +27,21 @@ def reduce_add(desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
 
+@builtin
+def reinterpret(memory, dtype, shape, layout, _semantic=None):
+    """Shared memory as another tile; the method was private before Triton 3.9."""
+    method = getattr(memory, "reinterpret", None) or memory._reinterpret
+    return method(dtype, shape, layout, _semantic=_semantic)
+
+
 # Triton 3.6 compiles the instruction, but has no function for it.
 add_out = getattr(tma, "async_atomic_add", None) or reduce_add
+
+
+@gluon.jit
+def as_block(desc, memory):
+    """A tile [rows, head_dim] of shared memory as the block [1, 1, rows, head_dim] of a descriptor."""
+    return reinterpret(memory, memory.dtype, desc.block_type.shape, desc.layout)
 
 
 @gluon.constexpr_function
@@ -133,7 +146,7 @@ def step(
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS."""
     (
-        dq_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, dq_smem, q_full, do_full, empty,
+        dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, dq_smem, q_full, do_full, empty,
         ds_full, scale_log2,
     ) = args  # fmt: skip
     dtype: gl.constexpr = k_smem.dtype

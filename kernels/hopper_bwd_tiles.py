@@ -22,10 +22,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_bwd_steps import add_dq, bar_sync, issue_dq, step, wait_ds
+from blocktune.kernels.hopper_bwd_steps import add_dq, as_block, bar_sync, issue_dq, reinterpret, step, wait_ds
 from blocktune.kernels.hopper_tiles import advance, copy_in, copy_out, locate
 
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
@@ -44,11 +44,9 @@ def producer(args, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NAMED: gl.constex
         q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
         kv_full, kv_empty, q_full, do_full, empty, tile_smem, tile_full, tile_empty, counter,
         seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-        q_row_b, q_row_h, q_col_b, q_col_h, k_row_b, k_row_h, k_col_b, k_col_h,
-        v_row_b, v_row_h, v_col_b, v_col_h, g_row_b, g_row_h, g_col_b, g_col_h,
     ) = args  # fmt: skip
-    BLOCK_M: gl.constexpr = q_desc.block_type.shape[0]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
     key_tiles = seqlen_k // BLOCK_N
     slot = 0
@@ -68,10 +66,6 @@ def producer(args, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NAMED: gl.constex
         for member in range(group_size):
             head = head_kv * group_size + member
             stat_row = (batch_head * group_size + member) * seqlen_q
-            q_row = batch * q_row_b + head * q_row_h
-            q_col = batch * q_col_b + head * q_col_h
-            g_row = batch * g_row_b + head * g_row_h
-            g_col = batch * g_col_b + head * g_col_h
             for m in range(first, seqlen_q, BLOCK_M):
                 if NAMED & 2:
                     if issued >= STAGES:
@@ -79,18 +73,16 @@ def producer(args, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NAMED: gl.constex
                 else:
                     mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(q_full.index(slot), ROW_BYTES)
-                copy_in(q_desc, [q_row + m, q_col], q_full.index(slot), q_smem.index(slot))
+                copy_in(q_desc, [batch, head, m, 0], q_full.index(slot), as_block(q_desc, q_smem.index(slot)))
                 copy_in(lse_desc, [stat_row + m], q_full.index(slot), lse_smem.index(slot))
                 if (m == first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(kv_empty, kv_phase)
                     mbarrier.expect(kv_full, 2 * k_desc.block_type.nbytes)
-                    k_row = batch * k_row_b + head_kv * k_row_h + n * BLOCK_N
-                    v_row = batch * v_row_b + head_kv * v_row_h + n * BLOCK_N
-                    copy_in(k_desc, [k_row, batch * k_col_b + head_kv * k_col_h], kv_full, k_smem)
-                    copy_in(v_desc, [v_row, batch * v_col_b + head_kv * v_col_h], kv_full, v_smem)
+                    copy_in(k_desc, [batch, head_kv, n * BLOCK_N, 0], kv_full, as_block(k_desc, k_smem))
+                    copy_in(v_desc, [batch, head_kv, n * BLOCK_N, 0], kv_full, as_block(v_desc, v_smem))
                     kv_phase ^= 1
                 mbarrier.expect(do_full.index(slot), ROW_BYTES)
-                copy_in(do_desc, [g_row + m, g_col], do_full.index(slot), do_smem.index(slot))
+                copy_in(do_desc, [batch, head, m, 0], do_full.index(slot), as_block(do_desc, do_smem.index(slot)))
                 copy_in(delta_desc, [stat_row + m], do_full.index(slot), delta_smem.index(slot))
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
@@ -155,7 +147,6 @@ def consumer(
     (
         dk_desc, dv_desc, kv_full, kv_empty, tile_smem, tile_full, tile_empty, scale,
         seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-        dk_row_b, dk_row_h, dk_col_b, dk_col_h, dv_row_b, dv_row_h, dv_col_b, dv_col_h,
     ) = ends  # fmt: skip
     k_smem = args[1]
     dtype: gl.constexpr = k_smem.dtype
@@ -164,10 +155,11 @@ def consumer(
     BLOCK_N: gl.constexpr = k_smem.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
+    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     DQ_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_N, 16])
-    staging = args[8].index(W)._reinterpret(dtype, [KEYS, D], dk_desc.layout)  # dV and dK leave where dQ does
+    staging = reinterpret(args[8].index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
     kw = k_smem.slice(W * KEYS, KEYS, dim=0)
     vw = args[2].slice(W * KEYS, KEYS, dim=0)
     key_tiles = seqlen_k // BLOCK_N
@@ -223,10 +215,10 @@ def consumer(
         tma.store_wait(0)
         staging.store(dv.to(dtype))
         fence_async_shared()
-        copy_out(dv_desc, [batch * dv_row_b + head * dv_row_h + key, batch * dv_col_b + head * dv_col_h], staging)
+        copy_out(dv_desc, [batch, head, key, 0], as_block(dv_desc, staging))
         dk = dk * scale
         tma.store_wait(0)
         staging.store(dk.to(dtype))
         fence_async_shared()
-        copy_out(dk_desc, [batch * dk_row_b + head * dk_row_h + key, batch * dk_col_b + head * dk_col_h], staging)
+        copy_out(dk_desc, [batch, head, key, 0], as_block(dk_desc, staging))
     tma.store_wait(0)
