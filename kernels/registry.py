@@ -2,6 +2,7 @@
 
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
+from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
@@ -13,6 +14,7 @@ from blocktune.kernels.shape import AttentionShape
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
     for kernel in (
+        FlashBackwardHopper(),
         FlashDecode(),
         FlashForwardHopper(),
         FlashForwardTma(),
