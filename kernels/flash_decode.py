@@ -7,7 +7,7 @@ paged cache, and trees of drafts (speculative decoding).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,8 @@ from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.features import UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.flash_kernel import LOG2_E, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, padded_width
-from blocktune.kernels.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec, Launch
+from blocktune.kernels.launch import TritonLaunch
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
@@ -32,6 +33,9 @@ WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
 
 OVERLAPPING_CC = (9, 0)
 """The first compute capability whose kernels can be launched while the one before still runs."""
+
+VALUES_PER_WARP = 512
+"""Of the workspace, that the merge reads with one warp: 16 a thread."""
 
 PROGRAMS = 4 * 132
 """How many programs the default's splits make: a few for every multiprocessor of a large GPU."""
@@ -118,99 +122,150 @@ class FlashDecode(AttentionKernel):
         return hash_of_sources(flash_decode_kernel, merge_splits_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        launch = DecodeLaunch.of(config, shape)
-        features, tensor, indices = shape.features, TensorArgument(shape.dtype), TensorArgument("int32")
-        one_split = config.parameters["splits"] == 1
-        arguments: dict[str, Any] = {
-            "Q": tensor,
-            "K": tensor,
-            "V": tensor,
-            "Out": tensor,
-            "Lse": None,
-            "Work": None if one_split else TensorArgument("float32"),
+        launch, features = self.bind(config, shape), shape.features
+        tensor, numbers, indices = (TensorArgument(dtype) for dtype in (shape.dtype, "float32", "int32"))
+        arguments: dict[str, Any] = {"Q": tensor, "K": tensor, "V": tensor, "Out": tensor, "Lse": None}
+        arguments |= {
+            "Work": None if launch.merge is None else numbers,
             "Lengths": indices if features.cached else None,
             "Table": indices if features.page_size else None,
-            "Tree": indices if launch.constants["WORDS"] else None,
-            "Slopes": TensorArgument("float32") if features.alibi else None,
+            "Tree": indices if features.mask is MaskKind.TREE else None,
+            "Slopes": numbers if features.alibi else None,
             "scale_log2": 1.0,
             "cap_log2": 1.0,
         }
+        arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
         if features.page_size:
             arguments |= _paged_strides(shape)
-        arguments |= {**launch.sizes, **dict.fromkeys(EXTRA_STRIDES, 0), **launch.constants}
+        arguments |= _sizes(config, shape) | _constants(config, shape)
         return specialize(flash_decode_kernel, arguments, launch.options)
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        launch = DecodeLaunch.of(config, shape)
-        if launch.splits == 1:
+        merge = self.bind(config, shape).merge
+        if merge is None:
             return ()
         arguments: dict[str, Any] = {"Out": TensorArgument(shape.dtype), "Lse": None, "Work": TensorArgument("float32")}
-        arguments |= contiguous_strides(shape, "o")
-        arguments |= {name: launch.sizes[name] for name in ("num_heads", "seqlen_q", "total_rows")}
-        arguments |= launch.merge_constants
-        return (specialize(merge_splits_kernel, arguments, launch.merge_options),)
+        arguments |= contiguous_strides(shape, "o") | _merge_arguments(config, shape)
+        return (specialize(merge_splits_kernel, arguments, merge.options),)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> "DecodeLaunch":
-        return DecodeLaunch.of(config, shape)
+        sizes, splits = _sizes(config, shape), config.parameters["splits"]
+        workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
+        return DecodeLaunch(
+            function=flash_decode_kernel,
+            grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits, 1),
+            leading=partial(_leading, workspace),
+            trailing=partial(_trailing, (*sizes.values(), *_constants(config, shape).values())),
+            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+            merge=_merge_launch(config, shape) if splits > 1 else None,
+        )
 
 
-EXTRA_STRIDES = ("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m")
+WORK = 5
+"""The place of the workspace among the leading arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeLaunch:
-    """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras])."""
+class DecodeLaunch(TritonLaunch):
+    """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras]).
 
-    grid: tuple[int, int]
-    splits: int
-    head_dim_v: int
-    sizes: Mapping[str, int]
-    constants: Mapping[str, Any]
-    options: Mapping[str, int]
-    merge_grid: tuple[int, int]
-    merge_constants: Mapping[str, int]
-    merge_options: Mapping[str, int]
+    merge: the second launch, which takes the workspace in the place of q; None with one split.
+    """
 
-    @classmethod
-    def of(cls, config: KernelConfig, shape: AttentionShape) -> "DecodeLaunch":
-        """The launch of a config for tensors of this shape."""
-        splits = config.parameters["splits"]
-        sizes, overlap = _sizes(config, shape), config.parameters["overlap"] == 1
-        early = {"launch_pdl": True} if overlap else {}
-        part = min(padded_width(shape.head_dim_v), 32 if sizes["total_rows"] < PROGRAMS else 128)
-        return cls(
-            grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits),
-            splits=splits,
-            head_dim_v=shape.head_dim_v,
-            sizes=sizes,
-            constants=_constants(config, shape),
-            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-            merge_grid=(sizes["total_rows"], -(-shape.head_dim_v // part)),
-            merge_constants={"SPLITS": splits, "HEAD_DIM_V": shape.head_dim_v, "BLOCK_D": part, "OVERLAP": overlap},
-            merge_options={"num_warps": max(1, min(8, splits * part // 512)), "num_stages": 1} | early,
-        )
+    merge: TritonLaunch | None
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
-        rows, work = self.sizes["total_rows"], None
-        if self.splits > 1:
-            work = torch.empty(self.splits * rows * (self.head_dim_v + 2), dtype=torch.float32, device=q.device)
-        lengths, table, tree, slopes = extras.cache_seqlens, extras.block_table, extras.tree_mask, extras.alibi_slopes
-        flash_decode_kernel[self.grid](
-            q, k, v, out, lse if work is None else None, work, lengths, table, tree, slopes,
-            scale * LOG2_E, extras.softcap * LOG2_E,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *self.sizes.values(),
-            0 if table is None else table.stride(0),
-            0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0),
-            *((0, 0) if tree is None else tree.stride()[:2]),
-            *self.constants.values(), **self.options,
-        )  # fmt: skip
-        if work is not None:
-            merge_splits_kernel[self.merge_grid](
-                out, lse, work, *out.stride()[:3], self.sizes["num_heads"], self.sizes["seqlen_q"], rows,
-                *self.merge_constants.values(), **self.merge_options,
-            )  # fmt: skip
+        self._launch(q, k, v, out, lse, scale, extras)
+
+    def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Any:
+        arguments = self.leading(q, k, v, out, lse, scale, extras)
+        compiled = self.function[self.grid](*arguments, *self.trailing(q, k, v, out), **self.options)
+        if self.merge is not None:
+            self.merge(arguments[WORK], None, None, out, lse, scale)
+        return compiled
+
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
+        """As `TritonLaunch.pinned`, for shapes without features."""
+        if self.merge is None:
+            return TritonLaunch.pinned(self, q, k, v, out, lse, scale)
+        compiled, work = self._launch(q, k, v, out, lse, scale), self.leading(q, k, v, out, lse, scale)[WORK]
+        merge = self.merge.pinned(work, None, None, out, lse, scale)
+        if merge is self.merge:
+            return self
+        leading, trailing, runner = self.leading, self.trailing(q, k, v, out), compiled[self.grid]
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
+            arguments = leading(q, k, v, out, lse, scale)
+            runner(*arguments, *trailing)
+            merge(arguments[WORK], None, None, out, lse, scale)
+
+        launch(q, k, v, out, lse, scale)
+        return launch
+
+
+def _leading(
+    workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """The arguments that change with every call, a new workspace of so many elements among them, if any."""
+    table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
+    tensors = q, k, v, out, lse, None
+    if workspace:
+        tensors = q, k, v, out, None, torch.empty(workspace, dtype=torch.float32, device=q.device)
+    return (
+        *tensors,
+        extras.cache_seqlens,
+        table,
+        tree,
+        slopes,
+        scale * LOG2_E,
+        extras.softcap * LOG2_E,
+        0 if table is None else table.stride(0),
+        0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0),
+        *((0, 0) if tree is None else tree.stride()[:2]),
+    )
+
+
+def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
+
+
+def _merge_launch(config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+    arguments = _merge_arguments(config, shape)
+    splits, part = arguments["SPLITS"], arguments["BLOCK_D"]
+    early = {"launch_pdl": 1} if arguments["OVERLAP"] else {}
+    return TritonLaunch(
+        function=merge_splits_kernel,
+        grid=(arguments["total_rows"], -(-shape.head_dim_v // part), 1),
+        leading=_merge_leading,
+        trailing=partial(_merge_trailing, tuple(arguments.values())),
+        options={"num_warps": max(1, min(8, splits * part // VALUES_PER_WARP)), "num_stages": 1} | early,
+    )
+
+
+def _merge_leading(work: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    del k, v, scale
+    return out, lse, work
+
+
+def _merge_trailing(fixed: tuple[Any, ...], work: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    del work, k, v
+    return *out.stride()[:3], *fixed
+
+
+def _merge_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs."""
+    rows = shape.batch * shape.num_heads * shape.seqlen_q
+    return {
+        "num_heads": shape.num_heads,
+        "seqlen_q": shape.seqlen_q,
+        "total_rows": rows,
+        "SPLITS": config.parameters["splits"],
+        "HEAD_DIM_V": shape.head_dim_v,
+        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if rows < PROGRAMS else 128),
+        "OVERLAP": config.parameters["overlap"] == 1,
+    }
 
 
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:

@@ -478,6 +478,23 @@ def test_the_merge_sees_all_that_the_splits_wrote(overlap: int) -> None:
 
 @pytest.mark.gpu
 @runs
+@pytest.mark.parametrize(("splits", "overlap"), [(1, 0), (8, 0), (8, 1)])
+def test_short_launches_compute_the_same(splits: int, overlap: int) -> None:
+    if overlap and not CAN_OVERLAP:
+        pytest.skip("the GPU has no such launches")
+    case = case_of(shape_of(head_dim=64, seqlen_k=2000, dtype="bfloat16"))
+    launch = KERNEL.bind(config_of(splits=splits, overlap=overlap), case.shape)
+    out = torch.full_like(case.q, float("nan"))
+    short = launch.pinned(case.q, case.k, case.v, out, None, 0.125)
+    assert short is not launch
+    out.fill_(float("nan"))
+    short(case.q, case.k, case.v, out, None, 0.125)
+    wanted, _ = expected(case)
+    assert (out.double() - wanted).norm() <= TOLERANCE["bfloat16"] * wanted.norm()
+
+
+@pytest.mark.gpu
+@runs
 @overlaps
 def test_captured_in_a_graph(overlap: int) -> None:
     case = case_of(shape_of(head_dim=64, seqlen_k=2000, dtype="bfloat16"))
