@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.features import MaskKind
+from blocktune.kernels.features import UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_launch import (
     PROGRAMS,
     DecodeLaunch,
@@ -23,7 +23,7 @@ from blocktune.kernels.flash_decode_launch import (
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, padded_width
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
 
@@ -103,7 +103,7 @@ class FlashDecode(AttentionKernel):
         block_m = next((block for block in (16, 32) if rows <= block), 64)
         programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
         block_n = 32 if limits.mma == "none" else 64
-        tiles = -(-shape.seqlen_k // block_n)
+        tiles = -(-_visible_keys(shape) // block_n)
         fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
         splits = next((splits for splits in fitting if programs * splits >= 3 * PROGRAMS // 4), fitting[-1])
         own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
@@ -149,6 +149,13 @@ class FlashDecode(AttentionKernel):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode_launch(config, shape)
+
+
+def _visible_keys(shape: AttentionShape) -> int:
+    """About how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
+    left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
+    keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
+    return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
 
 
 def _paged_strides(shape: AttentionShape) -> dict[str, int]:

@@ -416,6 +416,20 @@ def test_default_splits_fill_a_large_gpu() -> None:
     assert splits == {1: 64, 8: 8, 64: 1}
 
 
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, 64),
+        ({"causal": Causal.LOWER_RIGHT}, 64),
+        ({"causal": Causal.UPPER_LEFT}, 1),
+        ({"features": Features(window=(511, -1))}, 8),
+    ],
+)
+def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits: int) -> None:
+    shape = shape_of(**{"batch": 1, "seqlen_k": 8192, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128} | changes)
+    assert KERNEL.default_config(shape, HOPPER).parameters["splits"] == splits
+
+
 GPU_HEADS = [(32, 8), (8, 8), (28, 4), (16, 1)]
 
 
