@@ -1,0 +1,509 @@
+"""The Hopper backward: its rules, its machine code compiled without a GPU, and on a GPU its gradients."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from blocktune.kernels import flash_bwd_hopper
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import Features
+from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
+from blocktune.kernels.hopper_descriptors import describe, is_describable
+from blocktune.kernels.kernel import CompileSpec
+from blocktune.kernels.limits import known_ccs, limits_for
+from blocktune.kernels.reference import attention_reference
+from blocktune.kernels.registry import KERNELS
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.occupancy import occupancy
+from blocktune.tuner.resources import compile_resources, options_of, source_of
+from blocktune.tuner.space import SearchSpace
+
+HOPPER = limits_for((9, 0))
+KERNEL = FlashBackwardHopper()
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+MASKS = (Causal.NONE, Causal.UPPER_LEFT)
+compiled_here = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
+)
+
+
+def shape(head_dim: int = 64, seqlen: int = 2048, causal: Causal = Causal.NONE, **changes: Any) -> AttentionShape:
+    sizes = {"batch": 2, "num_heads": 4, "num_heads_kv": 4, "seqlen_q": seqlen, "seqlen_k": seqlen}
+    sizes |= {"head_dim": head_dim, "head_dim_v": head_dim}
+    return AttentionShape(**{"causal": causal, "direction": Direction.BACKWARD} | sizes | changes)
+
+
+def config(problem: AttentionShape, **changes: int) -> KernelConfig:
+    return KernelConfig.of(KERNEL.name, KERNEL.default_config(problem, HOPPER).parameters | changes)
+
+
+# ---- rules
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (shape(direction=Direction.FORWARD), "computes backward, but got a forward shape"),
+        (shape(features=Features(deterministic=True)), "does not know deterministic"),
+        (shape(features=Features(window=(127, 0))), "does not know window"),
+        (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
+        (shape(80), r"64 or 128, must hold .* \(head_dim=80, head_dim_v=80\)"),
+        (shape(128, head_dim_v=64), r"`head_dim == head_dim_v`.* \(head_dim=128, head_dim_v=64\)"),
+        (shape(seqlen_q=64), r"`seqlen % 128 == 0` must hold .* \(seqlen_q=64, seqlen_k=2048\)"),
+        (shape(seqlen_k=2056), r"`seqlen % 128 == 0` must hold .* \(seqlen_q=2048, seqlen_k=2056\)"),
+        (shape(causal=Causal.LOWER_RIGHT, seqlen_q=128), "causal for equal lengths only, but got 128 and 2048"),
+    ],
+)
+def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -> None:
+    told = KERNEL.unsupported(problem, HOPPER)
+    assert told is not None
+    assert re.search(reason, told)
+
+
+@pytest.mark.parametrize("cc", [cc for cc in known_ccs() if cc != (9, 0)], ids=str)
+def test_only_hopper_has_wgmma(cc: tuple[int, int]) -> None:
+    assert f"(compute capability 9.0 alone), but got {cc[0]}.{cc[1]}" in (
+        KERNEL.unsupported(shape(), limits_for(cc)) or ""
+    )
+
+
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("seqlen", [128, 1152, 16384, 1 << 20])
+def test_default_config_is_feasible(head_dim: int, seqlen: int, causal: Causal) -> None:
+    problem = shape(head_dim, seqlen, causal, num_heads_kv=2, dtype="float16")
+    assert KERNEL.unsupported(problem, HOPPER) is None
+    assert KERNEL.violations(KERNEL.default_config(problem, HOPPER), problem, HOPPER) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_m", 128), ("block_n", 64), ("num_stages", 1), ("fold_lse", 2), ("named_barriers", 4)]
+)
+def test_parameter_out_of_range(name: str, value: int) -> None:
+    assert KERNEL.violations(config(shape(), **{name: value}), shape(), HOPPER) == (
+        f"`{name}` of {KERNEL.name} must be one of {KERNEL.parameters[name]}, but got {value}.",
+    )
+
+
+def test_barriers_fit_beside_the_largest_tiles() -> None:
+    """`shared_bytes` leaves out up to 1 KiB, which decides nothing: no config comes that near to what a block has."""
+    for head_dim, stages in ((64, {2, 3, 4}), (128, {2, 3})):
+        space = SearchSpace.build(shape(head_dim), HOPPER, [KERNEL])
+        assert {found.num_stages for found in space.feasible} == stages
+        sizes = [KERNEL.shared_bytes(found, shape(head_dim), HOPPER) for found in space.feasible]
+        assert max(sizes) + 1024 <= HOPPER.shared_per_block_optin_bytes
+
+
+def test_it_stands_before_the_portable_backward_kernels() -> None:
+    backward = [name for name, kernel in KERNELS.items() if kernel.direction is Direction.BACKWARD]
+    assert backward[0] == KERNEL.name
+
+
+# ---- tensors
+
+
+def dense(layout: str = "bhsd", heads: int = 4, length: int = 256, dim: int = 64) -> torch.Tensor:
+    if layout == "bhsd":
+        return torch.empty(2, heads, length, dim, dtype=torch.float16)
+    return torch.empty(2, length, heads, dim, dtype=torch.float16).transpose(1, 2)
+
+
+def readable() -> dict[str, torch.Tensor]:
+    packed = torch.empty(2, 256, 3 * 4 * 64, dtype=torch.float16)  # q, k and v of a fused projection
+    return {
+        "by head": dense(),
+        "by position": dense("bshd"),
+        "slice of a packed tensor": packed[..., 256:512].view(2, 256, 4, 64).transpose(1, 2),
+        "padded rows": torch.empty(2, 4, 256, 72, dtype=torch.float16)[..., :64],
+        "part of the length": dense(length=512)[:, :, :256],
+        "batch within a position": torch.empty(256, 2, 4, 64, dtype=torch.float16).permute(1, 2, 0, 3),
+        "one head of odd stride": torch.empty(2 * 256 * 64, dtype=torch.float16).as_strided(
+            (2, 1, 256, 64), (256 * 64, 5, 64, 1)
+        ),
+    }
+
+
+def unreadable() -> dict[str, torch.Tensor]:
+    return {
+        "repeated heads": dense(heads=1).expand(2, 4, 256, 64),
+        "rows of 130 bytes": torch.empty(2, 4, 256, 65, dtype=torch.float16)[..., :64],
+        "head_dim before length": torch.empty(2, 4, 64, 256, dtype=torch.float16).transpose(2, 3),
+        "shifted by an element": torch.empty(dense().numel() + 8, dtype=torch.float16)[1:-7].view(dense().shape),
+    }
+
+
+@pytest.mark.parametrize("kind", readable())
+def test_tensors_of_any_outer_strides(kind: str) -> None:
+    tensor = readable()[kind]
+    assert KERNEL.layout_problem(tensor, dense(), tensor) is None
+    made = describe(tensor, 64)
+    made.__post_init__()  # its own checks
+    assert made.shape == list(tensor.shape)
+    assert made.block_shape == [1, 1, 64, 64]
+    kept = [stride for stride, size in zip(made.strides, tensor.shape, strict=True) if size > 1]
+    assert kept == [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("kind", unreadable())
+def test_other_tensors_are_left_to_others(kind: str, which: int) -> None:
+    tensors = [dense(), dense("bshd"), dense()]
+    tensors[which] = unreadable()[kind]
+    assert not is_describable(tensors[which])
+    name = ("query", "key", "value")[which]
+    assert KERNEL.layout_problem(*tensors) == (
+        f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for {KERNEL.name}"
+    )
+
+
+# ---- launches without a GPU
+
+
+class Recorder:
+    """Stands for a jitted function and keeps what it is launched with."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.grids: list[tuple[int, ...]] = []
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *arguments, **keywords: self.calls.append((arguments, keywords))
+
+    def specialized(self) -> tuple[Any, Any, Any]:
+        """Signature, constants and attributes of the one launch, by the JIT's own steps."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler.compiler import make_backend
+        from triton.runtime.jit import create_function_from_signature
+
+        ((arguments, keywords),) = self.calls
+        backend = make_backend(GPUTarget("cuda", 90, 32))
+        bind = create_function_from_signature(self.function.signature, self.function.params, backend)
+        asked = keywords | {"enable_fp_fusion": True}
+        bound, specialization, _ = bind(*arguments, **asked)
+        options = {name: value for name, value in asked.items() if name in ("num_warps", "enable_fp_fusion")}
+        return tuple(self.function._pack_args(backend, options, bound, specialization, None)[1:])
+
+
+NAMES = ("prepare_kernel", "flash_bwd_hopper_kernel", "finish_kernel")
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
+    made = {name: Recorder(getattr(flash_bwd_hopper, name)) for name in NAMES}
+    for name, recorder in made.items():
+        monkeypatch.setattr(flash_bwd_hopper, name, recorder)
+    monkeypatch.setattr(flash_bwd_hopper.BackwardLaunch, "_grid", lambda launch, device: (1,))
+    return made
+
+
+def empty_tensors(problem: AttentionShape) -> list[torch.Tensor]:
+    """q, k, v, out, lse, dout, dq, dk and dv."""
+    dtype, dim = getattr(torch, problem.dtype), problem.head_dim
+    query = torch.empty(problem.batch, problem.num_heads, problem.seqlen_q, dim, dtype=dtype)
+    key = torch.empty(problem.batch, problem.num_heads_kv, problem.seqlen_k, dim, dtype=dtype)
+    lse = torch.empty(query.shape[:-1])
+    q, out, dout, dq = (torch.empty_like(query) for _ in range(4))
+    k, v, dk, dv = (torch.empty_like(key) for _ in range(4))
+    return [q, k, v, out, lse, dout, dq, dk, dv]
+
+
+@compiled_here
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (1, 1)], ids=str)
+def test_what_is_compiled_ahead_is_what_is_launched(
+    head_dim: int, causal: Causal, heads: tuple[int, int], recorders: dict[str, Recorder], monkeypatch: Any
+) -> None:
+    problem = shape(head_dim, 384, causal, num_heads=heads[0], num_heads_kv=heads[1], batch=1, dtype="float16")
+    best = KERNEL.default_config(problem, HOPPER)
+    KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1)
+    launched = {name: recorder.specialized() for name, recorder in recorders.items()}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(flash_bwd_hopper, name, recorder.function)
+    before, after = KERNEL.further_specs(best, problem)
+    specs: dict[str, CompileSpec] = dict(zip(NAMES, (before, KERNEL.compile_spec(best, problem), after), strict=True))
+    for name, spec in specs.items():
+        assert (spec.signature, spec.constexprs, spec.attrs) == launched[name]
+
+
+def test_every_launch_counts_its_own_tiles(recorders: dict[str, Recorder]) -> None:
+    problem = shape(64, 256, Causal.UPPER_LEFT)
+    launch, tensors = KERNEL.bind(config(problem), problem), empty_tensors(problem)
+    for _ in range(2):
+        launch(*tensors, 0.125)
+    counters = [arguments[9] for arguments, _ in recorders["flash_bwd_hopper_kernel"].calls]
+    prepared = [arguments[6] for arguments, _ in recorders["prepare_kernel"].calls]
+    assert counters[0].data_ptr() != counters[1].data_ptr()
+    assert [counter.data_ptr() for counter in prepared] == [counter.data_ptr() for counter in counters]
+    assert recorders["prepare_kernel"].grids[0] == (2 * 4 * 256 // 32,)
+    assert recorders["finish_kernel"].grids[0] == (2 * 4 * 256 // 64 * 2,)
+
+
+@pytest.mark.parametrize(("scale", "taken"), [(0.25, 0.25), (-0.5, -0.5), (0.0, 1e-30), (-0.0, 1e-30)])
+def test_the_scale_that_lse_is_divided_by_is_never_zero(
+    scale: float, taken: float, recorders: dict[str, Recorder]
+) -> None:
+    KERNEL.bind(config(shape()), shape())(*empty_tensors(shape()), scale)
+    arguments, _ = recorders["flash_bwd_hopper_kernel"].calls[0]
+    assert arguments[10] == scale
+    assert arguments[11] == pytest.approx(taken * 1.4426950408889634)
+
+
+def test_repeated_dout_is_copied_and_a_strange_gradient_refused(recorders: dict[str, Recorder]) -> None:
+    problem = shape(64, 256)
+    q, k, v, out, lse, dout, dq, dk, dv = empty_tensors(problem)
+    launch = KERNEL.bind(config(problem), problem)
+    launch(q, k, v, out, lse, dout[:, :1, :1, :1].expand(dout.shape), dq, dk, dv, 0.125)
+    arguments, _ = recorders["prepare_kernel"].calls[0]
+    assert arguments[1].is_contiguous()
+    with pytest.raises(UsageError, match=r"Rows of a gradient .* strides \(65536, 16384, 1, 256\) .* torch.empty_like"):
+        launch(q, k, v, out, lse, dout, dq, dk.transpose(2, 3).contiguous().transpose(2, 3), dv, 0.125)
+
+
+# ---- machine code
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("triton")
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
+        yield folder
+
+
+def spills(head_dim: int, causal: Causal, group: int) -> int:
+    """The most bytes that may spill, rounded up from what was seen; with Triton 3.6 hardly any of them in the loops."""
+    if TRITON >= (3, 9):
+        return 512
+    most = {(64, False): 24, (64, True): 28, (128, False): 56, (128, True): 116}[head_dim, causal is not Causal.NONE]
+    return most + 8 if group == 1 else most + 64
+
+
+@compiled_here
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_default_config_compiles_to_what_it_is_meant_to_be(
+    head_dim: int, causal: Causal, group: int, cache: Path
+) -> None:
+    problem = shape(head_dim, causal=causal, num_heads_kv=4 // group)
+    best = KERNEL.default_config(problem, HOPPER)
+    resources = compile_resources(KERNEL, best, problem, (9, 0))
+    assert resources.tensor_cores == "wgmma"
+    assert resources.registers == 168  # shared out again: 240 a thread that computes, 24 one that copies
+    assert resources.num_warps == KERNEL.total_warps(best) == 12
+    assert occupancy(resources, HOPPER).blocks_per_sm == 1
+    assert resources.spill_bytes <= spills(head_dim, causal, group)
+    assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
+    loops = step_loops(machine_code(best, problem, cache))
+    assert len(loops) >= 2
+    for loop in loops:
+        assert sum(wait > 0 for wait in waits(loop)) >= 2  # products run while others are waited for
+        assert sum("HGMMA" in text for text in loop) >= 24  # five products
+
+
+@compiled_here
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "changes",
+    [{"named_barriers": 0}, {"named_barriers": 1}, {"named_barriers": 2}, {"persistent": 0}, {"num_stages": 3}],
+    ids=str,
+)
+def test_other_configs_compile_and_take_what_is_predicted(head_dim: int, changes: dict[str, int], cache: Path) -> None:
+    problem = shape(head_dim, causal=Causal.UPPER_LEFT)
+    asked = config(problem, **changes)
+    resources = compile_resources(KERNEL, asked, problem, (9, 0))
+    assert resources.tensor_cores == "wgmma"
+    assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(asked, problem, HOPPER) <= 1024
+
+
+def step_loops(code: list[tuple[int, str]]) -> list[list[str]]:
+    """The loops of one step: as many exponentials as a thread has scores, and products."""
+    loops = []
+    for address, text in code:
+        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        if not jump or int(jump[1], 16) >= address:
+            continue
+        body = [found for at, found in code if int(jump[1], 16) <= at <= address]
+        if sum("MUFU.EX2" in found for found in body) == 64 * 64 // 128 and any("HGMMA" in found for found in body):
+            loops.append(body)
+    return loops
+
+
+def waits(loop: list[str]) -> list[int]:
+    """Of every wait for products: how many may still run."""
+    return [int(found[1], 16) for text in loop if (found := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", text))]
+
+
+def machine_code(best: KernelConfig, problem: AttentionShape, cache: Path) -> list[tuple[int, str]]:
+    """(address, instruction) of all that `cuobjdump -sass` lists."""
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
+    spec = KERNEL.compile_spec(best, problem)
+    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
+    cubin = cache / "listed.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
+
+
+# ---- gradients on a GPU
+
+# Relative Frobenius error of each gradient: probabilities and dS carry half a unit in the last place into the products.
+TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
+
+
+def skip_elsewhere() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+
+
+class Problem:
+    """Tensors of a shape, the forward's results, and the gradients by autograd of the reference in float32."""
+
+    def __init__(self, asked: AttentionShape, layout: str = "bhsd", growth: float = 1.0, scale: float | None = None):
+        torch.manual_seed(asked.seqlen_q + asked.head_dim)
+        self.shape, self.scale = asked, asked.head_dim**-0.5 if scale is None else scale
+        queries, keys = (asked.num_heads, asked.seqlen_q), (asked.num_heads_kv, asked.seqlen_k)
+        self.q, self.k, self.v, self.dout = (
+            self._draw(*sizes, layout, factor)
+            for sizes, factor in ((queries, growth), (keys, 1.0), (keys, 1.0), (queries, 1.0))
+        )
+        leaves = [tensor.float().requires_grad_() for tensor in (self.q, self.k, self.v)]
+        out, lse = attention_reference(*leaves, causal=asked.causal, scale=self.scale)
+        self.out, self.lse = out.detach().to(self.q.dtype), lse.detach().contiguous()
+        self.expected = torch.autograd.grad(out, leaves, self.dout.float())
+
+    def _draw(self, heads: int, length: int, layout: str, factor: float) -> torch.Tensor:
+        made = torch.randn(self.shape.batch, heads, length, self.shape.head_dim, device="cuda") * factor
+        made = made.to(getattr(torch, self.shape.dtype))
+        return made if layout == "bhsd" else made.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def run(self, asked: KernelConfig) -> list[torch.Tensor]:
+        """dq, dk and dv, poisoned before."""
+        found = [torch.full_like(tensor, float("nan")) for tensor in (self.q, self.k, self.v)]
+        KERNEL.bind(asked, self.shape)(self.q, self.k, self.v, self.out, self.lse, self.dout, *found, self.scale)
+        return found
+
+    def assert_right(self, found: list[torch.Tensor]) -> None:
+        for name, got, expected in zip(("dq", "dk", "dv"), found, self.expected, strict=True):
+            assert torch.isfinite(got).all(), name
+            errors = (got.float() - expected).norm(dim=(2, 3)) / expected.norm(dim=(2, 3))  # of every head
+            assert errors.max() <= TOLERANCE[self.shape.dtype], (name, errors.max().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("growth", [1.0, 6.0])
+@pytest.mark.parametrize("seqlen", [128, 384, 1152, 2048])
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_are_right_and_keys_repeat_themselves(
+    dtype: str, head_dim: int, causal: Causal, seqlen: int, growth: float
+) -> None:
+    skip_elsewhere()
+    problem = Problem(shape(head_dim, seqlen, causal, dtype=dtype, num_heads=5, num_heads_kv=5), growth=growth)
+    best = KERNEL.default_config(problem.shape, HOPPER)
+    first = problem.run(best)
+    problem.assert_right(first)
+    for _ in range(2):
+        again = problem.run(best)
+        problem.assert_right(again)
+        assert torch.equal(again[1], first[1])
+        assert torch.equal(again[2], first[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
+    skip_elsewhere()
+    for heads, heads_kv, seqlen in ((8, 2, 128), (6, 2, 640), (7, 1, 1152), (16, 8, 2048)):
+        asked = shape(head_dim, seqlen, causal, num_heads=heads, num_heads_kv=heads_kv)
+        problem = Problem(asked, layout)
+        problem.assert_right(problem.run(KERNEL.default_config(asked, HOPPER)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(128, 640), (1024, 256)])
+def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seqlen_k: int) -> None:
+    skip_elsewhere()
+    asked = shape(head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k, batch=3, num_heads=5, num_heads_kv=5)
+    for layout, scale in (("bhsd", 0.2), ("bshd", 0.01), ("bhsd", -0.1)):
+        problem = Problem(asked, layout, scale=scale)
+        problem.assert_right(problem.run(KERNEL.default_config(asked, HOPPER)))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_switch_is_right(head_dim: int, causal: Causal) -> None:
+    """Every config's switches, with fewer steps than stages, and with more tiles than multiprocessors."""
+    skip_elsewhere()
+    problems = [Problem(shape(head_dim, seqlen, causal, num_heads_kv=2)) for seqlen in (128, 2176)]
+    for problem in problems:
+        for asked in SearchSpace.build(problem.shape, HOPPER, [KERNEL]).feasible:
+            problem.assert_right(problem.run(asked))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_two_streams_do_not_take_each_other_s_tiles(head_dim: int) -> None:
+    skip_elsewhere()
+    problem = Problem(shape(head_dim, 1024, Causal.UPPER_LEFT, num_heads=16, num_heads_kv=16))
+    best = KERNEL.default_config(problem.shape, HOPPER)
+    expected = problem.run(best)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    found = []
+    torch.cuda.synchronize()
+    for stream in streams * 8:  # in turns, so that launches of both are in flight together
+        with torch.cuda.stream(stream):
+            found.append(problem.run(best))
+    torch.cuda.synchronize()
+    for gradients in found:
+        problem.assert_right(gradients)
+        assert torch.equal(gradients[1], expected[1])
+        assert torch.equal(gradients[2], expected[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_graph_replays_beside_launches_of_another_stream(head_dim: int) -> None:
+    skip_elsewhere()
+    asked = shape(head_dim, 1024, Causal.UPPER_LEFT)
+    problem, later = Problem(asked), Problem(asked, growth=2.0)
+    best = KERNEL.default_config(asked, HOPPER)
+    problem.run(best)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = problem.run(best)
+        twice = problem.run(best)
+    for name in ("q", "k", "v", "out", "lse", "dout"):
+        getattr(problem, name).copy_(getattr(later, name))
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    for _ in range(3):
+        graph.replay()
+        with torch.cuda.stream(other):
+            beside = later.run(best)
+    torch.cuda.synchronize()
+    for gradients in (found, twice, beside):
+        later.assert_right(gradients)
+    assert torch.equal(twice[1], found[1])
+    assert torch.equal(beside[2], found[2])
