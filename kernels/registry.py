@@ -3,6 +3,7 @@
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
 from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
+from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
@@ -20,6 +21,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForwardTma(),
         FlashForward(),
         FlashForwardSparse(),
+        FlashBackwardSparse(),
     )
 }
 

@@ -1,7 +1,7 @@
 """Block-sparse attention against float64 autograd over the same mask: in Triton's interpreter, or compiled on a GPU."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from blocktune.kernels.driver import read_driver
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import Features, MaskKind
+from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.reference import visible
@@ -33,7 +34,7 @@ pytestmark = [
 TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 GRADIENT_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-5}
 SPARSE = Features(mask=MaskKind.BLOCK_SPARSE)
-FORWARD = FlashForwardSparse()
+FORWARD, BACKWARD = FlashForwardSparse(), FlashBackwardSparse()
 
 
 def shape_of(**changes: Any) -> AttentionShape:
@@ -97,6 +98,16 @@ class Problem:
         FORWARD.bind(config, self.shape)(self.q, self.k, self.v, out, lse, self.scale, Extras(block_mask=self.mask))
         return out, lse
 
+    def backward(self, config: KernelConfig) -> tuple[torch.Tensor, ...]:
+        """dq, dk and dv from the output and log-sum-exp that float64 gives."""
+        out, lse, *_ = self.expected()
+        gradients = tuple(torch.full_like(tensor, float("nan")) for tensor in (self.q, self.k, self.v))
+        inputs = (self.q, self.k, self.v, out.to(self.q.dtype), lse.float().contiguous(), self.dout)
+        shape = replace(self.shape, direction=Direction.BACKWARD)
+        assert not BACKWARD.violations(config, shape, limits_for((9, 0)))
+        BACKWARD.bind(config, shape)(*inputs, *gradients, self.scale, Extras(block_mask=self.mask))
+        return gradients
+
 
 def forward_config(
     block_m: int = 32, block_n: int = 16, warps: int = 4, stages: int = 2, schedule: int = 0
@@ -104,9 +115,18 @@ def forward_config(
     return KernelConfig(FORWARD.name, block_m, block_n, warps, stages, (("schedule", schedule),))
 
 
+def backward_config(
+    block_m: int = 32, block_n: int = 16, kv_block_m: int = 16, kv_block_n: int = 32, warps: int = 4, stages: int = 2
+) -> KernelConfig:
+    own = (("kv_block_m", kv_block_m), ("kv_block_n", kv_block_n))
+    return KernelConfig(BACKWARD.name, block_m, block_n, warps, stages, own)
+
+
 def assert_near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
     assert torch.isfinite(got).all()
-    assert (got.double() - expected).norm() <= tolerance * expected.norm()
+    # a row that sees one key has a gradient of zero, up to the rounding of what cancels
+    size = max(float(expected.norm()), 1e-3 * expected.numel() ** 0.5)
+    assert (got.double() - expected).norm() <= tolerance * size
 
 
 def check_forward(problem: Problem, config: KernelConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,6 +138,13 @@ def check_forward(problem: Problem, config: KernelConfig) -> tuple[torch.Tensor,
     seen = ~expected_lse.isneginf()
     assert ((lse.double() - expected_lse)[seen].abs() <= 1e-4 * (1 + expected_lse[seen].abs())).all()
     return out, lse
+
+
+def check_backward(problem: Problem, config: KernelConfig) -> tuple[torch.Tensor, ...]:
+    gradients = problem.backward(config)
+    for got, expected in zip(gradients, problem.expected()[2:], strict=True):
+        assert_near(got, expected, GRADIENT_TOLERANCE[problem.shape.dtype])
+    return gradients
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 2])
@@ -201,3 +228,62 @@ def test_only_sparse_shapes_are_served() -> None:
     assert FORWARD.unsupported(shape_of(), limits) is None
     assert "needs a block mask" in str(FORWARD.unsupported(shape_of(features=Features()), limits))
     assert "backward" in str(FORWARD.unsupported(shape_of(direction=Direction.BACKWARD), limits))
+
+
+@pytest.mark.parametrize("density", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("causal", Causal)
+def test_backward(density: float, causal: Causal) -> None:
+    shape = shape_of(seqlen_q=96, seqlen_k=128, causal=causal)
+    check_backward(Problem(shape, random_mask(shape, density)), backward_config())
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (70, 33), (40, 100)])
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT, Causal.LOWER_RIGHT])
+def test_backward_ragged(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
+    shape = shape_of(num_heads=1, num_heads_kv=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal)
+    check_backward(Problem(shape, random_mask(shape, 0.8)), backward_config())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles"), [((64, 32), (16, 32, 64, 16)), ((16, 64), (16, 16, 16, 64)), ((32, 16), (32, 16, 32, 16))]
+)
+def test_backward_tiles_within_blocks(blocks: tuple[int, int], tiles: tuple[int, int, int, int]) -> None:
+    shape = shape_of(causal=Causal.UPPER_LEFT, dtype="float32")
+    check_backward(Problem(shape, random_mask(shape, 0.5, *blocks)), backward_config(*tiles))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("per_batch", [False, True])
+def test_backward_of_grouped_heads_with_their_own_masks(layout: str, per_batch: bool) -> None:
+    shape = shape_of(batch=2, num_heads=4, num_heads_kv=2, seqlen_q=64, seqlen_k=65, head_dim_v=32)
+    mask = random_mask(shape, 0.5, batch=2 if per_batch else 1, heads=4)
+    check_backward(Problem(shape, mask, layout), backward_config())
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
+def test_rows_and_columns_without_blocks_have_no_gradients(causal: Causal) -> None:
+    shape = shape_of(causal=causal)
+    mask = random_mask(shape, 0.9)
+    mask.mask[:, :, 1] = False
+    mask.mask[:, :, :, 2] = False
+    dq, dk, dv = check_backward(Problem(shape, mask), backward_config())
+    assert (dq[:, :, 32:64] == 0).all()
+    assert (dk[:, :, 64:] == 0).all()
+    assert (dv[:, :, 64:] == 0).all()
+
+
+def test_a_gradient_of_one_value_for_all() -> None:
+    """As of `out.sum()`: a tensor whose strides are all zero."""
+    shape = shape_of()
+    problem = Problem(shape, random_mask(shape, 0.5))
+    problem.dout = torch.ones(1, 1, 1, 1, dtype=problem.q.dtype, device=DEVICE).expand(problem.dout.shape)
+    check_backward(problem, backward_config())
+
+
+def test_backward_tiles_must_divide_the_mask_s_blocks() -> None:
+    shape = shape_of()
+    problem = Problem(shape, random_mask(shape, 0.5))
+    with pytest.raises(UsageError, match="`kv_block_m` must divide the mask's blocks, but got kv_block_m=64"):
+        problem.backward(backward_config(kv_block_m=64))
+    with pytest.raises(UsageError, match="`kv_block_n` must divide the mask's blocks, but got kv_block_n=64"):
+        problem.backward(backward_config(kv_block_n=64))
