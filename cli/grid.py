@@ -17,6 +17,7 @@ NEEDED = ("seq", "dim")
 """The shape flags without a default: given as flags or by the grid."""
 
 EXAMPLE = 'For example: --grid "seq=512,1024 dim=64,128 causal=0,1"'
+_TEXTS = ("dtype", "direction", "features")
 _SWITCH = {"0": False, "1": True}
 _FLAGS = {field.name: field for field in fields(ShapeFlags)}
 
@@ -65,7 +66,7 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
     """
     lists: dict[str, tuple[Any, ...]] = {}
     for word in text.split():
-        name, equals, values = word.partition("=")
+        name, equals, values = word.partition("=")  # values of `features` may hold further ones
         name = name.replace("-", "_")
         if not equals or name not in _FLAGS:
             names = ", ".join(flag.replace("_", "-") for flag in _FLAGS)
@@ -80,11 +81,11 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
 
 def _value(name: str, text: str) -> Any:
     try:
-        if name == "dtype" and text:
+        if name in _TEXTS and text:
             return text
         return _SWITCH[text] if name.startswith("causal") else int(text)
     except (KeyError, ValueError):
-        kind = "0 or 1" if name.startswith("causal") else "a name" if name == "dtype" else "an integer"
+        kind = "0 or 1" if name.startswith("causal") else "a name" if name in _TEXTS else "an integer"
         raise UsageError(f"`{name}` of a grid must be {kind}, but got {text!r}. {EXAMPLE}") from None
 
 

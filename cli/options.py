@@ -2,13 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import Features
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
 from blocktune.tuner.target import DEFAULT_DEVICE
 
@@ -44,6 +46,10 @@ class ShapeFlags:
     causal_lower_right: Annotated[
         bool, typer.Option("--causal-lower-right", help="Causal up to the last key, as in FlashAttention.")
     ] = False
+    direction: Annotated[str, typer.Option("--direction", help="forward or backward.")] = "forward"
+    features: Annotated[
+        str, typer.Option("--features", help="Such as 'window=127:0 softcap', in a grid with + for a blank.")
+    ] = ""
 
     def shape(self) -> AttentionShape:
         """The shape that the flags mean.
@@ -51,7 +57,9 @@ class ShapeFlags:
         Raises:
             UsageError: the sizes do not fit together.
         """
-        return complete_shape(
+        if self.direction not in list(Direction):
+            raise UsageError(f"`direction` must be one of {', '.join(Direction)}, but got {self.direction!r}.")
+        plain = complete_shape(
             self.seq,
             self.dim,
             batch=self.batch,
@@ -62,6 +70,8 @@ class ShapeFlags:
             dtype=self.dtype,
             causal=Causal.LOWER_RIGHT if self.causal_lower_right else self.causal,
         )
+        features = Features.parse(self.features.replace("+", " "))
+        return replace(plain, direction=Direction(self.direction), features=features)
 
     def assumed(self) -> str:
         """What was not given, as flags with their values and where these come from; empty when all sizes were given."""

@@ -6,12 +6,13 @@ paged cache, and trees of drafts (speculative decoding).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.features import UNLIMITED, MaskKind
+from blocktune.kernels.features import NO_FEATURES, UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_launch import (
     PROGRAMS,
     DecodeLaunch,
@@ -113,6 +114,20 @@ class FlashDecode(AttentionKernel):
             if 2 * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
                 return config
         return config
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """The packed rows of a key head are the queries of one head, and every split is a batch entry of its own."""
+        splits, rows = config.parameters["splits"], shape.group_size * shape.seqlen_q
+        folded = replace(
+            shape,
+            batch=shape.batch * splits,
+            num_heads=shape.num_heads_kv,
+            seqlen_q=rows,
+            seqlen_k=-(-_visible_keys(shape) // splits),
+            causal=Causal.NONE,
+            features=NO_FEATURES,
+        )
+        return config, folded
 
     @cached_property
     def source_hash(self) -> str:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
@@ -42,6 +42,7 @@ class SoftmaxCost:
     multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
     address_instructions: of every 16 bytes of a key tile that the threads copy themselves; the copy engine needs none.
     copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does.
+    products: matrix products of a tile, two in a forward.
     """
 
     instructions_per_score: float = 5.5
@@ -49,6 +50,7 @@ class SoftmaxCost:
     products_overlap: bool = False
     address_instructions: float = 0.0
     copying_warps: int = 0
+    products: int = 2
 
 
 class AttentionKernel(ABC):
@@ -134,6 +136,15 @@ class AttentionKernel(ABC):
         """What the softmax of this config costs; a kernel whose configs differ in it overrides this."""
         del config
         return SoftmaxCost()
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """A plain forward whose grid and tiles are those of this config, for the cost model: the config and shape
+        themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way round."""
+        if shape.direction is Direction.FORWARD:
+            return config, shape
+        turned = replace(config, block_m=config.block_n, block_n=config.block_m)
+        sizes = {"seqlen_q": shape.seqlen_k, "seqlen_k": shape.seqlen_q}
+        return turned, replace(shape, **sizes, direction=Direction.FORWARD)
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

@@ -13,7 +13,7 @@ from dataclasses import replace
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.kernel import AttentionKernel
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Direction
 
 SMALLEST_BLOCK = 16
 """The matrix units take no smaller tile."""
@@ -29,8 +29,11 @@ def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: Compute
     what the paper calls SRAM; registers hold further tiles, which the paper does not count. Both blocks are rounded
     down to the kernel's choices. Where the result breaks a rule (buffers and scores need memory that the paper does not
     count either), block_n is halved until it breaks none. The paper loads a tile when it needs it: num_stages is the
-    kernel's smallest. The kernel's own parameters are its default's.
+    kernel's smallest. The kernel's own parameters are its default's. The rule is one of the forward alone, over rows
+    of one head: a backward has none, nor have queries that fill no tile.
     """
+    if shape.direction is not Direction.FORWARD or shape.seqlen_q < SMALLEST_BLOCK:
+        return None
     memory_elements = limits.shared_per_block_optin_bytes // shape.element_bytes
     keys = -(-memory_elements // (4 * shape.head_dim))
     config = replace(

@@ -10,6 +10,7 @@ outside are checked for values that are not finite. Errors are taken per tile of
 hide in the norm of a whole head.
 """
 
+import functools
 import itertools
 import math
 import random
@@ -21,8 +22,10 @@ import torch
 
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.kernel import Launch
 from blocktune.kernels.reference import attention_reference
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.bench import Thunk
 
 REFERENCE_FLOPS = 2e12
 """About 0.1 s on a data-centre GPU and a second on a small one."""
@@ -65,11 +68,33 @@ class Question:
 
     def __init__(self, shape: AttentionShape, q: Any, k: Any, v: Any, heads: Sequence[int], tolerance: Tolerance):
         self.q, self.k, self.v = q, k, v
-        self._shape = shape
+        self.shape = self._shape = shape
         self._tolerance = tolerance
         self._batch = torch.tensor([head // shape.num_heads for head in heads], device=q.device)
         self._head = torch.tensor([head % shape.num_heads for head in heads], device=q.device)
         self._out, self._lse = self._reference()
+
+    @property
+    def answer(self) -> tuple[Any, Any]:
+        """The reference of the chosen heads in float32: output [heads, seqlen_q, head_dim_v], lse [heads, seqlen_q]."""
+        return self._out, self._lse
+
+    def new_result(self) -> Any:
+        """Memory for what a launch writes."""
+        size = (*self.q.shape[:3], self._shape.head_dim_v)
+        return torch.empty(size, dtype=self.q.dtype, device=self.q.device)
+
+    def poison(self, result: Any) -> None:
+        """Fills a result with NaN, so that nothing left by an earlier launch can pass."""
+        result.fill_(float("nan"))
+
+    def new_lse(self) -> Any:
+        """Poisoned memory for the log-sum-exp."""
+        return torch.full(self.q.shape[:3], float("nan"), dtype=torch.float32, device=self.q.device)
+
+    def thunk(self, launch: Launch, result: Any, lse: Any | None = None) -> Thunk:
+        """One launch of these inputs into `result`, and into `lse` unless that is None."""
+        return functools.partial(launch, self.q, self.k, self.v, result, lse, softmax_scale(self._shape))
 
     def problem(self, out: Any, lse: Any | None = None) -> str | None:
         """What is wrong with a result, or None. `lse` None means that the launch was not asked for it."""
@@ -80,7 +105,7 @@ class Question:
 
     def _output_problem(self, out: Any) -> str | None:
         difference = out[self._batch, self._head].float() - self._out
-        errors = _tile_norms(difference) / _tile_norms(self._out).clamp_min(1e-20)
+        errors = tile_norms(difference) / tile_norms(self._out).clamp_min(1e-20)
         worst = float(errors.max())
         if worst <= self._tolerance.output:
             return None
@@ -157,6 +182,8 @@ def required_bytes(shape: AttentionShape) -> int:
     scores = 4 * max(CHUNK_SCORES, ROWS_PER_TILE * shape.seqlen_k)
     key_copies = 4 * shape.seqlen_k * (shape.head_dim + shape.head_dim_v)
     # hard queries, the anchor's output, the mask of finite values, two references with temporaries, a chunk's scores
+    if shape.direction is Direction.BACKWARD:  # the hard question's inputs, and the float32 forward of every head
+        out_bytes += 2 * shape.tensor_bytes + 8 * out_elements
     extra = query_bytes + out_bytes + out_elements + 2 * MAX_REFERENCE_BYTES + 4 * (scores + key_copies)
     return shape.tensor_bytes + extra
 
@@ -206,7 +233,7 @@ def _reference_rows(q: Any, k: Any, v: Any, rows: tuple[int, int], shape: Attent
     return out[0], lse[0]
 
 
-def _tile_norms(values: Any) -> Any:
+def tile_norms(values: Any) -> Any:
     """Frobenius norms [heads, tiles] of tiles of 64 rows of values [heads, rows, dim]."""
     rows = values.square().sum(-1)
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % ROWS_PER_TILE))

@@ -9,7 +9,6 @@ says, in one of two regimes: `burst`, in which the card rests before every round
 which it works without a break, as in training.
 """
 
-import functools
 import time
 from typing import Any
 
@@ -19,13 +18,14 @@ from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.registry import KERNELS, get_kernel
-from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal
+from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Clock, CudaClock
-from blocktune.tuner.check import make_questions, require_memory
-from blocktune.tuner.comparison import Comparison, Entry, Regime
+from blocktune.tuner.check import require_memory
+from blocktune.tuner.comparison import Comparison, Regime
 from blocktune.tuner.contenders import find_contenders
 from blocktune.tuner.line_up import LineUp
-from blocktune.tuner.peers import PEERS, sdpa_compute
+from blocktune.tuner.peers import PEERS
+from blocktune.tuner.questions import questions_of
 from blocktune.tuner.search import Compiler
 from blocktune.tuner.stock_autotune import Bind
 from blocktune.tuner.telemetry import GpuMonitor
@@ -65,11 +65,11 @@ def compare(
     tuned = tuned_config(store, device, shape)
     require_memory(shape, device)
     contenders = find_contenders(shape, device, tuple(KERNELS.values()), ())
-    question, _ = make_questions(shape, device=torch_device, seed=seed)
+    question, _ = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
     line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
     for name, backend in PEERS.items():
-        line_up.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend))
+        line_up.invite_torch(name, backend)
     if compiler is not None:
         line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)
     monitor = GpuMonitor(device.uuid, own_processes=1)
@@ -107,6 +107,8 @@ def tune_command(shape: AttentionShape) -> str:
     words += "" if shape.group_size == 1 else f" --kv-heads {shape.num_heads_kv}"
     words += "" if shape.seqlen_k == shape.seqlen_q else f" --seq-k {shape.seqlen_k}"
     words += "" if shape.head_dim_v == shape.head_dim else f" --dim-v {shape.head_dim_v}"
+    words += f" --direction {shape.direction}" if shape.direction is not Direction.FORWARD else ""
+    words += f' --features "{shape.features.label}"' if shape.features else ""
     words += "" if shape.dtype == "bfloat16" else f" --dtype {SHORT_DTYPES[shape.dtype]}"
     return (
         words

@@ -132,7 +132,9 @@ def predict_us(
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
     occupied = occupancy(resources, device.limits)
-    return predict(shape, config, resources, occupied, device, kernel.softmax_cost(config)).total_us
+    softmax = kernel.softmax_cost(config)
+    config, shape = kernel.as_forward(config, shape)
+    return predict(shape, config, resources, occupied, device, softmax).total_us
 
 
 def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
@@ -215,7 +217,8 @@ class _Model:
 
     def _tensor_cycles(self) -> float:
         """Dimensions are padded to powers of two, as Triton multiplies them."""
-        flops = 2 * self._scores * (padded_width(self._shape.head_dim) + padded_width(self._shape.head_dim_v))
+        widths = padded_width(self._shape.head_dim) + padded_width(self._shape.head_dim_v)
+        flops = self._softmax.products * self._scores * widths
         instruction = self._resources.tensor_cores
         if instruction == "none":
             return flops / (2 * self._lanes)

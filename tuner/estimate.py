@@ -29,8 +29,9 @@ def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionSh
     occupied = occupancy(resources, device.limits)
     if occupied.blocks_per_sm == 0:
         return float("inf")
-    typical = _with_typical_rates(device)
-    return predict(shape, config, resources, occupied, typical, kernel.softmax_cost(config)).total_us
+    softmax = kernel.softmax_cost(config)
+    config, shape = kernel.as_forward(config, shape)
+    return predict(shape, config, resources, occupied, _with_typical_rates(device), softmax).total_us
 
 
 def estimated_resources(

@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from blocktune.db.records import Telemetry
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.bench import Clock, Rounds, Thunk, column, rotated
-from blocktune.tuner.check import Question, softmax_scale
+from blocktune.tuner.check import softmax_scale
 from blocktune.tuner.comparison import Entry, Regime, timing_of
 from blocktune.tuner.contenders import Contenders
-from blocktune.tuner.peers import Compute, own_compute
+from blocktune.tuner.gradients import GradientQuestion
+from blocktune.tuner.peers import Compute, own_compute, own_gradients, sdpa_compute, sdpa_gradients
+from blocktune.tuner.questions import AnyQuestion
 from blocktune.tuner.search import Compiler
 from blocktune.tuner.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.telemetry import GpuMonitor
@@ -30,13 +30,12 @@ ROUNDS = (9, 41)
 class LineUp:
     """Contenders of one shape as they are checked and timed."""
 
-    def __init__(self, shape: AttentionShape, question: Question, clock: Clock, bind: Bind):
+    def __init__(self, shape: AttentionShape, question: AnyQuestion, clock: Clock, bind: Bind):
         self._shape = shape
         self._question = question
         self._clock = clock
         self._bind = bind
-        size = (shape.batch, shape.num_heads, shape.seqlen_q, shape.head_dim_v)
-        self._out = torch.empty(size, dtype=question.q.dtype, device=question.q.device)
+        self._out = question.new_result()
         self._entries: list[Entry] = []
         self._runs: list[Thunk] = []
 
@@ -53,7 +52,7 @@ class LineUp:
         question = self._question
         try:
             compute = make()
-            self._out.fill_(float("nan"))  # nothing that another one left behind can pass
+            question.poison(self._out)
             problem = question.problem(compute(question.q, question.k, question.v)) or ""
         except Exception as error:
             self._clock.synchronize()  # raises if the GPU is lost for everyone
@@ -61,6 +60,14 @@ class LineUp:
         self._entries.append(replace(entry, problem=problem))
         if not problem:
             self._runs.append(functools.partial(compute, question.q, question.k, question.v))
+
+    def invite_torch(self, name: str, backend: str) -> None:
+        """One of PyTorch's back ends."""
+        shape, question = self._shape, self._question
+        if isinstance(question, GradientQuestion):
+            self.invite(Entry(name=name), functools.partial(sdpa_gradients, shape, backend, question))
+        else:
+            self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend))
 
     def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
         """Lets stock autotune search the feasible space, and invites its winner."""
@@ -110,7 +117,10 @@ class LineUp:
         )
 
     def _own(self, config: KernelConfig) -> Compute:
-        return own_compute(self._bind(config, self._shape), self._shape, self._out)
+        launch, question = self._bind(config, self._shape), self._question
+        if isinstance(question, GradientQuestion):
+            return own_gradients(launch, question, self._out)
+        return own_compute(launch, self._shape, self._out)
 
 
 def _rested_round(clock: Clock, runs: Sequence[Thunk], number: int) -> tuple[float, ...]:

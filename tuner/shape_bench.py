@@ -1,13 +1,10 @@
 """Checks and times configs of one shape in this process, which is a worker's: a crash here costs nothing else."""
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
@@ -24,8 +21,8 @@ from blocktune.tuner.bench import (
     final_rounds,
     median_ratio,
 )
-from blocktune.tuner.check import Question, make_questions, softmax_scale
 from blocktune.tuner.measurement import Measurement
+from blocktune.tuner.questions import AnyQuestion, questions_of
 
 Tell = Callable[[str], None]
 """Tells the parent which stage begins, because each has its own deadline: `running` after the first launch returned,
@@ -58,10 +55,11 @@ class ShapeBench:
         self._shape = shape
         self._clock = clock
         self._kernels = kernels
-        self._scale = softmax_scale(shape)
-        self._plain, self._hard = make_questions(shape, device=device, seed=seed)
-        self._out = self._new_output()
-        self._anchor_out = self._new_output()
+        self._plain: AnyQuestion
+        self._hard: AnyQuestion
+        self._plain, self._hard = questions_of(shape, device=device, seed=seed)
+        self._out = self._plain.new_result()
+        self._anchor_out = self._plain.new_result()
         self._anchor: Anchor | None = None
         self._last_timed = 0.0
 
@@ -73,7 +71,7 @@ class ShapeBench:
             Exception: whatever compiling or running the config raises.
         """
         launch = self._bind(config)
-        run = self._thunk(launch, self._plain, self._out)
+        run = self._plain.thunk(launch, self._out)
         self._verify(launch, self._plain, tell)
         self._verify(launch, self._plain)  # some kernels are right only the first time
         samples, relative = self._time(run, tell)
@@ -82,7 +80,7 @@ class ShapeBench:
         self._verify(launch, self._plain)
         time_us = statistics.median(samples)
         if self._anchor is None:
-            self._anchor = Anchor(config, self._thunk(launch, self._plain, self._anchor_out), time_us)
+            self._anchor = Anchor(config, self._plain.thunk(launch, self._anchor_out), time_us)
         return Measurement(outcome=Outcome.OK, time_us=time_us, relative_to_anchor=relative, samples_us=samples)
 
     def finals(self, configs: Sequence[KernelConfig], tell: Tell) -> list[list[float]]:
@@ -94,7 +92,7 @@ class ShapeBench:
         launches = [self._bind(config) for config in configs]
         for launch in launches:
             self._verify(launch, self._plain, tell)
-        runs = [self._thunk(launch, self._plain, self._out) for launch in launches]
+        runs = [self._plain.thunk(launch, self._out) for launch in launches]
         self._clock.heat(runs[0], FINAL_HEAT_SECONDS)
         estimate = self._clock.rounds(runs, 1)[0]
         tell("timing")
@@ -104,15 +102,15 @@ class ShapeBench:
         return [list(column(rounds, index)) for index in range(len(runs))]
 
     def confirm(self, config: KernelConfig, tell: Tell) -> None:
-        """Checks output and log-sum-exp together; writing both may be another compiled variant than the timed one.
+        """Checks output and log-sum-exp together, which may be another compiled variant than the timed one; a backward
+        is checked once more.
 
         Raises:
             WrongResultError: one of them differs from the reference.
         """
         launch = self._bind(config)
         for question in (self._plain, self._hard):
-            lse = torch.full(self._out.shape[:3], float("nan"), dtype=torch.float32, device=self._out.device)
-            self._verify(launch, question, tell, lse)
+            self._verify(launch, question, tell, question.new_lse())
 
     def synchronize(self) -> None:
         """Raises what a launch failed with; if it does after a failure, this process cannot use the GPU any more."""
@@ -131,32 +129,18 @@ class ShapeBench:
         samples = column(rounds, 0)
         return samples, median_ratio(samples, column(rounds, -1))
 
-    def _verify(self, launch: Launch, question: Question, tell: Tell | None = None, lse: Any | None = None) -> None:
+    def _verify(self, launch: Launch, question: AnyQuestion, tell: Tell | None = None, lse: Any | None = None) -> None:
         """Launches once into poisoned memory and compares, so that nothing left by an earlier launch can pass."""
-        self._out.fill_(float("nan"))
-        self._thunk(launch, question, self._out, lse)()
+        question.poison(self._out)
+        question.thunk(launch, self._out, lse)()
         if tell is not None:
             tell("running")
         self._judge(question, "in a single launch", lse)
 
-    def _judge(self, question: Question, when: str, lse: Any | None = None) -> None:
+    def _judge(self, question: AnyQuestion, when: str, lse: Any | None = None) -> None:
         problem = question.problem(self._out, lse)
         if problem is not None:
             raise WrongResultError(f"{problem} ({when})")
 
     def _bind(self, config: KernelConfig) -> Launch:
         return self._kernels(config.kernel).bind(config, self._shape)
-
-    def _thunk(self, launch: Launch, question: Question, out: Any, lse: Any | None = None) -> Thunk:
-        return functools.partial(launch, question.q, question.k, question.v, out, lse, self._scale)
-
-    def _new_output(self) -> Any:
-        shape = self._shape
-        return torch.empty(
-            shape.batch,
-            shape.num_heads,
-            shape.seqlen_q,
-            shape.head_dim_v,
-            dtype=self._plain.q.dtype,
-            device=self._plain.q.device,
-        )

@@ -35,6 +35,9 @@ class Kernel:
     def total_warps(self, config: KernelConfig) -> int:
         return config.num_warps
 
+    def as_forward(self, config: KernelConfig, problem: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        return config, problem
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         del limits
         buffers = 2 * config.num_stages if config.num_stages > 1 else 1
