@@ -1,9 +1,9 @@
 """Attention backward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, five products.
 
-Three launches: `prepare_kernel` (row statistics, empty dq sums), the kernel here, whose blocks own 128 keys and add
-their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions and what
-makes them fast are in hopper_bwd_tiles.py. The order of those additions varies, so that dq is not equal to the bit in
-every run; dk and dv are.
+Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
+and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions
+and what makes them fast are in hopper_bwd_tiles.py. The order of those additions varies, so that dq is not equal to the
+bit in every run; dk and dv are.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.flash_kernel import LOG2_E, contiguous_strides
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, prepare_kernel
-from blocktune.kernels.hopper_bwd_tiles import consumer, producer
+from blocktune.kernels.hopper_bwd_tiles import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper_descriptors import describe, descriptor, is_describable
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 BLOCK_M, BLOCK_N = 64, 128
 """Queries of a step, and keys of a block: 64 for each of its two computing warpgroups."""
@@ -41,75 +37,6 @@ GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
-SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
-
-
-@gluon.jit(do_not_specialize=[*SIZES])
-def flash_bwd_hopper_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
-    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-):  # fmt: skip
-    """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
-    order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
-    scale times log2(e). batch_heads: batch * num_heads_kv.
-    """
-    dtype: gl.constexpr = q_desc.dtype
-    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
-    D: gl.constexpr = q_desc.block_type.shape[3]
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    # a half of the queries of dS is a whole panel of the swizzle
-    DS_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 if DEFER else 128, element_bitwidth=16, rank=2)
-    k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
-    v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
-    q_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
-    do_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
-    ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_desc.layout)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    mbarrier.init(kv_full, count=1)
-    mbarrier.init(kv_empty, count=2)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(do_full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(ds_full.index(i), count=2)
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=2)
-    fence_async_shared()
-    # run-time values only: a constexpr put into a tuple becomes a tensor
-    steps = (
-        dq_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, dq_smem, q_full, do_full, empty,
-        ds_full, scale_log2,
-    )  # fmt: skip
-    ends = (
-        dk_desc, dv_desc, kv_full, kv_empty, tile_smem, tile_full, tile_empty, scale,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-    )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
-        kv_full, kv_empty, q_full, do_full, empty, tile_smem, tile_full, tile_empty, counter,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group,
-    )  # fmt: skip
-    gl.warp_specialize([
-        (consumer, (steps, ends, 0, STAGES, CAUSAL, GROUPED, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT)),
-        (consumer, (steps, ends, 1, STAGES, CAUSAL, GROUPED, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT)),
-        (producer, (copies, STAGES, CAUSAL, NAMED, PERSISTENT)),
-    ], [4, 1], [240, 24])  # fmt: skip
 
 
 class FlashBackwardHopper(AttentionKernel):
