@@ -235,11 +235,12 @@ class FlashBackwardSparse(AttentionKernel):
         "kv_block_m": (16, 32, 64, 128),
         "kv_block_n": (16, 32, 64, 128),
     }
-    # No block is larger than 64, so that they serve every mask whose blocks are 64 or more.
+    # No block is larger than 64, so that they serve every mask whose blocks are 64 or more. The first one holds heads
+    # of up to 64 elements in registers, the second one of up to 128.
     preferences: ClassVar[tuple[tuple[int, int, int, int, int, int], ...]] = (
         (64, 64, 4, 2, 64, 64),
-        (64, 64, 8, 2, 32, 64),
-        (64, 32, 4, 2, 32, 64),
+        (64, 64, 8, 2, 64, 64),
+        (64, 32, 8, 2, 32, 64),
         (64, 32, 8, 1, 32, 64),
         (32, 16, 4, 1, 16, 32),
         (16, 16, 4, 1, 16, 16),
@@ -265,8 +266,9 @@ class FlashBackwardSparse(AttentionKernel):
         return max(dq, dkv)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        names = tuple(self.parameters)
-        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        names, width = tuple(self.parameters), max(shape.head_dim, shape.head_dim_v)
+        fitting = self.preferences[(width > 64) + (width > 128) :]
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in fitting]
         feasible = (config for config in candidates if not self.violations(config, shape, limits))
         return next(feasible, candidates[-1])
 

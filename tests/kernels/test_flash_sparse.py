@@ -18,6 +18,7 @@ from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.reference import visible
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
@@ -287,3 +288,80 @@ def test_backward_tiles_must_divide_the_mask_s_blocks() -> None:
         problem.backward(backward_config(kv_block_m=64))
     with pytest.raises(UsageError, match="`kv_block_n` must divide the mask's blocks, but got kv_block_n=64"):
         problem.backward(backward_config(kv_block_n=64))
+
+
+def large(head_dim: int, dtype: str, causal: Causal, **changes: Any) -> AttentionShape:
+    sizes = {"batch": 2, "num_heads": 8, "num_heads_kv": 2, "seqlen_q": 1024, "seqlen_k": 1100}
+    return shape_of(**sizes | {"head_dim": head_dim, "dtype": dtype, "causal": causal} | changes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("schedule", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("block", "block_m", "block_n", "warps"), [(64, 64, 64, 4), (128, 128, 64, 8), (128, 64, 32, 4)]
+)
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (128, "float16"), (80, "bfloat16")])
+def test_forward_compiled(head_dim: int, dtype: str, causal: Causal, tile: tuple[int, int, int], schedule: int) -> None:
+    shape = large(head_dim, dtype, causal)
+    mask = random_mask(shape, 0.3, max(tile), 128, batch=2, heads=8)
+    mask.mask[:, 3, 2] = False
+    check_forward(Problem(shape, mask, "bshd"), forward_config(*tile, 3, schedule))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("block", "tiles", "warps"), [(64, (64, 64, 64, 64), 8), (128, (128, 64, 64, 128), 8)])
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (128, "float16"), (80, "bfloat16")])
+def test_backward_compiled(
+    head_dim: int, dtype: str, causal: Causal, block: int, tiles: tuple[int, int, int, int], warps: int
+) -> None:
+    shape = large(head_dim, dtype, causal)
+    mask = random_mask(shape, 0.3, block, block, batch=2, heads=8)
+    mask.mask[:, 3, 2] = False
+    problem, config = Problem(shape, mask, "bshd"), backward_config(*tiles, warps)
+    for first, second in zip(check_backward(problem, config), problem.backward(config), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_default_configs_run(head_dim: int) -> None:
+    limits = limits_for(torch.cuda.get_device_capability())
+    shape = large(head_dim, "bfloat16", Causal.UPPER_LEFT)
+    problem = Problem(shape, random_mask(shape, 0.5, 64, 64))
+    check_forward(problem, FORWARD.default_config(shape, limits))
+    check_backward(problem, BACKWARD.default_config(replace(shape, direction=Direction.BACKWARD), limits))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_time_follows_density(head_dim: int, record_property: Any) -> None:
+    """A quarter of the blocks takes at most a third of the dense kernel's time, both with their best tiles here."""
+    sizes = {"num_heads": 16, "num_heads_kv": 16, "seqlen_q": 8192, "seqlen_k": 8192}
+    shape = large(head_dim, "bfloat16", Causal.NONE, **sizes)
+    problem = Problem(shape, random_mask(shape, 0.25, 128, 128))
+    out = torch.empty_like(problem.q)
+    tensors = (problem.q, problem.k, problem.v, out, None, problem.scale)
+    dense_kernel, dense_shape = get_kernel("flash_fwd"), replace(shape, features=Features())
+    dense = dense_kernel.bind(dense_kernel.default_config(dense_shape, limits_for((9, 0))), dense_shape)
+    configs = [forward_config(*tile, schedule=2) for tile in ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3))]
+    extras = Extras(block_mask=problem.mask)
+    sparse = min(milliseconds(FORWARD.bind(config, shape), *tensors, extras) for config in configs)
+    ratio = milliseconds(dense, *tensors) / sparse
+    record_property("speed_up_at_density", f"{ratio:.2f} at {problem.mask.density:.3f}")
+    assert ratio >= 3 * 0.25 / problem.mask.density
+
+
+def milliseconds(launch: Any, *arguments: Any) -> float:
+    """The median of 20 launches' times."""
+    times = []
+    for _ in range(23):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        launch(*arguments)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times[3:])[10]
