@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -454,11 +455,15 @@ def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seq
 @pytest.mark.parametrize("causal", MASKS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_switch_is_right(head_dim: int, causal: Causal) -> None:
-    """Every config's switches, with fewer steps than stages, and with more tiles than multiprocessors."""
+    """With fewer steps than stages, and with more tiles than multiprocessors."""
     skip_elsewhere()
-    problems = [Problem(shape(head_dim, seqlen, causal, num_heads_kv=2)) for seqlen in (128, 2176)]
-    for problem in problems:
-        for asked in SearchSpace.build(problem.shape, HOPPER, [KERNEL]).feasible:
+    problems = [Problem(shape(head_dim, seqlen, causal, num_heads_kv=2)) for seqlen in (128, 4352)]
+    for number, (named, persistent) in enumerate(product((0, 1, 2, 3), (0, 1))):
+        stages = 2 + number % (3 if head_dim == 64 else 2)
+        changes = {"num_stages": stages, "fold_lse": number // 2 % 2, "fold_delta": number // 4 % 2}
+        asked = config(problems[0].shape, named_barriers=named, persistent=persistent, **changes)
+        for problem in problems:
+            assert KERNEL.violations(asked, problem.shape, HOPPER) == ()
             problem.assert_right(problem.run(asked))
 
 
