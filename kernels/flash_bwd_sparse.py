@@ -1,29 +1,26 @@
 """Block-sparse FlashAttention backward: three functions, of which two walk the mask's lists.
 
-`delta_kernel` takes rowsum(dout * out); `dq_kernel` owns query rows and walks their active key blocks; `dkv_kernel`
-owns keys and walks the active query blocks of their column, for every query head that reads them. No atomic additions:
-equal inputs give equal bits. Flops and traffic follow the mask's density (Dao et al., arXiv 2205.14135, proposition 4).
+The device functions stand in flash_sparse_gradients.py. `delta_kernel` takes rowsum(dout * out); `dq_kernel` owns query
+rows and walks their active key blocks; `dkv_kernel` owns keys and walks the active query blocks of their column, for
+every query head that reads them. No atomic additions: equal inputs give equal bits. Flops and traffic follow the mask's
+density (Dao et al., arXiv 2205.14135, proposition 4).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-import triton
-import triton.language as tl
-
-from blocktune.kernels.block_mask import tile_shift
+from blocktune.kernels.block_mask import BlockLists, BlockMask, tile_shift
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import MaskKind
-from blocktune.kernels.flash_fwd_sparse import LIST_SIZES, fitting_mask, sparse_shape_problem
+from blocktune.kernels.flash_fwd_sparse import fitting_mask, sparse_shape_problem
 from blocktune.kernels.flash_kernel import LOG2_E, RUN_TIME_SIZES, contiguous_strides, heads_per_group, padded_width
-from blocktune.kernels.flash_sparse_gradients import load_row_values, store_matrix, walk_for_dkv, walk_for_dq
-from blocktune.kernels.flash_sparse_tiles import steps_before
-from blocktune.kernels.flash_tiles import key_tiles, load_matrix, locate_tile
-from blocktune.kernels.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.flash_sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
+from blocktune.kernels.flash_sparse_tiles import LIST_SIZES
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
@@ -36,133 +33,6 @@ ROW_VALUES_BYTES = 8
 
 WARPGROUP_ROWS = 64
 """Rows of the smallest product of four warps, which reads both operands' buffers itself."""
-
-
-@triton.jit(do_not_specialize=("num_heads", "seqlen_q"))
-def delta_kernel(
-    Out, Dout, Delta,
-    stride_ob, stride_oh, stride_om, stride_dob, stride_doh, stride_dom,
-    num_heads, seqlen_q,
-    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """Delta [batch, num_heads, seqlen_q] = rowsum(Dout * Out), float32."""
-    batch_head = tl.program_id(1)
-    batch = (batch_head // num_heads).to(tl.int64)
-    head = (batch_head % num_heads).to(tl.int64)
-    row_start = tl.program_id(0) * BLOCK_M
-    out_base = Out + batch * stride_ob + head * stride_oh
-    dout_base = Dout + batch * stride_dob + head * stride_doh
-    out = load_matrix(out_base, row_start, stride_om, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True).to(tl.float32)
-    dout = load_matrix(dout_base, row_start, stride_dom, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True).to(tl.float32)
-    rows = row_start + tl.arange(0, BLOCK_M)
-    tl.store(Delta + batch_head.to(tl.int64) * seqlen_q + rows, tl.sum(out * dout, 1), mask=rows < seqlen_q)
-
-
-@triton.jit(do_not_specialize=(*RUN_TIME_SIZES, *LIST_SIZES))
-def dq_kernel(
-    Q, K, V, Dout, Lse, Delta, Dq, Indices, Before, scale, scale_log2,
-    stride_lb, stride_lh, stride_lr, num_blocks, row_shift, tile_shift,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_dob, stride_doh, stride_dom, stride_dqb, stride_dqh, stride_dqm,
-    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M rows of Dq for one (batch, head), with the lists of `BlockMask.rows`."""
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
-    batch = (batch_head // num_heads).to(tl.int64)
-    head = (batch_head % num_heads).to(tl.int64)
-    row_start = tile_m * BLOCK_M
-    listed = batch * stride_lb + head * stride_lh + (tile_m >> row_shift).to(tl.int64) * stride_lr
-    full_tile, stop_tile = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
-    full = steps_before(Before + listed, full_tile, num_blocks, tile_shift)
-    stop = steps_before(Before + listed, stop_tile, num_blocks, tile_shift)
-    q_base = Q + batch * stride_qb + head * stride_qh
-    dout_base = Dout + batch * stride_dob + head * stride_doh
-    k_base = K + batch * stride_kb + head // group_size * stride_kh
-    v_base = V + batch * stride_vb + head // group_size * stride_vh
-    rows = row_start + tl.arange(0, BLOCK_M)
-    row_values = batch_head.to(tl.int64) * seqlen_q
-    log2_e: tl.constexpr = 1.4426950408889634
-    lse_2 = load_row_values(Lse + row_values, rows, seqlen_q, float("inf"), True) * log2_e
-    delta = load_row_values(Delta + row_values, rows, seqlen_q, 0.0, True)
-    q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
-    dout = load_matrix(dout_base, row_start, stride_dom, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
-    dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    dq = walk_for_dq(
-        dq, q, dout, lse_2, delta, k_base, v_base, Indices + listed, tile_shift, 0, full, row_start, stride_kn,
-        stride_vn, seqlen_k, causal_offset, scale_log2,
-        BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED_K, STAGES, PRECISION,
-    )  # fmt: skip
-    if CAUSAL or RAGGED_K:
-        dq = walk_for_dq(
-            dq, q, dout, lse_2, delta, k_base, v_base, Indices + listed, tile_shift, full, stop, row_start, stride_kn,
-            stride_vn, seqlen_k, causal_offset, scale_log2,
-            BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED_K, 1, PRECISION,
-        )  # fmt: skip
-    store_matrix(dq * scale, Dq + batch * stride_dqb + head * stride_dqh, row_start, stride_dqm, seqlen_q, HEAD_DIM)
-
-
-@triton.jit
-def query_tiles(key_start, seqlen_q, causal_offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(first, full) for causal attention: query tiles before first see none of the keys key_start..+BLOCK_N-1, those
-    from full on see all of them."""
-    stop = tl.cdiv(seqlen_q, BLOCK_M)
-    first_row = tl.maximum(0, key_start - causal_offset)
-    full_row = tl.maximum(0, key_start - causal_offset + BLOCK_N - 1)
-    return tl.minimum(first_row // BLOCK_M, stop), tl.minimum(tl.cdiv(full_row, BLOCK_M), stop)
-
-
-@triton.jit(do_not_specialize=(*RUN_TIME_SIZES, *LIST_SIZES))
-def dkv_kernel(
-    Q, K, V, Dout, Lse, Delta, Dk, Dv, Indices, Before, scale, scale_log2,
-    stride_lb, stride_lh, stride_lr, num_blocks, row_shift, tile_shift,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_dob, stride_doh, stride_dom, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED_Q: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_N rows of Dk and Dv for one (batch, key head), with the lists of `BlockMask.columns`: there a row of blocks
-    is a block of keys, so that row_shift belongs to keys and tile_shift to queries."""
-    num_tiles_n = tl.cdiv(seqlen_k, BLOCK_N)
-    tile_n = tl.program_id(0) % num_tiles_n
-    heads_kv = num_heads // group_size
-    batch = (tl.program_id(0) // num_tiles_n // heads_kv).to(tl.int64)
-    head_kv = (tl.program_id(0) // num_tiles_n % heads_kv).to(tl.int64)
-    key_start = tile_n * BLOCK_N
-    k_base = K + batch * stride_kb + head_kv * stride_kh
-    v_base = V + batch * stride_vb + head_kv * stride_vh
-    k = load_matrix(k_base, key_start, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, True)
-    v = load_matrix(v_base, key_start, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, True)
-    dk = tl.zeros([BLOCK_N, WIDTH], tl.float32)
-    dv = tl.zeros([BLOCK_N, WIDTH_V], tl.float32)
-    for member in range(group_size):
-        head = head_kv * group_size + member
-        listed = batch * stride_lb + head * stride_lh + (tile_n >> row_shift).to(tl.int64) * stride_lr
-        row_values = (batch * num_heads + head) * seqlen_q
-        q_base = Q + batch * stride_qb + head * stride_qh
-        dout_base = Dout + batch * stride_dob + head * stride_doh
-        full = 0
-        stop = steps_before(Before + listed, tl.cdiv(seqlen_q, BLOCK_M), num_blocks, tile_shift)
-        if CAUSAL:
-            first_tile, full_tile = query_tiles(key_start, seqlen_q, causal_offset, BLOCK_M, BLOCK_N)
-            first = steps_before(Before + listed, first_tile, num_blocks, tile_shift)
-            full = steps_before(Before + listed, full_tile, num_blocks, tile_shift)
-            dk, dv = walk_for_dkv(
-                dk, dv, k, v, q_base, dout_base, Lse + row_values, Delta + row_values, Indices + listed, tile_shift,
-                first, full, key_start, stride_qm, stride_dom, seqlen_q, seqlen_k, causal_offset, scale_log2,
-                BLOCK_M, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED_Q, 1, PRECISION,
-            )  # fmt: skip
-        dk, dv = walk_for_dkv(
-            dk, dv, k, v, q_base, dout_base, Lse + row_values, Delta + row_values, Indices + listed, tile_shift,
-            full, stop, key_start, stride_qm, stride_dom, seqlen_q, seqlen_k, causal_offset, scale_log2,
-            BLOCK_M, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED_Q, STAGES, PRECISION,
-        )  # fmt: skip
-    store_matrix(dk * scale, Dk + batch * stride_dkb + head_kv * stride_dkh, key_start, stride_dkn, seqlen_k, HEAD_DIM)
-    store_matrix(dv, Dv + batch * stride_dvb + head_kv * stride_dvh, key_start, stride_dvn, seqlen_k, HEAD_DIM_V)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,33 +50,27 @@ class SparseBackwardLaunch:
         UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
         """
         mask = fitting_mask(extras, self.shape, q)
-        own = self.config.parameters
-        row_tiles = (
-            tile_shift("block_m", mask.block_q, own["block_m"]),
-            tile_shift("block_n", mask.block_k, own["block_n"]),
-        )
-        column_tiles = (
-            tile_shift("kv_block_n", mask.block_k, own["kv_block_n"]),
-            tile_shift("kv_block_m", mask.block_q, own["kv_block_m"]),
-        )
+        row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
+        column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
         delta = lse.new_empty(lse.shape)
         self._launch_delta(out, dout, delta)
-        scales = (scale, scale * LOG2_E)
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-        inputs, options = (q, k, v, dout, lse, delta), launch_options(self.config)
-        sizes = tuple(run_time_sizes(self.shape).values())
-        lists, blocks = mask.rows, mask.mask.shape
-        dq_kernel[(tiles(self.shape.seqlen_q, own["block_m"]) * self.shape.batch * self.shape.num_heads,)](
-            *inputs, dq, lists.indices, lists.before, *scales, *mask.strides(lists), blocks[3], *row_tiles,
-            *strides, *dq.stride()[:3], *sizes, *dq_constants(self.config, self.shape).values(), **options,
+        inputs, scales = (q, k, v, dout, lse, delta), (scale, scale * LOG2_E)
+        strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
+        shape, sizes, options = self.shape, tuple(run_time_sizes(self.shape).values()), launch_options(self.config)
+        dq_kernel[(tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)](
+            *inputs, dq, *_listing(mask, mask.rows, scales), *row_tiles, *strides, *dq.stride()[:3], *sizes,
+            *dq_constants(self.config, shape).values(), **options,
         )  # fmt: skip
-        lists = mask.columns
-        dkv_kernel[(tiles(self.shape.seqlen_k, own["kv_block_n"]) * self.shape.batch * self.shape.num_heads_kv,)](
-            *inputs, dk, dv, lists.indices, lists.before, *scales, *mask.strides(lists), blocks[2], *column_tiles,
-            *strides, *dk.stride()[:3], *dv.stride()[:3], *sizes, *dkv_constants(self.config, self.shape).values(),
-            **options,
+        block_n = self.config.parameters["kv_block_n"]
+        dkv_kernel[(tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)](
+            *inputs, dk, dv, *_listing(mask, mask.columns, scales), *column_tiles, *strides, *dk.stride()[:3],
+            *dv.stride()[:3], *sizes, *dkv_constants(self.config, shape).values(), **options,
         )  # fmt: skip
+
+    def _shifts(self, *blocks: tuple[str, int]) -> tuple[int, ...]:
+        """log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""
+        return tuple(tile_shift(name, block, self.config.parameters[name]) for name, block in blocks)
 
     def _launch_delta(self, out: Any, dout: Any, delta: Any) -> None:
         shape = self.shape
@@ -265,6 +129,16 @@ class FlashBackwardSparse(AttentionKernel):
         dkv = _tile_bytes(own["kv_block_n"], own["kv_block_m"], ROW_VALUES_BYTES, config, shape, limits)
         return max(dq, dkv)
 
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        """Three products in the function for dq, four in the one for dk and dv; the probabilities twice."""
+        return SoftmaxCost(instructions_per_score=11.0, rescales=False, products=7)
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """Of the function that takes longest, which owns kv_block_n keys and walks kv_block_m queries at a time."""
+        own = config.parameters
+        owner = replace(config, block_m=own["kv_block_m"], block_n=own["kv_block_n"])
+        return super().as_forward(owner, shape)
+
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names, width = tuple(self.parameters), max(shape.head_dim, shape.head_dim_v)
         fitting = self.preferences[(width > 64) + (width > 128) :]
@@ -318,7 +192,13 @@ def _tile_bytes(
     return owned_bytes + ((stages - 1) * walked_bytes or walked_bytes // 2) + values + exchanged
 
 
+def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
+    """The lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a row."""
+    return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
+
+
 def tiles(length: int, block: int) -> int:
+    """How many tiles of `block` rows cover a length."""
     return -(-length // block)
 
 

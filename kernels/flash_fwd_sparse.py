@@ -30,16 +30,12 @@ from blocktune.kernels.flash_kernel import (
     RUN_TIME_SIZES,
     contiguous_strides,
 )
-from blocktune.kernels.flash_sparse_tiles import attend_listed, steps_before
+from blocktune.kernels.flash_sparse_tiles import LIST_SIZES, attend_listed, steps_before
 from blocktune.kernels.flash_tiles import key_tiles, load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
-
-LIST_SIZES = ("stride_lb", "stride_lh", "stride_lr", "num_blocks", "row_shift", "tile_shift")
-"""Integers of a mask, not compiled in either: strides of the lists by (batch, head, row of blocks), blocks of a row,
-and log2 of how many query tiles and key tiles make up a block."""
 
 _DENSE = FlashForward()
 """Its tiles are the same, and so is what they take."""

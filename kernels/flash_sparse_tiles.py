@@ -13,6 +13,10 @@ import triton.language as tl
 from blocktune.kernels.flash_tiles import await_product, load_matrix, mask_scores, pack, unpack
 from blocktune.kernels.softmax import fixed_step, is_sound, online_step
 
+LIST_SIZES = ("stride_lb", "stride_lh", "stride_lr", "num_blocks", "row_shift", "tile_shift")
+"""Integers of a mask, not compiled in either: strides of the lists by (batch, head, row of blocks), blocks of a row,
+and log2 of how many query tiles and key tiles make up a block."""
+
 if triton.knobs.runtime.interpret:
 
     @triton.jit
