@@ -1,6 +1,7 @@
 """The miss path of the dispatcher: from tensors that nobody has called with yet to a plan that has run once."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -89,7 +90,20 @@ class Resolver:
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
         """A plan with the first config down the ladder that launches; or why there is none."""
         shape = shape_of(query, key, value, is_causal)
-        device = self._device(query.device.index)
+        found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
+        if isinstance(found, Explanation):
+            return found
+        explanation, launch = found
+        return KernelPlan(explanation, launch, query, shape.head_dim_v, is_causal=is_causal)
+
+    def climb(
+        self, shape: AttentionShape, index: int | None, attempt: Callable[[KernelConfig], Launch | str]
+    ) -> tuple[Explanation, Launch] | Explanation:
+        """The first config down the ladder that launches, on the device with this CUDA index; or why there is none.
+
+        attempt: a launcher of a config that has launched once, or why the config cannot.
+        """
+        device = self._device(index)
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self._table(device)
@@ -98,13 +112,13 @@ class Resolver:
             if isinstance(step, Rejection):
                 passed_over.append(step)
                 continue
-            launch = self._tried(step.config, shape, query, key, value)
+            launch = attempt(step.config)
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
             explanation = Explanation.of(step, shape, passed_over, warnings)
             logger.info("%s", explanation.headline)
-            return KernelPlan(explanation, launch, query, shape.head_dim_v, is_causal=is_causal)
+            return explanation, launch
         return _nothing_fits(shape, passed_over, warnings)
 
     def _tried(
