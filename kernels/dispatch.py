@@ -24,6 +24,7 @@ from blocktune.kernels.plan import (
     Plan,
     call_obstacle,
     is_plain_call,
+    needs_gradients,
     plan_key,
     scaled_dot_product_attention,
     torch_attention,
@@ -31,6 +32,7 @@ from blocktune.kernels.plan import (
 from blocktune.kernels.resolver import Resolver
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source import ConfigSource, default_source
+from blocktune.kernels.training import TrainingPlan
 
 
 class Dispatcher:
@@ -63,8 +65,9 @@ class Dispatcher:
         """Scaled dot product attention, as PyTorch defines it: upper-left causal, zeros where a query sees no key.
 
         query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
-        heads, L, Ev] has the dimension order of the query. What the kernels do not run yet (gradients, masks, dropout,
-        tensors on the CPU, ...) is computed by PyTorch; `explain` with the same arguments says so.
+        heads, L, Ev] has the dimension order of the query. Gradients are computed by our kernels where
+        both directions have one. What the kernels do not run (masks, dropout, tensors on the CPU, ...) is computed by
+        PyTorch; `explain` with the same arguments says so.
 
         Raises:
             UsageError: both attn_mask and is_causal are given. PyTorch raises for all other wrong arguments.
@@ -112,6 +115,9 @@ class Dispatcher:
         obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)
+        if needs_gradients(query, key, value):
+            training = self._training(query, key, value, is_causal, enable_gqa)
+            return training if isinstance(training, Explanation) else training.explanation
         return self._plan(query, key, value, is_causal, enable_gqa).explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
@@ -174,7 +180,25 @@ class Dispatcher:
             return torch_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
+        if needs_gradients(query, key, value):
+            training = self._training(query, key, value, is_causal, enable_gqa)
+            if isinstance(training, Explanation) or (scale is not None and not scale > 0):
+                return torch_attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            return training.run(query, key, value, scale)
         return self._plan(query, key, value, is_causal, enable_gqa).run(query, key, value, scale)
+
+    def _training(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
+    ) -> TrainingPlan | Explanation:
+        place = plan_key(query, key, value, is_causal, enable_gqa)
+        plan = self._resolver.training_plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.training_plans.get(place) or resolver.resolve_training(
+                    place, query, key, value, is_causal, enable_gqa
+                )
+        return plan
 
     def _plan(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         place = plan_key(query, key, value, is_causal, enable_gqa)

@@ -177,8 +177,6 @@ def call_obstacle(
         return f"dropout_p is {dropout_p}"
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
-    if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "gradients are needed (use torch.no_grad() or torch.inference_mode() where they are not)"
     if torch.compiler.is_compiling() or tracing_state() is not None or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
@@ -187,6 +185,11 @@ def call_obstacle(
     if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):
         return f"autocast converts {query.dtype} to {torch.get_autocast_dtype(device)}"
     return None
+
+
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether autograd records this call."""
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:

@@ -1,7 +1,8 @@
 """The miss path of the dispatcher: from tensors that nobody has called with yet to a plan that has run once."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from blocktune.kernels.plan import (
     shape_of,
 )
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.kernels.source import ConfigSource, read_source
+from blocktune.kernels.training import TrainingPlan, new_gradients
 
 logger = logging.getLogger("blocktune")
 
@@ -40,6 +42,7 @@ class Resolver:
 
     def __init__(self, source: ConfigSource) -> None:
         self.plans: dict[Any, Plan] = {}
+        self.training_plans: dict[Any, TrainingPlan | Explanation] = {}
         self._source = source
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
         self._tables: dict[
@@ -68,6 +71,52 @@ class Resolver:
         if remember:
             self._remember(place, plan)
         return plan
+
+    def resolve_training(
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
+    ) -> TrainingPlan | Explanation:
+        """The plan for calls with this `plan_key` whose gradients are needed, or why PyTorch has to compute them.
+
+        It is remembered beside the other plans, unless a CUDA graph is being captured.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for outputs and gradients.
+        """
+        if place is None or (problem := layout_obstacle(query, key, value, enable_gqa)) is not None:
+            return Explanation(rung=Rung.SDPA, reason="a tensor has no strides" if place is None else str(problem))
+        shape = shape_of(query, key, value, is_causal)
+        if is_capturing(query):
+            return self._while_capturing(shape)
+        result = self._trained(shape, query.detach(), key.detach(), value.detach())
+        if len(self.training_plans) >= MAX_PLANS:
+            self.training_plans.clear()
+        self.training_plans[place] = result
+        return result
+
+    def _trained(self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor) -> TrainingPlan | Explanation:
+        """The best backward and the best forward that launch these tensors."""
+        index, turned = query.device.index, replace(shape, direction=Direction.BACKWARD)
+        out = empty_output(query, shape.head_dim_v)
+        lse = query.new_zeros(query.shape[:3], dtype=torch.float32)
+        arguments = (query, key, value, out, lse, torch.zeros_like(out), *new_gradients(query, key, value), 1.0)
+        backward = self.climb(turned, index, lambda config: self._tried_backward(config, turned, arguments))
+        if isinstance(backward, Explanation):
+            return replace(backward, reason=f"gradients are needed, and {backward.reason}")
+        forward = self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
+        if isinstance(forward, Explanation):
+            return forward
+        return TrainingPlan(forward, backward, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v)
+
+    def _tried_backward(self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...]) -> Launch | str:
+        """A launcher that has launched these arguments, or why the config does not launch."""
+
+        def attempt() -> Launch:
+            launch, query = get_kernel(config.kernel).bind(config, shape), arguments[0]
+            with torch.cuda.device_of(query):
+                launch(*arguments)
+            return on_its_device(launch, query.device.index)
+
+        return self._guarded(config, shape, arguments[:3], attempt)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """What serves a shape on a device, the current one by default, without launching anything."""
@@ -122,22 +171,37 @@ class Resolver:
         return _nothing_fits(shape, passed_over, warnings)
 
     def _tried(
-        self, config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor
+        self,
+        config: KernelConfig,
+        shape: AttentionShape,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lse: Tensor | None = None,
     ) -> Launch | str:
-        """A launcher that has launched these tensors, or why the config does not launch.
+        """A launcher that has launched these tensors, with log-sum-exp or not, or why the config does not launch."""
+
+        def attempt() -> Launch:
+            out = empty_output(query, shape.head_dim_v)
+            return _launched(get_kernel(config.kernel).bind(config, shape), query, key, value, out, lse)
+
+        return self._guarded(config, shape, (query, key, value), attempt)
+
+    def _guarded(
+        self, config: KernelConfig, shape: AttentionShape, tensors: Sequence[Tensor], attempt: Callable[[], Launch]
+    ) -> Launch | str:
+        """What the attempt yields, or why it fails.
 
         A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them.
         """
-        kernel = get_kernel(config.kernel)
-        problem = kernel.layout_problem(query, key, value)
+        problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        kind = (config, query.device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal)
+        kind = (config, tensors[0].device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal, shape.features)
         if kind in self._failures:
             return self._failures[kind]
-        out = empty_output(query, shape.head_dim_v)
         try:
-            return _launched(kernel.bind(config, shape), query, key, value, out)
+            return attempt()
         except torch.OutOfMemoryError:
             raise  # no fault of the config: PyTorch would need the same memory
         except Exception as error:  # compilers and drivers raise what they like
@@ -179,9 +243,9 @@ def is_capturing(query: Tensor) -> bool:
     return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Launch:
+def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
     """The shortest launcher of a bound config, after it has computed these tensors."""
-    arguments = (query, key, value, out, None, 1.0)
+    arguments = (query, key, value, out, lse, 1.0)
     launch = bound
     with torch.cuda.device_of(query):
         if isinstance(bound, TritonLaunch):
