@@ -407,6 +407,7 @@ class Problem:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.mark.parametrize("growth", [1.0, 6.0])
 @pytest.mark.parametrize("seqlen", [128, 384, 1152, 2048])
 @pytest.mark.parametrize("causal", MASKS)
