@@ -11,20 +11,41 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blocktune.kernels.block_mask import BlockMask
+    from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
     from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.dispatch import Dispatcher, attention, best_config
     from blocktune.kernels.shape import AttentionShape
+    from blocktune.kernels.sparse_api import block_sparse_attention
+    from blocktune.kernels.tree_mask import tree_words
 
     __version__: str
 
-__all__ = ["AttentionShape", "Dispatcher", "KernelConfig", "__version__", "attention", "best_config"]
+__all__ = [
+    "AttentionShape",
+    "BlockMask",
+    "Dispatcher",
+    "KernelConfig",
+    "__version__",
+    "attention",
+    "best_config",
+    "block_sparse_attention",
+    "flash_attn_with_kvcache",
+    "tree_attention",
+    "tree_words",
+]
 
 _HOMES = {
     "AttentionShape": "blocktune.kernels.shape",
+    "BlockMask": "blocktune.kernels.block_mask",
     "Dispatcher": "blocktune.kernels.dispatch",
     "KernelConfig": "blocktune.kernels.config",
     "attention": "blocktune.kernels.dispatch",
     "best_config": "blocktune.kernels.dispatch",
+    "block_sparse_attention": "blocktune.kernels.sparse_api",
+    "flash_attn_with_kvcache": "blocktune.kernels.cache_api",
+    "tree_attention": "blocktune.kernels.cache_api",
+    "tree_words": "blocktune.kernels.tree_mask",
 }
 
 
