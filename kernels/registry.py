@@ -9,6 +9,9 @@ from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.flash_fwd_tma import FlashForwardTma
+from blocktune.kernels.flash_padded import FlashForwardPadded
+from blocktune.kernels.flash_transposed import FlashForwardTransposed
+from blocktune.kernels.flash_v1 import FlashV1
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.shape import AttentionShape
 
@@ -22,6 +25,9 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForward(),
         FlashForwardSparse(),
         FlashBackwardSparse(),
+        FlashForwardPadded(),
+        FlashForwardTransposed(),
+        FlashV1(),
     )
 }
 
@@ -38,8 +44,11 @@ def get_kernel(name: str) -> AttentionKernel:
         raise UnknownKernelError(f"`kernel` must be one of {', '.join(KERNELS)}, but got {name!r}.") from None
 
 
+def competing() -> tuple[AttentionKernel, ...]:
+    """The kernels that are searched unless others are named, in registry order."""
+    return tuple(kernel for kernel in KERNELS.values() if not kernel.historical)
+
+
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
     """The kernels that compete for this shape on this compute capability, in registry order."""
-    return tuple(
-        kernel for kernel in KERNELS.values() if not kernel.historical and kernel.unsupported(shape, limits) is None
-    )
+    return tuple(kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)

@@ -17,7 +17,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import NoFeasibleConfigError
-from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Clock, CudaClock
 from blocktune.tuner.check import require_memory
@@ -64,7 +64,7 @@ def compare(
     started = time.monotonic()
     tuned = tuned_config(store, device, shape)
     require_memory(shape, device)
-    contenders = find_contenders(shape, device, tuple(KERNELS.values()), ())
+    contenders = find_contenders(shape, device, competing(), ())
     question, _ = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
     line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})

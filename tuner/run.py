@@ -18,7 +18,7 @@ from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, present_devices
 from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.kernel import AttentionKernel
-from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.compile_farm import CompileFarm, default_workers
@@ -87,7 +87,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
-        run = _Run(shape, device, store, kernels or tuple(KERNELS.values()))
+        run = _Run(shape, device, store, kernels or competing())
         return run.execute(limit, seed, on_progress or (lambda progress: None), compiler, runner)
 
 
