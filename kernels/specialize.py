@@ -12,7 +12,7 @@ from typing import Any
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.shape import SHORT_DTYPES
 
-TRITON_DTYPES = SHORT_DTYPES | {"int32": "int32"}
+TRITON_DTYPES = SHORT_DTYPES | {"int32": "int32", "uint8": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)

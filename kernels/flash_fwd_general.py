@@ -1,0 +1,268 @@
+"""FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths.
+
+The loops of kernels/flash_fwd.py, where a score may be more than a product (kernels/scores.py). Each feature is a
+constant of the compilation, and one that is absent leaves no instruction. Plain shapes have kernels of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import triton
+import triton.language as tl
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.dropout import keep_arguments
+from blocktune.kernels.errors import UsageError
+from blocktune.kernels.extras import Extras
+from blocktune.kernels.features import UNLIMITED, Features, MaskKind
+from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_general_tiles import attend_general
+from blocktune.kernels.flash_kernel import IN_ORDER, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides
+from blocktune.kernels.flash_tiles import load_matrix, locate_tile, store_rows
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.source_hash import hash_of_sources
+from blocktune.kernels.specialize import TensorArgument, specialize
+
+MASK_CODES = {MaskKind.NONE: 0, MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
+"""The masks as `score_tile` counts them."""
+
+SIZES = (
+    "num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "diagonal", "window_left",
+    "window_right",
+)  # fmt: skip
+DROPOUT_WORDS = ("seed_lo", "seed_hi", "offset", "threshold")
+RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS)
+"""Integers that are not compiled in."""
+
+_DENSE = FlashForward()
+"""Its tiles are the same, and so is what they take."""
+
+
+@triton.jit(do_not_specialize=RUN_TIME_INTEGERS)
+def flash_fwd_general_kernel(
+    Q, K, V, Out, Lse, Mask, Slopes, CuQ, CuK, scale, softcap, kept_share, seed_lo, seed_hi, offset, threshold,
+    stride_mb, stride_mh, stride_mm, stride_mn, stride_sb, stride_sh, stride_lb, stride_lh,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
+    (batch, head, query, key); Slopes float32, strides (batch, head); kept_share: 1 - dropout_p. With CuQ and CuK int32
+    [batch + 1] the sequences are packed: seqlen_q is the longest, and a program beyond its sequence has nothing to do.
+    Lse has strides (batch, head) and one value for each query of a head.
+    """
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    head_kv = head // group_size
+    row_start = tile_m * BLOCK_M
+    q_base = Q + batch * stride_qb + head * stride_qh
+    k_base = K + batch * stride_kb + head_kv * stride_kh
+    v_base = V + batch * stride_vb + head_kv * stride_vh
+    out_base = Out + batch * stride_ob + head * stride_oh
+    lse_base = None if Lse is None else Lse + batch * stride_lb + head * stride_lh
+    if CuQ is not None:
+        begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
+        seqlen_q = tl.load(CuQ + batch + 1) - begin_q
+        seqlen_k = tl.load(CuK + batch + 1) - begin_k
+        if row_start >= seqlen_q:
+            return
+        if not UPPER_LEFT:
+            diagonal = seqlen_k - seqlen_q
+        q_base += begin_q.to(tl.int64) * stride_qm
+        k_base += begin_k.to(tl.int64) * stride_kn
+        v_base += begin_k.to(tl.int64) * stride_vn
+        out_base += begin_q.to(tl.int64) * stride_om
+        if Lse is not None:
+            lse_base += begin_q
+    slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if ALIBI else 0.0
+    mask_base = Mask + batch * stride_mb + head * stride_mh if MASK != 0 else None
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
+    acc, l_i, m_i = attend_general(
+        q, k_base, v_base, row_start, stride_kn, stride_vn, mask_base, stride_mm, stride_mn, slope, scale, softcap,
+        batch_head, seed_lo, seed_hi, offset, threshold, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, DROPOUT, RAGGED,
+        STAGES, PRECISION,
+    )  # fmt: skip
+    if DROPOUT:
+        acc = acc / kept_share
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralForwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, scale, extras), for scale > 0.
+
+    The extras are as `Extras` says, with lengths that ascend and do not leave the tensors: they are on the device, so
+    that no launch looks at them. Packed tokens outside all sequences are not written.
+    """
+
+    features: Features
+    grid: tuple[int, int, int]
+    fixed: tuple[Any, ...]
+    options: Mapping[str, int]
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+        """Raises:
+        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        """
+        check_extras(self.features, extras)
+        mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
+        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q, self.features.varlen))
+        tensors = (q, k, v, out, lse, mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k)
+        numbers = (scale, extras.softcap, 1.0 - extras.dropout_p, *keep_arguments(extras))
+        strides += (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        flash_fwd_general_kernel[self.grid](*tensors, *numbers, *strides, *self.fixed, **self.options)
+
+
+def check_extras(features: Features, extras: Extras) -> None:
+    """Whether every feature has what it needs.
+
+    Raises:
+        UsageError: it has not.
+    """
+    needed = {
+        "mask": features.mask in (MaskKind.BOOLEAN, MaskKind.ADDITIVE),
+        "alibi_slopes": features.alibi,
+        "cu_seqlens_q": features.varlen,
+        "cu_seqlens_k": features.varlen,
+    }
+    missing = [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
+    if missing:
+        raise UsageError(
+            "The extras hold the tensors of the shape's features and no others, but for "
+            f"{features.label!r} that is not so of {', '.join(missing)}. Give what the shape asks for."
+        )
+    if features.softcap and not extras.softcap > 0:
+        raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
+
+
+def mask_bytes(mask: Any) -> Any:
+    """The mask as the kernels read it: a boolean one as bytes, in the same memory."""
+    import torch
+
+    return mask.view(torch.uint8) if mask is not None and mask.dtype is torch.bool else mask
+
+
+def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
+    """The tensor's strides in elements, 0 where it has one element for all; zeros without a tensor."""
+    if tensor is None:
+        return (0,) * dims
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def lse_strides(q: Any, varlen: bool) -> tuple[int, int]:
+    """Strides of (batch, head) of the log-sum-exp that belongs to the query; packed sequences share their heads."""
+    heads, rows = q.shape[1], q.shape[2]
+    return (0, rows) if varlen else (heads * rows, rows)
+
+
+class FlashForwardGeneral(AttentionKernel):
+    """The forward for shapes with features."""
+
+    name = "flash_fwd_general"
+    features = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (64, 128),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3),
+    }
+    preferences: ClassVar[tuple[tuple[int, int, int, int], ...]] = (
+        (128, 64, 8, 3),
+        (128, 64, 8, 2),
+        (64, 64, 4, 2),
+        (64, 32, 4, 2),
+        (64, 32, 4, 1),
+    )
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if not shape.features:
+            return f"{self.name} is for shapes with features, and plain ones have faster kernels"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
+        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
+        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        if needed > limit:
+            return (
+                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
+                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+            )
+        return None
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """What the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of it."""
+        return _DENSE.shared_bytes(_in_order(config), shape, limits)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return _DENSE.softmax_cost(_in_order(config))
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names = tuple(self.parameters)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        features, lengths = shape.features, TensorArgument("int32")
+        arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype))
+        arguments |= {"Lse": None, "Mask": None, "Slopes": TensorArgument("float32") if features.alibi else None}
+        if features.mask is not MaskKind.NONE:
+            arguments["Mask"] = TensorArgument("uint8" if features.mask is MaskKind.BOOLEAN else shape.dtype)
+        arguments |= dict.fromkeys(("CuQ", "CuK"), lengths if features.varlen else None)
+        arguments |= {"scale": 1.0, "softcap": 1.0, "kept_share": 1.0} | dict.fromkeys(DROPOUT_WORDS, 0)
+        arguments |= _example_strides(shape)
+        for letter in "qkvo":
+            arguments |= contiguous_strides(shape, letter)
+        arguments |= self.sizes(shape) | self.constants(config, shape)
+        return specialize(flash_fwd_general_kernel, arguments, _DENSE.options(config))
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> GeneralForwardLaunch:
+        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        return GeneralForwardLaunch(shape.features, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
+
+    def sizes(self, shape: AttentionShape) -> dict[str, int]:
+        window = shape.features.window or (UNLIMITED, UNLIMITED)
+        plain = tuple(_DENSE.sizes(shape).values())[:-1]
+        return dict(zip(SIZES, (*plain, shape.diagonal, *window), strict=True))
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        plain, features = _DENSE.constants(_in_order(config), shape), shape.features
+        own = {
+            "UPPER_LEFT": shape.causal is Causal.UPPER_LEFT,
+            "WINDOW": features.window is not None,
+            "SOFTCAP": features.softcap,
+            "ALIBI": features.alibi,
+            "MASK": MASK_CODES[features.mask],
+            "DROPOUT": features.dropout,
+            "RAGGED": plain["RAGGED"] or features.varlen,
+        }
+        values = plain | own
+        return {name: values[name] for name in flash_fwd_general_kernel.arg_names if name in values}
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_general_kernel)
+
+
+def _in_order(config: KernelConfig) -> KernelConfig:
+    return replace(config, extra=(("schedule", IN_ORDER),))
+
+
+def _example_strides(shape: AttentionShape) -> dict[str, int]:
+    """Strides of a mask [seqlen_q, seqlen_k] and of slopes [num_heads] for all of the batch, and of log-sum-exps."""
+    mask = (0, 0, shape.seqlen_k, 1) if shape.features.mask is not MaskKind.NONE else (0,) * 4
+    slopes = (0, 1) if shape.features.alibi else (0, 0)
+    lse = (0 if shape.features.varlen else shape.num_heads * shape.seqlen_q, shape.seqlen_q)
+    names = ("mb", "mh", "mm", "mn", "sb", "sh", "lb", "lh")
+    return {f"stride_{name}": value for name, value in zip(names, (*mask, *slopes, *lse), strict=True)}
