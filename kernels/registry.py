@@ -6,6 +6,7 @@ from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.flash_fwd_tma import FlashForwardTma
@@ -28,6 +29,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForwardPadded(),
         FlashForwardTransposed(),
         FlashV1(),
+        FlashForwardGeneral(),
     )
 }
 
