@@ -143,8 +143,7 @@ class AttentionKernel(ABC):
         if shape.direction is Direction.FORWARD:
             return config, shape
         turned = replace(config, block_m=config.block_n, block_n=config.block_m)
-        sizes = {"seqlen_q": shape.seqlen_k, "seqlen_k": shape.seqlen_q}
-        return turned, replace(shape, **sizes, direction=Direction.FORWARD)
+        return turned, replace(shape, seqlen_q=shape.seqlen_k, seqlen_k=shape.seqlen_q, direction=Direction.FORWARD)
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

@@ -22,10 +22,12 @@ import torch
 
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import NO_FEATURES, MaskKind
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Thunk
+from blocktune.tuner.inputs import key_bytes, make_inputs
 
 REFERENCE_FLOPS = 2e12
 """About 0.1 s on a data-centre GPU and a second on a small one."""
@@ -73,6 +75,15 @@ class Question:
         self._batch = torch.tensor([head // shape.num_heads for head in heads], device=q.device)
         self._head = torch.tensor([head % shape.num_heads for head in heads], device=q.device)
         self._out, self._lse = self._reference()
+
+    @property
+    def flops(self) -> int:
+        """Of one launch."""
+        return self.shape.flops
+
+    @property
+    def key_bytes(self) -> int:
+        return key_bytes(self.shape)
 
     @property
     def answer(self) -> tuple[Any, Any]:
@@ -143,15 +154,8 @@ class Question:
 
 def make_questions(shape: AttentionShape, *, device: str, seed: int) -> tuple[Question, Question]:
     """The plain and the hard question of a shape; both share their keys and values."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(heads: int, rows: int, dim: int) -> Any:
-        dtype = getattr(torch, shape.dtype)
-        return torch.randn(shape.batch, heads, rows, dim, dtype=dtype, device=device, generator=generator)
-
-    q = normal(shape.num_heads, shape.seqlen_q, shape.head_dim)
-    k = normal(shape.num_heads_kv, shape.seqlen_k, shape.head_dim)
-    v = normal(shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v)
+    inputs = make_inputs(shape, device=device, seed=seed)
+    q, k, v = inputs.q, inputs.k, inputs.v
     heads = chosen_heads(shape, seed)
     plain = Question(shape, q, k, v, heads, PLAIN[shape.dtype])
     hard = Question(shape, q * HARD_QUERY_SCALE[shape.dtype], k, v, heads[:MIN_HEADS], HARD[shape.dtype])
@@ -184,6 +188,9 @@ def required_bytes(shape: AttentionShape) -> int:
     # hard queries, the anchor's output, the mask of finite values, two references with temporaries, a chunk's scores
     if shape.direction is Direction.BACKWARD:  # the hard question's inputs, and the float32 forward of every head
         out_bytes += 2 * shape.tensor_bytes + 8 * out_elements
+    if shape.features != NO_FEATURES:  # a mask of all pairs, where it is given, and more temporaries of a chunk
+        pairs = shape.seqlen_q * shape.seqlen_k * shape.element_bytes
+        out_bytes += (pairs if shape.features.mask in (MaskKind.BOOLEAN, MaskKind.ADDITIVE) else 0) + 8 * scores
     extra = query_bytes + out_bytes + out_elements + 2 * MAX_REFERENCE_BYTES + 4 * (scores + key_copies)
     return shape.tensor_bytes + extra
 

@@ -9,7 +9,8 @@ import torch
 
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.gradients import GradientQuestion, chosen_groups, make_gradient_questions
+from blocktune.tuner.gradients import GradientQuestion, make_gradient_questions
+from blocktune.tuner.groups import chosen_groups
 from blocktune.tuner.questions import questions_of
 
 SHAPE = AttentionShape(
