@@ -64,11 +64,12 @@ def flash_fwd_general_kernel(
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
-    q_base = Q + batch * stride_qb + head * stride_qh
-    k_base = K + batch * stride_kb + head_kv * stride_kh
-    v_base = V + batch * stride_vb + head_kv * stride_vh
-    out_base = Out + batch * stride_ob + head * stride_oh
-    lse_base = None if Lse is None else Lse + batch * stride_lb + head * stride_lh
+    entry = batch if CuQ is None else 0  # packed sequences are one entry of the tensors
+    q_base = Q + entry * stride_qb + head * stride_qh
+    k_base = K + entry * stride_kb + head_kv * stride_kh
+    v_base = V + entry * stride_vb + head_kv * stride_vh
+    out_base = Out + entry * stride_ob + head * stride_oh
+    lse_base = None if Lse is None else Lse + entry * stride_lb + head * stride_lh
     if CuQ is not None:
         begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
         seqlen_q = tl.load(CuQ + batch + 1) - begin_q
@@ -117,7 +118,7 @@ class GeneralForwardLaunch:
         """
         check_extras(self.features, extras)
         mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
-        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q, self.features.varlen))
+        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
         tensors = (q, k, v, out, lse, mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k)
         numbers = (scale, extras.softcap, 1.0 - extras.dropout_p, *keep_arguments(extras))
         strides += (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
@@ -160,10 +161,10 @@ def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def lse_strides(q: Any, varlen: bool) -> tuple[int, int]:
-    """Strides of (batch, head) of the log-sum-exp that belongs to the query; packed sequences share their heads."""
+def lse_strides(q: Any) -> tuple[int, int]:
+    """Strides of (batch, head) of the log-sum-exp that belongs to the query."""
     heads, rows = q.shape[1], q.shape[2]
-    return (0, rows) if varlen else (heads * rows, rows)
+    return heads * rows, rows
 
 
 class FlashForwardGeneral(AttentionKernel):
@@ -263,6 +264,6 @@ def _example_strides(shape: AttentionShape) -> dict[str, int]:
     """Strides of a mask [seqlen_q, seqlen_k] and of slopes [num_heads] for all of the batch, and of log-sum-exps."""
     mask = (0, 0, shape.seqlen_k, 1) if shape.features.mask is not MaskKind.NONE else (0,) * 4
     slopes = (0, 1) if shape.features.alibi else (0, 0)
-    lse = (0 if shape.features.varlen else shape.num_heads * shape.seqlen_q, shape.seqlen_q)
+    lse = (shape.num_heads * shape.seqlen_q, shape.seqlen_q)
     names = ("mb", "mh", "mm", "mn", "sb", "sh", "lb", "lh")
     return {f"stride_{name}": value for name, value in zip(names, (*mask, *slopes, *lse), strict=True)}
