@@ -1,7 +1,7 @@
 """Writes the tables of measured results into README.md and docs/*.md: `python -m blocktune.cli.readme`.
 
-They stand between two comment lines, the first of which names a file of results/, as `tune bench --out` writes it, and
-come from nothing else.
+They stand between two comment lines, the first of which names a file of results/, as `tune bench --out` or `tune ladder
+--out` writes it, and come from nothing else.
 """
 
 import re
@@ -12,13 +12,16 @@ from typing import Any
 
 from blocktune.cli.bench import geometric_mean
 from blocktune.cli.bench_file import read_bench, write_atomically
+from blocktune.cli.ladder_file import SUFFIX, ladder_tables, read_ladder
 from blocktune.kernels.shape import AttentionShape, Causal
 
 BLOCK = re.compile(r"<!-- results (?P<file>\S+) -->\n.*?<!-- /results -->", re.DOTALL)
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
 )
+NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
 HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
+FEW_QUERIES = 16
 MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
 REGIMES = {
     "burst": "short bursts, in which the card stays cool",
@@ -35,12 +38,15 @@ def with_results(page: str, folder: Path) -> str:
     """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
 
     Raises:
-        UsageError: a file is no bench.
+        UsageError: a file is neither a bench nor, by its name, a ladder.
     """
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        block = results_block(read_bench(path) if path.exists() else None)
+        if path.name.endswith(SUFFIX):
+            block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+        else:
+            block = results_block(read_bench(path) if path.exists() else None)
         return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
 
     return BLOCK.sub(filled, page)
@@ -57,7 +63,8 @@ def _section(document: Mapping[str, Any]) -> str:
     for dim in sorted({row.shape.head_dim for row in rows}):
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
         lines = [_line(HEADER), _line(["---:", "---"] + ["---:"] * (len(HEADER) - 2)), *(row.line() for row in own)]
-        parts.append(f"Head dimension {dim}, TFLOP/s:\n\n" + "\n".join(lines))
+        unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
+        parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
     parts.append(_means(rows))
     return "\n\n".join(parts)
 
@@ -69,15 +76,28 @@ class _Row:
         self.shape = AttentionShape.from_json(row["shape"])
         self.entries = {entry["name"]: entry for entry in row["contenders"]}
 
+    @property
+    def is_decoding(self) -> bool:
+        """A few queries over many keys: what counts is how fast the keys are read."""
+        return self.shape.seqlen_q <= FEW_QUERIES < self.shape.seqlen_k
+
     def place(self) -> tuple[Any, ...]:
         shape = self.shape
-        return shape.seqlen_q, shape.seqlen_k, list(Causal).index(shape.causal), shape.label
+        return (
+            shape.seqlen_q,
+            shape.batch if self.is_decoding else 0,
+            shape.seqlen_k,
+            list(Causal).index(shape.causal),
+            shape.label,
+        )
 
     def line(self) -> str:
         over = (self._timing("tuned") or {}).get("over_cudnn")
         spread = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
         rates = [self._rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
-        return _line([f"{self.shape.seqlen_q}", MASKS[self.shape.causal], *rates, spread])
+        shape = self.shape
+        length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
+        return _line([length, MASKS[self.shape.causal], *rates, spread])
 
     def ratio(self, rival: str) -> float | None:
         """The rival's time over that of the tuned config."""
@@ -91,8 +111,14 @@ class _Row:
     def _rate(self, name: str) -> str:
         timing = self._timing(name)
         if timing is None:
-            return "failed" if self.entries.get(name, {}).get("problem") else "-"
+            entry = self.entries.get(name, {})
+            asked = entry.get("config") is not None or name != "paper"  # the rule may have no config for a shape
+            return "failed" if asked and entry.get("problem") else "-"
         tuning = self.entries[name]["tuning"]
+        if self.is_decoding:
+            shape = self.shape
+            rows = shape.batch * shape.num_heads_kv * shape.seqlen_k
+            return f"{rows * (shape.head_dim + shape.head_dim_v) * shape.element_bytes / timing['median_us'] / 1e3:.0f}"
         return f"{timing['tflops']:.0f}" + (f" ({tuning['cold_seconds']:.0f} s)" if tuning else "")
 
 

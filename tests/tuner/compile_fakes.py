@@ -47,7 +47,15 @@ def config(kernel: str, block_m: int = 64, num_warps: int = 4) -> KernelConfig:
     return KernelConfig(kernel, block_m, 64, num_warps, 2 + list(KERNELS).index(kernel))
 
 
-class ProductKernel:
+class OneFunction:
+    """A config launches a single function."""
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        del config, shape
+        return ()
+
+
+class ProductKernel(OneFunction):
     """The part of AttentionKernel that compiling needs."""
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
@@ -63,7 +71,7 @@ class ProductKernel:
         return specialize(product_kernel, arguments, _options(config))
 
 
-class BrokenKernel:
+class BrokenKernel(OneFunction):
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         del shape
         arguments = {"A": TensorArgument("float32"), "BLOCK_M": config.block_m}
