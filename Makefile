@@ -16,6 +16,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
+INTERPRETED := $(addprefix tests/kernels/test_,flash_decode.py flash_fwd.py flash_fwd_general.py flash_sparse.py \
+	historical.py hopper_bwd_passes.py)
 PYTEST := $(BIN)/python -P -m pytest -q
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -37,7 +39,7 @@ run: $(VENV)/.installed
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels/test_flash_fwd.py
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "not gpu" $(INTERPRETED)
 	$(PYTEST) -n $(JOBS) -m "not gpu"
 
 check: $(VENV)/.installed-test typings
@@ -46,7 +48,7 @@ check: $(VENV)/.installed-test typings
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels/test_flash_fwd.py
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" $(INTERPRETED)
 	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
