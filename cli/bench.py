@@ -25,6 +25,8 @@ PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
 
 COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against cuDNN", "config")
+KEY_RATE = "keys, values"
+"""A further column where there are few queries."""
 
 
 class RegimeName(StrEnum):
@@ -55,6 +57,8 @@ def bench(
     \b
     tune bench --seq 8192 --dim 64
     tune bench --grid "seq=512,1024 dim=64,128 causal=0,1" --out h200.bench.json
+    tune bench --grid "seq=2048,8192 dim=64,128 direction=backward"
+    tune bench --seq 1 --seq-k 8192 --dim 128 --heads 32 --kv-heads 8 --batch 64
     """
     shapes = grid.shapes()  # before heavy imports, so that wrong use fails at once
 
@@ -121,8 +125,14 @@ def _command() -> str:
 
 
 def _show(row: Mapping[str, Any]) -> None:
-    rows = [_cells(entry) for entry in row["contenders"] if entry["timing"]]
-    print_table(COLUMNS, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
+    timed = [entry for entry in row["contenders"] if entry["timing"]]
+    rates = [entry["timing"].get("key_gbs") for entry in timed]  # absent from older files
+    columns: tuple[str, ...] = COLUMNS
+    rows = [_cells(entry) for entry in timed]
+    if any(rate is not None for rate in rates):
+        columns = (*COLUMNS[:4], KEY_RATE, *COLUMNS[4:])
+        rows = [(*cells[:4], _key_rate(rate), *cells[4:]) for cells, rate in zip(rows, rates, strict=True)]
+    print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
     for entry in row["contenders"]:
         if entry["problem"]:
             typer.echo(f"{entry['name']} was not timed: {entry['problem']}")
@@ -133,6 +143,10 @@ def _show(row: Mapping[str, Any]) -> None:
                 f"{tuning['compiled']} of them; about {tuning['cold_seconds']:.0f} s with an empty cache"
             )
     typer.echo("")
+
+
+def _key_rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f} GB/s"
 
 
 def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ def run(
     tune run --seq 4096 --dim 128 --causal --heads 32 --kv-heads 8 --time-budget 60
     tune run --seq 8192 --dim 64 --device a100 --json
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
+    tune run --seq 8192 --dim 128 --direction backward
+    tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     """
     shapes, spec = grid.shapes(), choose_device(device)  # before heavy imports, so that wrong use fails at once
 

@@ -12,6 +12,9 @@ from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.stock_autotune import StockTuning
 from blocktune.tuner.verdict import speedup
 
+FEW_QUERIES = 16
+"""Up to so many queries a forward is bound by reading keys and values, whose rate is what counts then."""
+
 
 class Regime(StrEnum):
     """How warm the card is."""
@@ -31,13 +34,15 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Median, 5th and 95th percentile of the rounds in microseconds. over_cudnn is None where cuDNN did not run."""
+    """Median, 5th and 95th percentile of the rounds in microseconds. over_cudnn is None where cuDNN did not run.
+    key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few queries."""
 
     median_us: float
     low_us: float
     high_us: float
     tflops: float
     over_cudnn: Ratio | None
+    key_gbs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +94,10 @@ class Comparison:
         }
 
 
-def timing_of(samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flops: int) -> Timing:
-    """The timing of a contender by its rounds, paired with cuDNN's; flops: of one launch."""
+def timing_of(
+    samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flops: int, key_bytes: int | None = None
+) -> Timing:
+    """The timing of a contender by its rounds, paired with cuDNN's; flops and key_bytes: of one launch."""
     median_us = statistics.median(samples_us)
     twentieths = statistics.quantiles(samples_us, n=20, method="inclusive")
     over = None
@@ -103,4 +110,5 @@ def timing_of(samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flo
         high_us=twentieths[-1],
         tflops=1e-6 * flops / median_us,
         over_cudnn=over,
+        key_gbs=None if key_bytes is None else 1e-3 * key_bytes / median_us,
     )

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 from blocktune.db.records import Telemetry
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.extras import NO_EXTRAS
+from blocktune.kernels.paper import SMALLEST_BLOCK
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.bench import Clock, Rounds, Thunk, column, rotated
-from blocktune.tuner.check import softmax_scale
-from blocktune.tuner.comparison import Entry, Regime, timing_of
+from blocktune.tuner.check import Question, softmax_scale
+from blocktune.tuner.comparison import FEW_QUERIES, Entry, Regime, Timing, timing_of
 from blocktune.tuner.contenders import Contenders
+from blocktune.tuner.feature_questions import FeatureQuestion
 from blocktune.tuner.gradients import GradientQuestion
-from blocktune.tuner.peers import Compute, own_compute, own_gradients, sdpa_compute, sdpa_gradients
+from blocktune.tuner.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.questions import AnyQuestion
 from blocktune.tuner.search import Compiler
 from blocktune.tuner.stock_autotune import Bind, run_stock_autotune
@@ -43,7 +47,7 @@ class LineUp:
         """Our kernels; a config that is None has nothing that would fit."""
         for name, config in configs.items():
             if config is None:
-                self._entries.append(Entry(name=name, problem="no block of this rule fits the device"))
+                self._entries.append(Entry(name=name, problem=self._no_block()))
             else:
                 self.invite(Entry(name=name, config=config), functools.partial(self._own, config))
 
@@ -67,14 +71,20 @@ class LineUp:
         if isinstance(question, GradientQuestion):
             self.invite(Entry(name=name), functools.partial(sdpa_gradients, shape, backend, question))
         else:
-            self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend))
+            extras = question.inputs.extras if isinstance(question, FeatureQuestion) else NO_EXTRAS
+            self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend, extras))
 
     def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
         """Lets stock autotune search the feasible space, and invites its winner."""
         question, name = self._question, "triton_autotune"
+        if not isinstance(question, Question):
+            problem = "stock autotune tunes one function of a forward without features, and no other"
+            self._entries.append(Entry(name=name, problem=problem))
+            return
+        configs = [config for config in contenders.space.feasible if not self._launches_several(config)]
         try:
             tuning = run_stock_autotune(
-                contenders.space.feasible,
+                configs,
                 self._shape,
                 cc,
                 compiler=compiler,
@@ -110,17 +120,31 @@ class LineUp:
         names = [entry.name for entry in self._entries if not entry.problem]
         samples = {name: column(rounds, index) for index, name in enumerate(names)}
         return tuple(
-            replace(entry, timing=timing_of(samples[entry.name], samples.get("cudnn"), self._shape.flops))
+            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn")))
             if entry.name in samples
             else entry
             for entry in self._entries
         )
 
+    def _timing(self, samples_us: Sequence[float], cudnn_us: Sequence[float] | None) -> Timing:
+        shape, question = self._shape, self._question
+        reads = shape.direction is Direction.FORWARD and shape.seqlen_q <= FEW_QUERIES
+        return timing_of(samples_us, cudnn_us, question.flops, question.key_bytes if reads else None)
+
     def _own(self, config: KernelConfig) -> Compute:
         launch, question = self._bind(config, self._shape), self._question
-        if isinstance(question, GradientQuestion):
-            return own_gradients(launch, question, self._out)
-        return own_compute(launch, self._shape, self._out)
+        if isinstance(question, Question):
+            return own_compute(launch, self._shape, self._out)
+        return thunk_compute(launch, question, self._out)
+
+    def _no_block(self) -> str:
+        """Why a rule names no config."""
+        if self._shape.direction is Direction.BACKWARD or self._shape.seqlen_q < SMALLEST_BLOCK:
+            return "this rule is one of a forward whose queries fill a tile"
+        return "no block of this rule fits the device"
+
+    def _launches_several(self, config: KernelConfig) -> bool:
+        return bool(get_kernel(config.kernel).further_specs(config, self._shape))
 
 
 def _rested_round(clock: Clock, runs: Sequence[Thunk], number: int) -> tuple[float, ...]:

@@ -8,10 +8,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.extras import NO_EXTRAS, Extras
+from blocktune.kernels.features import MaskKind
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.check import softmax_scale
 from blocktune.tuner.gradients import GradientQuestion
+from blocktune.tuner.questions import AnyQuestion
 
 Compute = Callable[[Any, Any, Any], Any]
 """compute(q, k, v): enqueue attention on the current stream and return the output; of a backward (dq, dk, dv)."""
@@ -19,9 +22,12 @@ Compute = Callable[[Any, Any, Any], Any]
 PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
 """PyTorch's back ends by the name that they have here; fa2 is FlashAttention-2."""
 
+KNOWN_FEATURES = frozenset({"boolean", "additive", "deterministic"})
+"""The features that scaled_dot_product_attention computes, or that ask nothing of who is only compared."""
 
-def own_gradients(launch: Launch, question: GradientQuestion, result: Any) -> Compute:
-    """A bound backward config that writes into `result`, (dq, dk, dv)."""
+
+def thunk_compute(launch: Launch, question: AnyQuestion, result: Any) -> Compute:
+    """A bound config with the arguments that the question has for it, written into `result`."""
     run = question.thunk(launch, result)
 
     def compute(q: Any, k: Any, v: Any) -> Any:
@@ -35,11 +41,11 @@ def sdpa_gradients(shape: AttentionShape, backend: str, question: GradientQuesti
     """The backward of PyTorch's scaled_dot_product_attention held to one back end; its forward ran before.
 
     Raises:
-        UsageError: its causal mask is another one than the shape's.
+        UsageError: it does not compute what the shape asks for.
     """
     inputs = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
     with torch.enable_grad():
-        out = sdpa_forward(shape, backend)(*inputs)
+        out = sdpa_forward(shape, backend, question.inputs.extras)(*inputs)
 
     def compute(q: Any, k: Any, v: Any) -> Any:
         return torch.autograd.grad(out, inputs, question.dout, retain_graph=True)
@@ -58,13 +64,13 @@ def own_compute(launch: Launch, shape: AttentionShape, out: Any) -> Compute:
     return compute
 
 
-def sdpa_compute(shape: AttentionShape, backend: str) -> Compute:
+def sdpa_compute(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
     """PyTorch's scaled_dot_product_attention held to one back end, a member of `SDPBackend`.
 
     Raises:
-        UsageError: its causal mask is another one than the shape's.
+        UsageError: it does not compute what the shape asks for.
     """
-    forward = sdpa_forward(shape, backend)
+    forward = sdpa_forward(shape, backend, extras)
 
     def compute(q: Any, k: Any, v: Any) -> Any:
         with torch.no_grad():
@@ -73,20 +79,19 @@ def sdpa_compute(shape: AttentionShape, backend: str) -> Compute:
     return compute
 
 
-def sdpa_forward(shape: AttentionShape, backend: str) -> Compute:
+def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
     """The same with whatever gradient mode is on.
 
     Raises:
-        UsageError: its causal mask is another one than the shape's.
+        UsageError: it does not compute what the shape asks for.
     """
-    if shape.causal is Causal.LOWER_RIGHT and shape.causal_offset:
-        raise UsageError(
-            "`is_causal` of scaled_dot_product_attention aligns the mask to the upper left, but the shape is "
-            f"{shape.label}. Compare equal lengths."
-        )
+    problem = sdpa_problem(shape)
+    if problem is not None:
+        raise UsageError(problem)
     attend = functools.partial(
         torch.nn.functional.scaled_dot_product_attention,
-        is_causal=shape.causal is not Causal.NONE,
+        attn_mask=extras.mask,
+        is_causal=shape.causal is not Causal.NONE and not _sees_every_key(shape),
         scale=softmax_scale(shape),
         enable_gqa=shape.group_size > 1,
     )
@@ -97,3 +102,27 @@ def sdpa_forward(shape: AttentionShape, backend: str) -> Compute:
             return attend(q, k, v)
 
     return compute
+
+
+def sdpa_problem(shape: AttentionShape) -> str | None:
+    """Why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
+    unknown = sorted(shape.features.names - KNOWN_FEATURES)
+    if unknown == ["dropout"]:
+        return (
+            "`dropout_p` of scaled_dot_product_attention draws other random numbers, so that no result can be checked."
+        )
+    if unknown:
+        return f"scaled_dot_product_attention has no {', '.join(unknown)}. Compare a shape without."
+    if shape.features.mask is not MaskKind.NONE and shape.causal is not Causal.NONE:
+        return "scaled_dot_product_attention takes `attn_mask` or `is_causal`, not both. Compare one of them."
+    if shape.causal is Causal.LOWER_RIGHT and shape.causal_offset and not _sees_every_key(shape):
+        return (
+            "`is_causal` of scaled_dot_product_attention aligns the mask to the upper left, but the shape is "
+            f"{shape.label}. Compare equal lengths."
+        )
+    return None
+
+
+def _sees_every_key(shape: AttentionShape) -> bool:
+    """A single query at the end of the keys, for which the causal mask hides nothing."""
+    return shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q == 1

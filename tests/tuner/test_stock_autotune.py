@@ -14,7 +14,7 @@ import torch
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import device_named
-from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
+from blocktune.kernels.registry import competing, get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.check import make_questions, softmax_scale
 from blocktune.tuner.resources import CompileResult
@@ -36,7 +36,7 @@ SHAPE = AttentionShape(
 
 def some_configs() -> list[KernelConfig]:
     """Of each kernel every block_n, so that ragged and whole tiles and different descriptors take part."""
-    space = SearchSpace.build(SHAPE, device_named("h200").limits, KERNELS.values())
+    space = SearchSpace.build(SHAPE, device_named("h200").limits, competing())
     return [
         config
         for config in space.feasible
