@@ -5,20 +5,29 @@ import importlib.metadata
 import pytest
 
 import blocktune
+from blocktune.kernels.block_mask import BlockMask
+from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher, attention, best_config
 from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.sparse_api import block_sparse_attention
+from blocktune.kernels.tree_mask import tree_words
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
     public = {name: getattr(blocktune, name) for name in blocktune.__all__}
     assert public == {
         "AttentionShape": AttentionShape,
+        "BlockMask": BlockMask,
         "Dispatcher": Dispatcher,
         "KernelConfig": KernelConfig,
         "__version__": importlib.metadata.version("blocktune"),
         "attention": attention,
         "best_config": best_config,
+        "block_sparse_attention": block_sparse_attention,
+        "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "tree_attention": tree_attention,
+        "tree_words": tree_words,
     }
 
 
