@@ -14,7 +14,7 @@ from blocktune.kernels import dispatch, plan, registry, resolver
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.launch import TritonLaunch
 from blocktune.kernels.plan import is_plain_call, plan_key
-from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.shape import AttentionShape
 
 from .dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
@@ -103,7 +103,7 @@ def test_a_miss_resolves_without_a_compiler_in_little_time(monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", sorted(kernel.name for kernel in competing()))
 def test_host_cost_on_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     shape = AttentionShape(batch=1, num_heads=4, num_heads_kv=4, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64)
     device, kernel = resolver.current_device(None), get_kernel(name)
