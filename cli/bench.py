@@ -40,6 +40,7 @@ class RegimeName(StrEnum):
 def bench(
     grid: Grid,
     autotune: Annotated[bool, typer.Option("--autotune", help="Let stock @triton.autotune take part; slow.")] = False,
+    standard: Annotated[bool, typer.Option("--standard", help="Let standard attention take part.")] = False,
     regime: Annotated[
         RegimeName, typer.Option("--regime", help="Card rests between rounds, or works without a break.")
     ] = RegimeName.BURST,
@@ -80,7 +81,14 @@ def bench(
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             comparison = compare(
-                shape, store=store, device=device, regime=Regime(regime), compiler=compiler, seed=seed, clock=clock
+                shape,
+                store=store,
+                device=device,
+                regime=Regime(regime),
+                compiler=compiler,
+                standard=standard,
+                seed=seed,
+                clock=clock,
             )
             file.add(comparison, _command(), datetime.now(UTC).isoformat(timespec="seconds"))
             tuned = comparison.entry("tuned")

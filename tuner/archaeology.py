@@ -10,22 +10,18 @@ that cannot run stays in the ladder with the reason.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import AttentionKernel, Launch
-from blocktune.kernels.reference import visible
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.bench import Clock, Rounds, column, median_ratio
-from blocktune.tuner.check import Question, make_questions, require_memory, softmax_scale
+from blocktune.tuner.check import Question, make_questions, require_memory
 from blocktune.tuner.comparison import Entry, Regime
 from blocktune.tuner.cost_model import missing_rates, predict
 from blocktune.tuner.io_model import standard_memory_problem
@@ -50,6 +46,7 @@ from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.peers import Compute, own_compute
 from blocktune.tuner.search import Compiler
 from blocktune.tuner.shape_bench import WrongResultError
+from blocktune.tuner.standard import standard_compute
 from blocktune.tuner.stock_autotune import Bind
 from blocktune.tuner.telemetry import GpuMonitor
 
@@ -140,24 +137,6 @@ def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[
         else:
             steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
     return steps
-
-
-def standard_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
-    """softmax(scale * q k^T) v as three operations with all scores in memory, in the inputs' data type but for the
-    softmax, which is in float32. A query without keys gives 0.
-
-    Raises:
-        torch.OutOfMemoryError: the scores do not fit.
-    """
-    k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
-    scores = (q * softmax_scale(shape)) @ k.transpose(-1, -2)
-    if shape.causal is not Causal.NONE:
-        scores.masked_fill_(~visible(shape.seqlen_q, shape.seqlen_k, shape.causal, q.device), -math.inf)
-    probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    out = probabilities @ v
-    if shape.causal is not Causal.NONE:
-        out[:, :, : max(0, -shape.causal_offset)] = 0.0  # a row of -inf has no softmax
-    return out
 
 
 def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
@@ -258,7 +237,7 @@ def _timed(
         if step.problem:
             continue
         if step.config is None:
-            line_up.invite(Entry(name=step.name), lambda: functools.partial(standard_attention, shape))
+            line_up.invite(Entry(name=step.name), functools.partial(standard_compute, shape, device))
         else:
             checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
             line_up.invite(Entry(name=step.name, config=step.config), checked)

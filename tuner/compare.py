@@ -3,13 +3,14 @@
     comparison = compare(shape, store=store, device=current_device())
 
 Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, PyTorch's back ends (`cudnn`,
-`fa2`) and on request what stock autotune finds (`triton_autotune`). Each result is checked against the reference before
-anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/bench.py
-says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
-which it works without a break, as in training.
+`fa2`), and on request `standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked
+against the reference before anything is timed; who fails or is missing stays in the comparison, with the reason. Times
+are taken as tuner/bench.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
+cool, and `sustained`, in which it works without a break, as in training.
 """
 
 import time
+from functools import partial
 from typing import Any
 
 from blocktune.db.records import Best
@@ -21,12 +22,13 @@ from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Clock, CudaClock
 from blocktune.tuner.check import require_memory
-from blocktune.tuner.comparison import Comparison, Regime
+from blocktune.tuner.comparison import Comparison, Entry, Regime
 from blocktune.tuner.contenders import find_contenders
 from blocktune.tuner.line_up import LineUp
 from blocktune.tuner.peers import PEERS
 from blocktune.tuner.questions import questions_of
 from blocktune.tuner.search import Compiler
+from blocktune.tuner.standard import standard_compute
 from blocktune.tuner.stock_autotune import Bind
 from blocktune.tuner.telemetry import GpuMonitor
 
@@ -38,6 +40,7 @@ def compare(
     device: DeviceSpec,
     regime: Regime = Regime.BURST,
     compiler: Compiler | None = None,
+    standard: bool = False,
     seed: int = 0,
     clock: Clock | None = None,
     torch_device: str = "cuda",
@@ -51,6 +54,7 @@ def compare(
         device: the GPU that is here.
         regime: how warm the card is.
         compiler: compiles ahead for stock autotune, which takes part if this is given.
+        standard: standard attention takes part, which needs memory for all scores.
         seed: of the inputs.
         clock: takes the times; None is a `CudaClock`.
         torch_device: where the tensors are.
@@ -70,6 +74,8 @@ def compare(
     line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
     for name, backend in PEERS.items():
         line_up.invite_torch(name, backend)
+    if standard:
+        line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device))
     if compiler is not None:
         line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)
     monitor = GpuMonitor(device.uuid, own_processes=1)

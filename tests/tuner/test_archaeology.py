@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner import line_up
-from blocktune.tuner.archaeology import Ladder, climb, planned_steps, standard_attention
+from blocktune.tuner.archaeology import Ladder, climb, planned_steps
 from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.io_model import standard_traffic, v1_traffic, v2_traffic
 from blocktune.tuner.ladder_steps import IDEAS, KERNELS, Step, bytes_of, last_timed, predicted_standard_us, size, why
 from blocktune.tuner.resources import CompileResult
+from blocktune.tuner.standard import standard_attention, standard_compute
 
 H200, RTX2070 = device_named("h200"), device_named("rtx2070")
 LONG = complete_shape(8192, 64)
@@ -184,7 +186,7 @@ def test_a_step_that_runs_out_of_memory_is_listed(
     def no_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 100 GiB")
 
-    monkeypatch.setattr("blocktune.tuner.archaeology.standard_attention", no_memory)
+    monkeypatch.setattr("blocktune.tuner.standard.standard_attention", no_memory)
     ladder = on_the_cpu()
     assert "tried to allocate 100 GiB" in ladder.step("standard").problem
     assert ladder.step("v1").timing is not None
@@ -204,10 +206,16 @@ def test_standard_attention_is_attention(causal: Causal, lengths: tuple[int, int
     torch.testing.assert_close(standard_attention(shape, q, k, v), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
+    with pytest.raises(UsageError, match="keeps all scores, 256 MiB a head"):
+        standard_compute(LONG, RTX2070)
+    with pytest.raises(UsageError, match="is a plain forward here"):
+        standard_compute(replace(LONG, direction=Direction.BACKWARD), H200)
+    assert callable(standard_compute(LONG, H200))
+
+
 @pytest.mark.parametrize("changes", [{"direction": Direction.BACKWARD}, {"features": Features(softcap=True)}], ids=str)
 def test_only_a_plain_forward_has_a_ladder(changes: dict[str, Any]) -> None:
-    from dataclasses import replace
-
     with pytest.raises(UsageError, match="climbs a plain forward"):
         climb(replace(LONG, **changes), H200, compiler=Compiler())
 

@@ -180,3 +180,11 @@ def test_the_spread_is_that_of_the_rounds() -> None:
     assert timing.over_cudnn is not None
     assert timing.over_cudnn.median == 2.0
     assert torch.isclose(torch.tensor(timing.tflops), torch.tensor(2e-6))
+
+
+def test_standard_attention_takes_part_on_request(run: Callable[..., Comparison]) -> None:
+    comparison = run(clock=FakeClock(), standard=True)
+    standard = comparison.entry("standard")
+    assert standard is not None
+    assert standard.problem == ""
+    assert standard.timing is not None
