@@ -10,7 +10,7 @@ import torch
 
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.device import device_named
+from blocktune.kernels.device import current_device, device_named
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import Features
 from blocktune.kernels.kernel import Launch
@@ -20,6 +20,8 @@ from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner import line_up
 from blocktune.tuner.archaeology import Ladder, climb, planned_steps
+from blocktune.tuner.bench import CudaClock
+from blocktune.tuner.compile_farm import CompileFarm
 from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.io_model import standard_traffic, v1_traffic, v2_traffic
 from blocktune.tuner.ladder_steps import IDEAS, KERNELS, Step, bytes_of, last_timed, predicted_standard_us, size, why
@@ -244,3 +246,24 @@ def test_equal_steps_differ_in_nothing_and_sizes_are_read_easily() -> None:
     assert (size(12), size(1500), size(44_500_000_000)) == ("12 B", "1.5 kB", "44.5 GB")
     assert last_timed([step, Step(name="padded", problem="no")]) is step
     assert last_timed([]) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_step_is_right_and_timed_on_this_gpu(causal: bool) -> None:
+    device = current_device()
+    shape = complete_shape(1024, 64, batch=2, heads=16, causal=causal)
+    with CompileFarm(need_code=True) as farm:
+        ladder = climb(shape, device, compiler=farm, clock=CudaClock())
+    unsupported = {
+        name
+        for name, kernels in KERNELS.items()
+        if all(get_kernel(kernel).unsupported(shape, device.limits) for kernel in kernels)
+    }
+    assert {step.name for step in ladder.steps if step.timing is None} == unsupported
+    assert all(step.why for step in ladder.steps[1:] if step.timing)
+    v1, v2 = (ladder.step(name).timing for name in ("v1", "v2"))
+    assert v1 is not None
+    assert v2 is not None
+    assert v2.median_us < v1.median_us  # 32 blocks, and an output that makes 16 round trips
