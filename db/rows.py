@@ -75,7 +75,8 @@ class RowWriter:
         return True
 
     def _provenance(self, record: Trial | Best) -> dict[str, int | None]:
-        shape = record.shape.to_json()
+        # the features are in the document alone: no query asks for them
+        shape = {name: value for name, value in record.shape.to_json().items() if name != "features"}
         kernel = {"name": record.config.kernel, "source_hash": record.kernel_hash}
         environment = asdict(record.environment)
         return {
