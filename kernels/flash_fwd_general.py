@@ -167,6 +167,13 @@ def lse_strides(q: Any) -> tuple[int, int]:
     return heads * rows, rows
 
 
+def _mask_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Of the buffers that a mask's tiles may take beside those of K and V. The compiler decides; a default leaves room
+    for them."""
+    element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
+    return config.num_stages * config.block_m * config.block_n * element
+
+
 class FlashForwardGeneral(AttentionKernel):
     """The forward for shapes with features."""
 
@@ -211,7 +218,13 @@ class FlashForwardGeneral(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        room = limits.shared_per_block_optin_bytes
+        feasible = (
+            config
+            for config in candidates
+            if not self.violations(config, shape, limits)
+            and self.shared_bytes(config, shape, limits) + _mask_bytes(config, shape) <= room
+        )
         return next(feasible, candidates[-1])
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
