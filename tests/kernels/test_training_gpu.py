@@ -47,7 +47,8 @@ def test_gradients_are_those_of_float32(
         assert right.grad is not None
         assert tensor.grad.stride() == tensor.stride()
         assert (tensor.grad.float() - right.grad).norm() <= ERROR[dtype] * right.grad.norm()
-    assert attention.explain(*inputs, is_causal=is_causal, enable_gqa=True).rung is not Rung.SDPA
+    served = length_q % 128 == length_k % 128 == 0 and dim in (64, 128)  # what has a dense backward of ours
+    assert (attention.explain(*inputs, is_causal=is_causal, enable_gqa=True).rung is not Rung.SDPA) is served
 
 
 def test_an_expanded_gradient_and_checkpointing_work() -> None:
