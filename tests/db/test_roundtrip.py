@@ -16,8 +16,9 @@ from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import catalogue, device_named
+from blocktune.kernels.features import Features
 from blocktune.kernels.resources import KernelResources
-from blocktune.kernels.shape import ELEMENT_BYTES, AttentionShape, Causal
+from blocktune.kernels.shape import ELEMENT_BYTES, AttentionShape, Causal, Direction
 
 counts = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 2**31 - 1)
@@ -78,6 +79,8 @@ def shapes(draw: st.DrawFn) -> AttentionShape:
         num_heads_kv=heads,
         dtype=draw(st.sampled_from(sorted(ELEMENT_BYTES))),
         causal=draw(st.sampled_from(Causal)),
+        direction=draw(st.sampled_from(Direction)),
+        features=Features.parse(draw(st.sampled_from(("", "window=127:0 softcap", "tree cached page=64", "varlen")))),
     )
 
 
