@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli import bench, best, devices, doctor, explain, ladder, occupancy, run, store
+from blocktune.cli import bench, best, devices, doctor, explain, ladder, occupancy, run, store, sweeps
 from blocktune.cli.render import INTERRUPTED
 from blocktune.kernels.errors import BlocktuneError
 
@@ -66,6 +66,7 @@ app.command("best")(best.best)
 app.command("list")(store.list_bests)
 app.command("export")(store.export)
 app.command("import")(store.import_)
+app.command("sweeps")(sweeps.sweeps)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)
