@@ -1,7 +1,7 @@
 """Attention for Hugging Face transformers: the function and the mask function that its models call by name.
 
-A model calls (`integrations/sdpa_attention.py` of transformers 5 is the pattern) with query [batch, heads, L, E], key and
-value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Which pairs take part is
+A model calls (`integrations/sdpa_attention.py` of transformers 5 is the pattern) with query [batch, heads, L, E], key
+and value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Which pairs take part is
 told by the mask alone, where there is one: padding, windows, packed sequences and the length of a static cache are in
 it. Without a mask more than one query means causal from the upper left, and one query means all keys.
 """
