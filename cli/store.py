@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.config_exports import write_configs
 from blocktune.cli.options import AsJson, Database, DeviceName
 from blocktune.cli.render import microseconds, note, print_json, print_table
 from blocktune.cli.winners import speedup, winner_json
+from blocktune.db.config_exports import ExportFormat
 from blocktune.kernels.errors import StoreError, UsageError
 from blocktune.tuner.target import choose_device
 
@@ -61,14 +63,18 @@ def export(
     file: OutputFile,
     device: DeviceName = None,
     trials: Annotated[bool, typer.Option("--trials", help="Every trial too, not only the winners.")] = False,
+    format_: Annotated[
+        ExportFormat, typer.Option("--format", help="Ours, or one of others; vllm writes files into a folder.")
+    ] = ExportFormat.JSON,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the results of one device to a JSON file.
+    """Write the results of one device to a JSON file, or its winners in the format of others.
 
     \b
     tune export h200.json --device h200
     tune export - --trials
+    tune export h200_configs.py --format triton
     """
     from blocktune.db.exchange import save_document
 
@@ -76,7 +82,10 @@ def export(
     with existing_store(db) as store:
         if store is None:
             raise StoreError("An export needs a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")
-        document = store.export_json(only, trials=trials)
+        document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
+    if format_ is not ExportFormat.JSON:
+        write_configs(document, format_, file, as_json=as_json)
+        return
     if str(file) == "-":
         typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))
         return
