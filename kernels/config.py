@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.identity import Reuse
 from blocktune.kernels.shape import AttentionShape
 
 MIN_BLOCK, MAX_BLOCK = 16, 1024
@@ -112,9 +113,14 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedConfig:
-    """The config that a source recommends for one shape on one device. `time_us` is None unless it was measured."""
+    """The config that a source recommends for one shape on one device.
+
+    time_us is None unless it was measured. reuse says how far its measurement is from this device and software; a
+    source that does not judge it leaves None, which follows from the origin.
+    """
 
     shape: AttentionShape
     config: KernelConfig
     origin: Origin
     time_us: float | None = None
+    reuse: Reuse | None = None

@@ -5,37 +5,41 @@ and remembered. Nothing that is wrong with a store, a config or a kernel reaches
 same.
 """
 
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from blocktune.kernels import ops
+from blocktune.kernels.call import Call
+from blocktune.kernels.call_values import check_dropout, check_mask
 from blocktune.kernels.device import DeviceSpec, device_named
+from blocktune.kernels.engine import Engine, run
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import (
     KERNEL_DEVICE,
     Plan,
+    autocasted,
     call_obstacle,
     is_plain_call,
+    layout_obstacle,
     needs_gradients,
     plan_key,
     scaled_dot_product_attention,
     torch_attention,
 )
-from blocktune.kernels.resolver import Resolver
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.kernels.source import ConfigSource, default_source
-from blocktune.kernels.training import TrainingPlan
+from blocktune.kernels.training import GeneralPlan
 
 
-class Dispatcher:
+class Dispatcher(Engine):
     """Attention with the configs of a source; call it as torch.nn.functional.scaled_dot_product_attention.
 
     The source is read once per process and device, at the first call that needs it. Threads may share a dispatcher,
@@ -43,13 +47,9 @@ class Dispatcher:
 
     Args:
         source: where configs come from; by default the user's store above the results that ship with the package.
+        strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
+            all else is computed by PyTorch, without an error, and `explain` says so.
     """
-
-    def __init__(self, source: ConfigSource | None = None) -> None:
-        self._source = default_source() if source is None else source
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self.reload()
 
     def __call__(
         self,
@@ -65,17 +65,17 @@ class Dispatcher:
         """Scaled dot product attention, as PyTorch defines it: upper-left causal, zeros where a query sees no key.
 
         query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
-        heads, L, Ev] has the dimension order of the query. Gradients are computed by our kernels where
-        both directions have one. What the kernels do not run (masks, dropout, tensors on the CPU, ...) is computed by
-        PyTorch; `explain` with the same arguments says so.
+        heads, L, Ev] has the dimension order of the query. attn_mask is boolean (True where the query sees the key) or
+        added to the scores, and broadcasts to [batch, heads, L, S]. Gradients are computed by our kernels where both
+        directions have one. What they do not run (a mask that requires a gradient, tensors on the CPU, ...) is computed
+        by PyTorch; `explain` with the same arguments says so.
 
         Raises:
-            UsageError: both attn_mask and is_causal are given. PyTorch raises for all other wrong arguments.
+            UsageError: both attn_mask and is_causal are given, attn_mask has another shape or data type, or dropout_p
+                is outside [0, 1). PyTorch raises for all other wrong arguments.
         """
         if is_compiling():
-            return scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            return self._traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and not dropout_p and is_plain_call(query, key, value):
             plan = self._plans.get(plan_key(query, key, value, is_causal, enable_gqa))
             if plan is not None:
@@ -112,13 +112,8 @@ class Dispatcher:
             raise UsageError(
                 "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
             )
-        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
-        if obstacle is not None:
-            return Explanation(rung=Rung.SDPA, reason=obstacle)
-        if needs_gradients(query, key, value):
-            training = self._training(query, key, value, is_causal, enable_gqa)
-            return training if isinstance(training, Explanation) else training.explanation
-        return self._plan(query, key, value, is_causal, enable_gqa).explanation
+        plan = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return plan if isinstance(plan, Explanation) else plan[0].explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
         """Resolves, compiles and loads what calls with these shapes need, on the current GPU.
@@ -141,25 +136,24 @@ class Dispatcher:
             explanations.append(self.explain(*tensors, is_causal=is_causal, enable_gqa=enable_gqa))
         return explanations
 
-    def reload(self) -> None:
-        """Forgets all plans and reads the sources again at the next call. Calls in other threads are not disturbed."""
-        self._resolver = Resolver(self._source)
-        self._plans = self._resolver.plans
-
     def misses(self) -> dict[AttentionShape, int]:
         """How often shapes were called that have no measurement of their own on this device, most frequent first.
 
         Counts go back to the last reload, or to the last time that `MAX_PLANS` plans were reached.
         """
         counts: Counter[AttentionShape] = Counter()
-        for plan in tuple(self._plans.values()):
+        for plan in (*self._plans.values(), *self._resolver.general_plans.values()):
+            if isinstance(plan, Explanation):
+                continue  # neither counted nor to be had by tuning
             if plan.explanation.shape is not None and plan.explanation.rung is not Rung.EXACT:
                 counts[plan.explanation.shape] += plan.calls
         return dict(counts.most_common())
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Copies and pickles of `attention` are `attention` itself; other dispatchers start anew from their source."""
-        return "attention" if self is attention else (Dispatcher, (self._source,))
+        if self is attention:
+            return "attention"
+        return partial(Dispatcher, strict=self._strict), (self._source,)
 
     def _call_slowly(
         self,
@@ -172,33 +166,60 @@ class Dispatcher:
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
-        if attn_mask is not None and is_causal:
-            raise UsageError(
-                "Only one of `attn_mask` and `is_causal` can be given, but got both. Put the triangle in the mask."
-            )
-        if call_obstacle(query, key, value, attn_mask, dropout_p) is not None:
-            return torch_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        if needs_gradients(query, key, value):
-            training = self._training(query, key, value, is_causal, enable_gqa)
-            if isinstance(training, Explanation) or (scale is not None and not scale > 0):
-                return torch_attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-            return training.run(query, key, value, scale)
-        return self._plan(query, key, value, is_causal, enable_gqa).run(query, key, value, scale)
+        _check_options(attn_mask, dropout_p, is_causal)
+        arguments = (query, key, value, attn_mask)
+        plan = self._decided(*arguments, dropout_p, is_causal, scale, enable_gqa)
+        if isinstance(plan, Explanation):
+            return torch_attention(*arguments, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        query, key, value, attn_mask = autocasted(*arguments)
+        if len(plan) == 1:
+            return plan[0].run(query, key, value, scale)
+        return run(plan, query, key, value, _call_with(query, key, attn_mask, dropout_p, is_causal, scale))[0]
 
-    def _training(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
-    ) -> TrainingPlan | Explanation:
-        place = plan_key(query, key, value, is_causal, enable_gqa)
-        plan = self._resolver.training_plans.get(place)
-        if plan is None:
-            with self._miss_lock():
-                resolver = self._resolver
-                plan = resolver.training_plans.get(place) or resolver.resolve_training(
-                    place, query, key, value, is_causal, enable_gqa
-                )
-        return plan
+    def _decided(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> tuple[Plan] | tuple[GeneralPlan, GeneralPlan | None] | Explanation:
+        """The plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
+        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
+        if obstacle is not None:
+            return Explanation(rung=Rung.SDPA, reason=obstacle)
+        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        if attn_mask is not None:
+            check_mask(attn_mask, query, key)
+        elif not dropout_p and not needs_gradients(query, key, value):
+            return (self._plan(query, key, value, is_causal, enable_gqa),)
+        obstacle = layout_obstacle(query, key, value, enable_gqa)
+        if obstacle is not None:
+            return Explanation(rung=Rung.SDPA, reason=obstacle)
+        return self.plans(query, key, value, _call_with(query, key, attn_mask, dropout_p, is_causal, scale))
+
+    def _traced(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor:
+        """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
+        _check_options(attn_mask, dropout_p, is_causal)
+        given = (query, key, value, attn_mask)
+        query, key, value, attn_mask = autocasted(*given)
+        if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+            return scaled_dot_product_attention(*given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
+        return ops.attend(query, key, value, lse=False, **asked)[0]
 
     def _plan(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         place = plan_key(query, key, value, is_causal, enable_gqa)
@@ -214,6 +235,48 @@ class Dispatcher:
         if os.getpid() != self._pid:
             self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock
+
+
+def _check_options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
+    if attn_mask is not None and is_causal:
+        raise UsageError(
+            "Only one of `attn_mask` and `is_causal` can be given, but got both. Put the triangle in the mask."
+        )
+    check_dropout(dropout_p)
+
+
+def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
+    """Whether a graph that is traced with these tensors calls PyTorch's attention."""
+    tensors = [query, key, value] if mask is None else [query, key, value, mask]
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+        return True
+    if mask is not None:
+        if mask.requires_grad or mask.device != query.device:
+            return True
+        check_mask(mask, query, key)
+    return layout_obstacle(query, key, value, enable_gqa) is not None
+
+
+def _asked(
+    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
+) -> dict[str, Any]:
+    """PyTorch's arguments, of tensors without an obstacle, as those of `Call.of`."""
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+        mask = mask.expand(-1, -1, -1, key.shape[2])
+    return {
+        "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
+        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "dropout_p": dropout_p,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "mask": mask,
+    }
+
+
+def _call_with(
+    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
+) -> Call:
+    return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
 
 
 def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,6 +296,8 @@ def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor
 
 attention = Dispatcher()
 """The dispatcher of this process: the user's store above the shipped results. Nothing is read before the first call."""
+
+ops.serve(attention)
 
 
 def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:

@@ -5,15 +5,27 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.kernels.identity import Reuse
 from blocktune.kernels.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.shape import AttentionShape
 
 _REASONS = {
-    Rung.EXACT: "measured on this device for this shape",
-    Rung.NEAREST: "measured on this device for {tuned_for}",
-    Rung.BORROWED: "measured with another kernel source, triton or device of this compute capability for {tuned_for}",
+    Rung.EXACT: "measured {how} for this shape",
+    Rung.OTHER_DRIVER: "measured {how} for this shape",
+    Rung.OTHER_COMPILER: "measured {how} for this shape",
+    Rung.OTHER_SOURCE: "measured {how} for this shape",
+    Rung.SAME_CAPABILITY: "measured {how} for this shape",
+    Rung.NEAREST: "measured {how} for {tuned_for}",
     Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
     Rung.DEFAULT: "the kernel's default, not tuned: `tune run --seq {seqlen} --dim {head_dim}` finds a better one",
+}
+
+_HOW = {
+    Reuse.EXACT: "on this device",
+    Reuse.OTHER_DRIVER: "on this device with another driver",
+    Reuse.OTHER_COMPILER: "on this device with another triton or ptxas",
+    Reuse.OTHER_SOURCE: "on this device with another version of the kernel's source",
+    Reuse.SAME_CAPABILITY: "on another device of this compute capability",
 }
 
 
@@ -23,7 +35,7 @@ class Explanation:
 
     shape is None where the tensors are no attention problem of ours. tuned_for is the shape that the config was tuned
     for, time_us the time measured there. passed_over holds the reasons of higher rungs, warnings what was wrong with
-    the sources.
+    the sources. device is the `DeviceSpec.key` of the device that was asked about, None where none was.
     """
 
     rung: Rung
@@ -35,6 +47,7 @@ class Explanation:
     time_us: float | None = None
     passed_over: tuple[Rejection, ...] = ()
     warnings: tuple[str, ...] = ()
+    device: str | None = None
 
     @classmethod
     def of(
@@ -43,9 +56,11 @@ class Explanation:
         shape: AttentionShape,
         passed_over: Iterable[Rejection] = (),
         warnings: tuple[str, ...] = (),
+        device: str | None = None,
     ) -> Self:
         """Why this candidate serves this shape."""
         reason = _REASONS[candidate.rung].format(
+            how=_HOW[candidate.reuse] if candidate.reuse else "",
             tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
             seqlen=shape.seqlen_q,
             head_dim=shape.head_dim,
@@ -60,7 +75,13 @@ class Explanation:
             time_us=candidate.time_us,
             passed_over=tuple(passed_over),
             warnings=warnings,
+            device=device,
         )
+
+    @property
+    def is_measured_here(self) -> bool:
+        """Whether the config is a measurement of this shape on this device with this code; drivers may differ."""
+        return self.rung in (Rung.EXACT, Rung.OTHER_DRIVER)
 
     @property
     def headline(self) -> str:
@@ -88,4 +109,5 @@ class Explanation:
                 {"rung": str(rejection.rung), "reason": rejection.reason} for rejection in self.passed_over
             ],
             "warnings": list(self.warnings),
+            "device": self.device,
         }

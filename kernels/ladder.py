@@ -1,13 +1,17 @@
 """Which config serves a shape: the rungs from a measurement of exactly this shape down to PyTorch's own attention.
 
-    exact       measured on this device, for this shape, kernel source and triton
-    nearest     measured on this device, for the nearest other shape
-    borrowed    measured with another kernel source or triton, or on another device of this compute capability
-    predicted   ranked by the offline model for this device
-    default     the kernel's own default, which needs no tuning
-    sdpa        PyTorch's scaled_dot_product_attention
+    exact             measured for this shape on this device, with this kernel source, triton, ptxas and driver
+    other_driver      the same with another driver
+    other_compiler    the same with another triton or ptxas
+    other_source      the same with another version of the kernel's source
+    same_capability   measured for this shape on another kind of device of this compute capability
+    nearest           measured for the nearest other shape, by any of the above
+    predicted         ranked by the offline model for this device
+    default           the kernel's own default, which needs no tuning
+    sdpa              PyTorch's scaled_dot_product_attention
 
-Every config is checked against the limits of this device before it counts.
+Every config is checked against the limits of this device before it counts. A strict caller goes down no further than
+`exact`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,6 +22,7 @@ from typing import Any
 
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import ComputeLimits
+from blocktune.kernels.identity import Reuse
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape, Causal
 
@@ -27,13 +32,19 @@ MAX_DISTANCE = 6.0
 MAX_NEIGHBOURS = 4
 """How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
 
+DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
+"""What a neighbour's other driver, compiler, source or device weighs beside its shape: a device a doubling."""
+
 
 class Rung(StrEnum):
     """The steps of the ladder, best first."""
 
     EXACT = "exact"
+    OTHER_DRIVER = "other_driver"
+    OTHER_COMPILER = "other_compiler"
+    OTHER_SOURCE = "other_source"
+    SAME_CAPABILITY = "same_capability"
     NEAREST = "nearest"
-    BORROWED = "borrowed"
     PREDICTED = "predicted"
     DEFAULT = "default"
     SDPA = "sdpa"
@@ -42,13 +53,14 @@ class Rung(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A config that fits the device. tuned_for is the shape it was tuned for, None for a default; time_us is the time
-    measured for that shape."""
+    measured for that shape, and reuse how far that measurement is from this device and software."""
 
     rung: Rung
     config: KernelConfig
     origin: Origin
     tuned_for: AttentionShape | None = None
     time_us: float | None = None
+    reuse: Reuse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +75,36 @@ class Rejection:
 
 
 class ConfigTable:
-    """The recommendations for one device, by origin and shape. Where two rows agree in both, the first one wins."""
+    """The recommendations for one device, by what they are worth (None: predicted) and shape. Where two rows agree in
+    both, the first one wins."""
 
     def __init__(self, rows: Iterable[TunedConfig]) -> None:
-        self._by_shape: dict[tuple[Origin, AttentionShape], TunedConfig] = {}
+        self._by_shape: dict[tuple[Reuse | None, AttentionShape], TunedConfig] = {}
         self._by_kind: dict[tuple[Any, ...], list[TunedConfig]] = {}
         for row in rows:
-            if self._by_shape.setdefault((row.origin, row.shape), row) is row:
-                self._by_kind.setdefault((row.origin, *_kind(row.shape)), []).append(row)
+            if row.origin is not Origin.DEFAULT and self._by_shape.setdefault((_reuse(row), row.shape), row) is row:
+                self._by_kind.setdefault((row.origin is Origin.PREDICTED, *_kind(row.shape)), []).append(row)
 
     def __len__(self) -> int:
         return len(self._by_shape)
 
-    def exact(self, origin: Origin, shape: AttentionShape) -> TunedConfig | None:
-        return self._by_shape.get((origin, shape))
+    def of_shape(self, reuse: Reuse | None, shape: AttentionShape) -> TunedConfig | None:
+        """The recommendation for exactly this shape that is worth this much."""
+        return self._by_shape.get((reuse, shape))
 
-    def neighbours(self, origin: Origin, shape: AttentionShape) -> list[TunedConfig]:
-        """Other shapes of the same kind, nearest first."""
-        rows = self._by_kind.get((origin, *_kind(shape)), ())
-        near = [(distance(row.shape, shape), index, row) for index, row in enumerate(rows) if row.shape != shape]
-        return [row for far, _, row in sorted(near) if far <= MAX_DISTANCE][:MAX_NEIGHBOURS]
+    def neighbours(self, shape: AttentionShape, *, predicted: bool = False) -> list[TunedConfig]:
+        """What was measured, or predicted, for other shapes of the same kind, nearest first."""
+        found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
+        near = [row for row in found if distance(row.shape, shape) <= MAX_DISTANCE]
+        near.sort(key=lambda row: distance(row.shape, shape) + DISTANCE_OF_REUSE[_reuse(row) or Reuse.EXACT])
+        return near[:MAX_NEIGHBOURS]
+
+
+def _reuse(row: TunedConfig) -> Reuse | None:
+    """What a measured or borrowed row is worth. A borrowed one of unknown identity is taken for another device's."""
+    if row.origin is Origin.PREDICTED:
+        return None
+    return row.reuse or (Reuse.EXACT if row.origin is Origin.MEASURED else Reuse.SAME_CAPABILITY)
 
 
 def _kind(shape: AttentionShape) -> tuple[Any, ...]:
@@ -103,9 +125,17 @@ def distance(a: AttentionShape, b: AttentionShape) -> float:
     return lengths + waves + masks + groups + 0.25 * (a.dtype != b.dtype)
 
 
-def climb_down(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> Iterator[Candidate | Rejection]:
-    """The configs to try for a shape, best first, with the reasons of the rungs and configs passed over."""
+def climb_down(
+    table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *, strict: bool = False
+) -> Iterator[Candidate | Rejection]:
+    """The configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
+
+    strict: only what was measured for exactly this shape, device and software.
+    """
     for rung, offers in _offers(table, shape, limits):
+        if strict and rung is not Rung.EXACT:
+            yield Rejection(rung, "only exact measurements are taken, since the dispatcher is strict")
+            return
         if not offers:
             yield Rejection(rung, _EMPTY[rung])
         for offer in offers:
@@ -114,25 +144,25 @@ def climb_down(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits)
 
 
 _EMPTY = {
-    Rung.EXACT: "nothing was measured for this shape on this device with this kernel source and triton",
-    Rung.NEAREST: "nothing near was measured on this device",
-    Rung.BORROWED: "no other environment or device of this compute capability has a measurement near",
+    Rung.EXACT: "nothing was measured for this shape on this device with this kernel source, triton, ptxas and driver",
+    Rung.OTHER_DRIVER: "nor with another driver",
+    Rung.OTHER_COMPILER: "nor with another triton or ptxas",
+    Rung.OTHER_SOURCE: "nor with another version of the kernel's source",
+    Rung.SAME_CAPABILITY: "nor on another device of this compute capability",
+    Rung.NEAREST: "nothing near was measured on a device of this compute capability",
     Rung.PREDICTED: "the model ranked nothing near for this device",
     Rung.DEFAULT: "no kernel computes this shape on this device",
 }
 
 
 def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> Iterator[tuple[Rung, list[Candidate]]]:
-    exact = table.exact(Origin.MEASURED, shape)
-    yield Rung.EXACT, [] if exact is None else [_candidate(Rung.EXACT, exact)]
-    yield (
-        Rung.NEAREST,
-        [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(Origin.MEASURED, shape)],
-    )
-    for rung, origin in ((Rung.BORROWED, Origin.BORROWED), (Rung.PREDICTED, Origin.PREDICTED)):
-        same = table.exact(origin, shape)
-        rows = ([] if same is None else [same]) + table.neighbours(origin, shape)
-        yield rung, [_candidate(rung, row) for row in rows]
+    for reuse in Reuse:
+        same = table.of_shape(reuse, shape)
+        yield Rung(reuse), [] if same is None else [_candidate(Rung(reuse), same)]
+    yield Rung.NEAREST, [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(shape)]
+    same = table.of_shape(None, shape)
+    ranked = ([] if same is None else [same]) + table.neighbours(shape, predicted=True)
+    yield Rung.PREDICTED, [_candidate(Rung.PREDICTED, row) for row in ranked]
     yield (
         Rung.DEFAULT,
         [
@@ -144,7 +174,12 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
 
 def _candidate(rung: Rung, row: TunedConfig, origin: Origin | None = None) -> Candidate:
     return Candidate(
-        rung=rung, config=row.config, origin=origin or row.origin, tuned_for=row.shape, time_us=row.time_us
+        rung=rung,
+        config=row.config,
+        origin=origin or row.origin,
+        tuned_for=row.shape,
+        time_us=row.time_us,
+        reuse=_reuse(row),
     )
 
 

@@ -37,13 +37,14 @@ MAX_PLANS = 4096
 class Resolver:
     """Finds plans and keeps all that was learned on the way: plans, devices, configs, and what failed to launch.
 
-    Not for several threads at once; reading `plans` is.
+    Not for several threads at once; reading `plans` is. strict: only exact measurements are taken.
     """
 
-    def __init__(self, source: ConfigSource) -> None:
+    def __init__(self, source: ConfigSource, *, strict: bool = False) -> None:
         self.plans: dict[Any, Plan] = {}
         self.training_plans: dict[Any, TrainingPlan | Explanation] = {}
         self._source = source
+        self._strict = strict
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
         self._tables: dict[
             str, tuple[ConfigTable, tuple[str, ...]]
@@ -130,9 +131,9 @@ class Resolver:
             device = found
         table, warnings = self._table(device)
         passed_over: list[Rejection] = []
-        for step in climb_down(table, shape, device.limits):
+        for step in climb_down(table, shape, device.limits, strict=self._strict):
             if isinstance(step, Candidate):
-                return Explanation.of(step, shape, passed_over, warnings)
+                return Explanation.of(step, shape, passed_over, warnings, device.key)
             passed_over.append(step)
         return _nothing_fits(shape, passed_over, warnings)
 
@@ -157,7 +158,7 @@ class Resolver:
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self._table(device)
         passed_over: list[Rejection] = []
-        for step in climb_down(table, shape, device.limits):
+        for step in climb_down(table, shape, device.limits, strict=self._strict):
             if isinstance(step, Rejection):
                 passed_over.append(step)
                 continue
@@ -165,7 +166,7 @@ class Resolver:
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
-            explanation = Explanation.of(step, shape, passed_over, warnings)
+            explanation = Explanation.of(step, shape, passed_over, warnings, device.key)
             logger.info("%s", explanation.headline)
             return explanation, launch
         return _nothing_fits(shape, passed_over, warnings)

@@ -8,15 +8,15 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib import metadata, resources
+from dataclasses import dataclass, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import BlocktuneError, StoreError, UsageError
+from blocktune.kernels.identity import Identity, Reuse, driver_version, ptxas_version, reuse_of, triton_version
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.store_file import SqliteRows, user_store_path
 
@@ -112,7 +112,7 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
     broken: list[str] = []
     for row in rows:
         try:
-            tuned = _tuned(row, key, device.limits.name)
+            tuned = _tuned(row, device)
         except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
             broken.append(f"{type(error).__name__}: {error}")
         else:
@@ -123,27 +123,40 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
     return own + others
 
 
-def _tuned(row: Mapping[str, Any], device_key: str, compute_capability: str) -> TunedConfig | None:
+def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
     """The row as a recommendation for this device, or None when it has nothing to say about it."""
-    origin = _origin_here(row, device_key, compute_capability)
-    if origin is None:
-        return None
+    origin, measured = Origin(row["origin"]), _identity_of(row)
+    if origin is Origin.DEFAULT or (origin is Origin.PREDICTED and measured.device_key != device.key):
+        return None  # a default needs no row, and a prediction is worth nothing elsewhere
     shape = AttentionShape.from_json(_document(row["shape"]))
     config = KernelConfig.from_json(_document(row["config"]))
-    kernel = _kernel(config)
-    if origin is Origin.MEASURED and (row["kernel_hash"] != kernel.source_hash or row["triton"] != _triton_version()):
-        origin = Origin.BORROWED
-    return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]))
+    kernel_hash = _kernel(config).source_hash
+    reuse = None
+    if origin is not Origin.PREDICTED:
+        reuse = reuse_of(measured, _present_identity(device, kernel_hash))
+        if reuse is None:
+            return None
+        if origin is Origin.BORROWED:
+            reuse = Reuse.SAME_CAPABILITY  # it was none of that device's own when it was stored
+        origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
+    return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]), reuse=reuse)
 
 
-def _origin_here(row: Mapping[str, Any], device_key: str, compute_capability: str) -> Origin | None:
-    """What the row's origin means on this device: measured on another one of the same compute capability is borrowed,
-    predicted for another one is worth nothing, and a default needs no row."""
-    origin = Origin(row["origin"])
-    if row["device_key"] == device_key:
-        return None if origin is Origin.DEFAULT else origin
-    same_capability = str(row["device_key"]).rsplit("|", 2)[1:2] == [compute_capability]
-    return Origin.BORROWED if same_capability and origin in (Origin.MEASURED, Origin.BORROWED) else None
+def _identity_of(row: Mapping[str, Any]) -> Identity:
+    return Identity(**{field: _text(row[field]) for field in _IDENTITY})
+
+
+_IDENTITY = tuple(field.name for field in fields(Identity))
+
+
+def _present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
+    return Identity(
+        device_key=device.key,
+        kernel_hash=kernel_hash,
+        triton=triton_version(),
+        ptxas=ptxas_version(device.limits.sm_arch),
+        driver=driver_version(),
+    )
 
 
 def _kernel(config: KernelConfig) -> Any:
@@ -165,18 +178,18 @@ def _document(value: Any) -> dict[str, Any]:
     return document
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"The device, kernel and software of a row are texts, but got {value!r:.100}.")
+    return value
+
+
 def _time_us(value: Any) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
         raise UsageError(f"`time_us > 0` must hold, but got {value!r}.")
     return float(value)
-
-
-@cache
-def _triton_version() -> str:
-    """Of the installed wheel, which also brings the ptxas that it compiles with."""
-    return metadata.version("triton")
 
 
 def _read_text(path: Path) -> str:
@@ -218,7 +231,8 @@ def _exported_rows(name: str, document: Any) -> list[dict[str, Any]]:
         device_key = DeviceSpec.from_json(document["device"]).key
         environments = document["environments"]
         return [
-            {"device_key": device_key, "triton": environments[best["environment"]]["triton"]}
+            {"device_key": device_key}
+            | {field: environments[best["environment"]][field] for field in ("triton", "ptxas", "driver")}
             | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
             for best in document["bests"]
         ]

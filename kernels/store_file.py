@@ -29,7 +29,8 @@ MAX_ROWS = 4096
 _STEPS_BETWEEN_CHECKS = 1000  # SQLite's virtual machine runs about 1e8 of them a second
 
 _QUERY = """
-    SELECT device_key, shape_json AS shape, config_json AS config, kernel_hash, origin, time_us, triton
+    SELECT device_key, shape_json AS shape, config_json AS config, kernel_hash, origin, time_us, triton, ptxas,
+           driver
     FROM dispatch WHERE device_key LIKE ? LIMIT ?
 """
 

@@ -8,9 +8,9 @@ import torch
 
 from blocktune.db.records import Best, Environment
 from blocktune.db.store import ResultStore
-from blocktune.kernels import source
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import ComputeLimits, DeviceSpec, device_named
+from blocktune.kernels.identity import Reuse, ptxas_version, triton_version
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, Launch
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.shape import AttentionShape, Causal
@@ -118,8 +118,14 @@ class BrokenSource:
         raise OSError("no such disk")
 
 
-def tuned(shape: AttentionShape, config: KernelConfig, origin: Origin = Origin.MEASURED) -> TunedConfig:
-    return TunedConfig(shape=shape, config=config, origin=origin, time_us=10.0 if origin is Origin.MEASURED else None)
+def tuned(
+    shape: AttentionShape,
+    config: KernelConfig,
+    origin: Origin = Origin.MEASURED,
+    reuse: Reuse | None = None,
+) -> TunedConfig:
+    time_us = 10.0 if origin is Origin.MEASURED else None
+    return TunedConfig(shape=shape, config=config, origin=origin, time_us=time_us, reuse=reuse)
 
 
 def best(
@@ -130,8 +136,12 @@ def best(
     origin: Origin = Origin.MEASURED,
     kernel_hash: str = "00000000feedbeef",
     triton: str | None = None,
+    ptxas: str | None = None,
+    driver: str = "",
 ) -> Best:
-    environment = Environment(triton=triton or source._triton_version(), ptxas="12.8.93", torch="2.11.0")
+    environment = Environment(
+        triton=triton or triton_version(), ptxas=ptxas or ptxas_version(90), torch="2.11.0", driver=driver
+    )
     return Best(
         device=device,
         environment=environment,

@@ -1,11 +1,14 @@
 """Which config the ladder offers, in which order, and why it passes over the others."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import pytest
 
 from blocktune.kernels import registry
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.explanation import Explanation
+from blocktune.kernels.identity import Reuse
 from blocktune.kernels.ladder import MAX_NEIGHBOURS, Candidate, ConfigTable, Rejection, Rung, climb_down, distance
 from blocktune.kernels.shape import AttentionShape, Causal
 
@@ -34,31 +37,50 @@ def test_without_rows_the_default_remains_and_every_higher_rung_has_a_reason() -
     *passed_over, last = steps([])
     assert isinstance(last, Candidate)
     assert (last.rung, last.config, last.origin) == (Rung.DEFAULT, DEFAULT, Origin.DEFAULT)
-    assert [step.rung for step in passed_over] == [Rung.EXACT, Rung.NEAREST, Rung.BORROWED, Rung.PREDICTED]
+    assert [step.rung for step in passed_over] == list(Rung)[:-2]
     assert all(isinstance(step, Rejection) and step.reason for step in passed_over)
 
 
 def test_the_rungs_follow_each_other() -> None:
-    one, two, three, four = (config(m, w) for m in (64, 128) for w in (4, 8))
+    configs = [config(m, w) for m in (64, 128) for w in (2, 4, 8, 16)]
+    worth = zip(Reuse, configs, strict=False)
     rows = [
-        tuned(SHAPE, four, Origin.PREDICTED),
-        tuned(SHAPE, three, Origin.BORROWED),
-        tuned(shape_like(2048), two),
-        tuned(SHAPE, one),
+        tuned(SHAPE, configs[6], Origin.PREDICTED),
+        tuned(shape_like(2048), configs[5]),
+        *reversed([tuned(SHAPE, own, Origin.BORROWED, reuse) for reuse, own in worth]),
     ]
-    assert offered(rows) == [
-        (Rung.EXACT, one),
-        (Rung.NEAREST, two),
-        (Rung.BORROWED, three),
-        (Rung.PREDICTED, four),
-        (Rung.DEFAULT, DEFAULT),
+    assert offered(rows) == [*zip(list(Rung)[:7], configs, strict=False), (Rung.DEFAULT, DEFAULT)]
+
+
+def test_a_strict_caller_gets_exact_measurements_or_none() -> None:
+    rows = [tuned(SHAPE, config(64)), tuned(SHAPE, config(128), Origin.BORROWED, Reuse.OTHER_DRIVER)]
+    for given, expected in ((rows, [config(64)]), (rows[1:], [])):
+        found = list(climb_down(ConfigTable(given), SHAPE, H200.limits, strict=True))
+        assert [step.config for step in found if isinstance(step, Candidate)] == expected
+        assert isinstance(found[-1], Rejection)
+        assert "strict" in found[-1].reason
+
+
+def test_of_equally_near_neighbours_the_one_of_the_nearer_software_comes_first() -> None:
+    near = [
+        tuned(shape_like(2048), config(m, w), Origin.BORROWED, reuse)
+        for (m, w), reuse in zip([(64, 4), (64, 8), (128, 4), (128, 8)], reversed(Reuse), strict=False)
     ]
+    assert [found for rung, found in offered(near) if rung is Rung.NEAREST] == [row.config for row in reversed(near)]
+
+
+def test_a_near_shape_of_another_driver_comes_before_a_far_one_of_this() -> None:
+    rows = [tuned(shape_like(16 * 2048), config(64)), tuned(shape_like(2048), config(128), Origin.BORROWED)]
+    assert offered(rows, shape_like(4096))[0] == (Rung.NEAREST, config(128))
 
 
 def test_a_neighbour_is_borrowed_and_says_from_where() -> None:
     neighbour = shape_like(2048)
     nearest = next(step for step in steps([tuned(neighbour, config())]) if isinstance(step, Candidate))
     assert (nearest.rung, nearest.origin, nearest.tuned_for) == (Rung.NEAREST, Origin.BORROWED, neighbour)
+    assert Explanation.of(nearest, SHAPE).reason == f"measured on this device for {neighbour.label}"
+    borrowed = dataclasses.replace(nearest, reuse=Reuse.SAME_CAPABILITY)
+    assert Explanation.of(borrowed, SHAPE).reason.startswith("measured on another device of this compute capability")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.store import ResultStore, default_store_path
-from blocktune.kernels import registry
+from blocktune.kernels import registry, source
 from blocktune.kernels.config import Origin
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import (
@@ -28,6 +28,8 @@ from blocktune.kernels.errors import (
     StoreError,
     StoreLockedError,
 )
+from blocktune.kernels.identity import Reuse
+from blocktune.kernels.ladder import ConfigTable
 from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source, usable_rows
 from blocktune.kernels.store_file import user_store_path
 
@@ -48,12 +50,12 @@ def store(tmp_path: Path) -> Path:
     return store_with(tmp_path / "store.db", best(SHAPE, config()))
 
 
-def origins(source: SqliteConfigs | JsonConfigs, device: Any = H200) -> list[Origin]:
-    return [row.origin for row in source.configs(device)]
+def origins(opened: SqliteConfigs | JsonConfigs, device: Any = H200) -> list[Origin]:
+    return [row.origin for row in opened.configs(device)]
 
 
 def test_a_winner_of_the_store_is_read_without_sqlalchemy(store: Path) -> None:
-    assert SqliteConfigs(store).configs(H200) == [tuned(SHAPE, config())]
+    assert SqliteConfigs(store).configs(H200) == [tuned(SHAPE, config(), reuse=Reuse.EXACT)]
 
 
 def test_the_store_is_not_changed_by_reading(store: Path) -> None:
@@ -63,22 +65,40 @@ def test_the_store_is_not_changed_by_reading(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "origin"),
+    ("changes", "found"),
     [
-        ({}, Origin.MEASURED),
-        ({"kernel_hash": "1111111111111111"}, Origin.BORROWED),
-        ({"triton": "3.5.0"}, Origin.BORROWED),
-        ({"device": H100}, Origin.BORROWED),
-        ({"origin": Origin.PREDICTED}, Origin.PREDICTED),
-        ({"origin": Origin.BORROWED}, Origin.BORROWED),
+        ({}, (Origin.MEASURED, Reuse.EXACT)),
+        ({"driver": "580.65.06"}, (Origin.MEASURED, Reuse.EXACT)),
+        ({"driver": "570.1"}, (Origin.BORROWED, Reuse.OTHER_DRIVER)),
+        ({"triton": "3.5.0"}, (Origin.BORROWED, Reuse.OTHER_COMPILER)),
+        ({"ptxas": "12.4.1", "driver": "570.1"}, (Origin.BORROWED, Reuse.OTHER_COMPILER)),
+        ({"kernel_hash": "1111111111111111", "triton": "3.5.0"}, (Origin.BORROWED, Reuse.OTHER_SOURCE)),
+        ({"device": H100}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
+        ({"device": H100, "kernel_hash": "1111111111111111"}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
+        ({"origin": Origin.BORROWED}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
+        ({"origin": Origin.PREDICTED}, (Origin.PREDICTED, None)),
         ({"origin": Origin.DEFAULT}, None),
         ({"device": H100, "origin": Origin.PREDICTED}, None),
         ({"device": device_named("a100_sxm4_80")}, None),
     ],
+    ids=str,
 )
-def test_what_an_origin_means_here(tmp_path: Path, changes: dict[str, Any], origin: Origin | None) -> None:
+def test_what_a_row_is_worth_here(
+    tmp_path: Path, changes: dict[str, Any], found: tuple[Origin, Reuse | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "driver_version", lambda: "580.65.06")
     path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
-    assert origins(SqliteConfigs(path)) == ([] if origin is None else [origin])
+    assert [(row.origin, row.reuse) for row in SqliteConfigs(path).configs(H200)] == ([] if found is None else [found])
+
+
+def test_rows_of_h100_and_h200_never_mix(tmp_path: Path) -> None:
+    path = store_with(tmp_path / "store.db", best(SHAPE, config(64), device=H100), best(SHAPE, config(128)))
+    for device, own in ((H200, config(128)), (H100, config(64))):
+        table = ConfigTable(SqliteConfigs(path).configs(device))
+        measured, borrowed = table.of_shape(Reuse.EXACT, SHAPE), table.of_shape(Reuse.SAME_CAPABILITY, SHAPE)
+        assert measured is not None
+        assert borrowed is not None
+        assert (measured.config, borrowed.config) == (own, config(192 - own.block_m))
 
 
 def test_rows_of_this_device_come_before_those_of_others(tmp_path: Path) -> None:
@@ -94,6 +114,8 @@ GOOD_ROW = {
     "origin": "measured",
     "time_us": 10.0,
     "triton": "3.6.0",
+    "ptxas": "12.8.93",
+    "driver": "580.65.06",
 }
 
 
@@ -114,6 +136,8 @@ GOOD_ROW = {
         {"time_us": float("nan")},
         {"time_us": -1.0},
         {"time_us": "10"},
+        {"triton": None},
+        {"kernel_hash": b"feedbeef"},
     ],
 )
 def test_a_broken_row_costs_itself_and_one_warning(damage: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +152,7 @@ def test_results_round_trip_through_an_exported_file(store: Path, tmp_path: Path
         document = opened.export_json(H200)
     file = tmp_path / "results.json"
     file.write_text(json.dumps(document))
-    assert JsonConfigs(file).configs(H200) == [tuned(SHAPE, config())]
+    assert JsonConfigs(file).configs(H200) == [tuned(SHAPE, config(), reuse=Reuse.EXACT)]
     assert origins(JsonConfigs(file), H100) == [Origin.BORROWED]
 
 
@@ -245,7 +269,8 @@ def endless(path: Path) -> None:
     """A view that never ends, as a hostile file may have."""
     changed_by("DROP VIEW dispatch")(path)
     columns = (
-        "CAST(n AS TEXT) device_key, '' shape_json, '' config_json, '' kernel_hash, '' origin, 1 time_us, '' triton"
+        "CAST(n AS TEXT) device_key, '' shape_json, '' config_json, '' kernel_hash, '' origin, 1 time_us, '' triton,"
+        "'' ptxas, '' driver"
     )
     changed_by(
         f"CREATE VIEW dispatch AS WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT 1 FROM t) SELECT {columns} FROM t"

@@ -1,0 +1,109 @@
+"""What a measurement belongs to besides its shape and config, and what it is worth where something of that differs.
+
+A time is a fact about one kind of device (name, compute capability, SM count: `DeviceSpec.key`), one version of a
+kernel's source, the Triton and ptxas that compiled it, and the driver that ran it. Whatever else the caller asks for
+(data type, head dimensions, mask, direction, features) is part of the shape.
+"""
+
+import ctypes
+import re
+import subprocess
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import metadata
+
+NVML_LIBRARY = "libnvidia-ml.so.1"
+_NVML_TEXT_BYTES = 96  # more than NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+
+
+class Reuse(StrEnum):
+    """How far a measurement's identity is from the present one, nearest first. Only `EXACT` is a measurement of ours.
+
+    Rows of another kind of device, such as an H100's on an H200, are never more than `SAME_CAPABILITY`.
+    """
+
+    EXACT = "exact"
+    OTHER_DRIVER = "other_driver"
+    OTHER_COMPILER = "other_compiler"
+    OTHER_SOURCE = "other_source"
+    SAME_CAPABILITY = "same_capability"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """device_key: `DeviceSpec.key`. kernel_hash: of the device code. The versions are empty where they are unknown."""
+
+    device_key: str
+    kernel_hash: str
+    triton: str
+    ptxas: str
+    driver: str
+
+
+def reuse_of(measured: Identity, present: Identity) -> Reuse | None:
+    """What a measurement of one identity is worth in another, judged by the greatest difference; None is nothing.
+
+    A version that one side does not know counts as equal: a device that is only named has no driver.
+    """
+    if measured.device_key != present.device_key:
+        same = _compute_capability(measured.device_key) == _compute_capability(present.device_key) != ""
+        return Reuse.SAME_CAPABILITY if same else None
+    if measured.kernel_hash != present.kernel_hash:
+        return Reuse.OTHER_SOURCE
+    if _differ(measured.triton, present.triton) or _differ(measured.ptxas, present.ptxas):
+        return Reuse.OTHER_COMPILER
+    return Reuse.OTHER_DRIVER if _differ(measured.driver, present.driver) else Reuse.EXACT
+
+
+def _differ(one: str, other: str) -> bool:
+    return bool(one and other) and one != other
+
+
+def _compute_capability(device_key: str) -> str:
+    """The middle of a key such as `nvidia h200|9.0|132`; empty for what is no key."""
+    parts = device_key.rsplit("|", 2)
+    return parts[1] if len(parts) == 3 else ""
+
+
+@cache
+def triton_version() -> str:
+    """Of the installed wheel."""
+    return metadata.version("triton")
+
+
+@cache
+def ptxas_version(sm_arch: int) -> str:
+    """Version of the assembler that Triton uses for an architecture such as 90: `12.8.93`. Empty when there is none.
+
+    TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH are honoured, as Triton does. The assembler is run once, which
+    Triton does anyway before it compiles.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    try:
+        banner = str(get_ptxas_version(sm_arch))
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # none works; then Triton compiles nothing either
+        return ""
+    match = re.search(r"V(\d+(?:\.\d+)+)", banner)
+    return match[1] if match else banner.strip()
+
+
+@cache
+def driver_version() -> str:
+    """The driver's version as NVML tells it, such as `580.65.06`; empty without a driver.
+
+    CUDA itself tells only the newest CUDA that the driver supports (`cuDriverGetVersion`).
+    """
+    try:
+        nvml = ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return ""
+    text = ctypes.create_string_buffer(_NVML_TEXT_BYTES)
+    if nvml.nvmlInit_v2() != 0:
+        return ""
+    try:
+        code = nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_NVML_TEXT_BYTES))
+    finally:
+        nvml.nvmlShutdown()
+    return text.value.decode(errors="replace") if code == 0 else ""

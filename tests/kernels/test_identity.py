@@ -1,0 +1,106 @@
+"""What a measurement of one device and software is worth on another, and how the versions here are found."""
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from blocktune.kernels import identity
+from blocktune.kernels.device import device_named
+from blocktune.kernels.identity import Identity, Reuse, driver_version, ptxas_version, reuse_of
+
+HERE = Identity(
+    device_key=device_named("h200").key,
+    kernel_hash="00000000feedbeef",
+    triton="3.6.0",
+    ptxas="12.8.93",
+    driver="580.65.06",
+)
+H100 = {"device_key": device_named("h100_sxm5").key}
+SLICE = {"device_key": "nvidia h200 mig 1g.18gb|9.0|16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "worth"),
+    [
+        ({}, Reuse.EXACT),
+        ({"driver": "580.65.07"}, Reuse.OTHER_DRIVER),
+        ({"triton": "3.6.1"}, Reuse.OTHER_COMPILER),
+        ({"ptxas": "12.9.1"}, Reuse.OTHER_COMPILER),
+        ({"ptxas": "12.9.1", "driver": "570"}, Reuse.OTHER_COMPILER),
+        ({"kernel_hash": "f" * 16, "triton": "3.5.0"}, Reuse.OTHER_SOURCE),
+        ({"kernel_hash": ""}, Reuse.OTHER_SOURCE),
+        (H100, Reuse.SAME_CAPABILITY),
+        (SLICE, Reuse.SAME_CAPABILITY),
+        ({"device_key": "nvidia h200|9.0|78"}, Reuse.SAME_CAPABILITY),
+        (H100 | {"kernel_hash": "f" * 16}, Reuse.SAME_CAPABILITY),
+        ({"device_key": device_named("a100_sxm4_80").key}, None),
+        ({"device_key": ""}, None),
+        ({"device_key": "9.0"}, None),
+        # a device that is only named has no driver, and old rows may lack versions
+        ({"driver": ""}, Reuse.EXACT),
+        ({"ptxas": "", "triton": ""}, Reuse.EXACT),
+    ],
+    ids=str,
+)
+def test_the_greatest_difference_decides(changes: dict[str, Any], worth: Reuse | None) -> None:
+    there = replace(HERE, **changes)
+    assert reuse_of(there, HERE) is worth
+    assert reuse_of(HERE, there) is worth
+
+
+class FakeNvml:
+    """libnvidia-ml as the code calls it; `code` is what the query answers."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.open = code, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += 1
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: ctypes.c_uint) -> int:
+        assert length.value == ctypes.sizeof(text)
+        text.value = b"580.65.06"
+        return self.code
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+
+@pytest.mark.parametrize(("code", "version"), [(0, "580.65.06"), (999, "")])
+def test_the_driver_is_asked_and_let_go(code: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(code)
+    monkeypatch.setattr(identity.ctypes, "CDLL", lambda name: nvml)
+    assert driver_version.__wrapped__() == version
+    assert nvml.open == 0
+
+
+def test_without_a_driver_its_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "NVML_LIBRARY", "libnosuch.so.1")
+    assert driver_version.__wrapped__() == ""
+
+
+def test_the_assembler_is_the_one_that_the_tuner_records() -> None:
+    from blocktune.tuner import resources
+
+    assert ptxas_version(90) == resources.ptxas_version((9, 0)) != ""
+
+
+def test_an_assembler_that_does_not_run_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia import compiler
+
+    def missing(sm_arch: int) -> str:
+        raise RuntimeError("Cannot find ptxas")
+
+    monkeypatch.setattr(compiler, "get_ptxas_version", missing)
+    assert ptxas_version.__wrapped__(90) == ""
+
+
+@pytest.mark.gpu
+def test_the_driver_is_the_one_that_the_tuner_records() -> None:
+    from blocktune.tuner import telemetry
+
+    assert driver_version() == telemetry.driver_version() != ""
