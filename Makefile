@@ -16,7 +16,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
-INTERPRETED := $(addprefix tests/kernels/test_,flash_decode.py flash_fwd.py flash_fwd_general.py flash_sparse.py \
+INTERPRETED := $(addprefix tests/kernels/test_,flash_bwd_dense.py flash_decode.py flash_fwd.py flash_fwd_general.py flash_sparse.py \
 	historical.py hopper_bwd_passes.py)
 PYTEST := $(BIN)/python -P -m pytest -q
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)

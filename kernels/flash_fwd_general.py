@@ -14,29 +14,29 @@ import triton.language as tl
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.dropout import keep_arguments
-from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import Extras
-from blocktune.kernels.features import UNLIMITED, Features, MaskKind
+from blocktune.kernels.feature_arguments import (
+    DENSE_FEATURES,
+    RUN_TIME_INTEGERS,
+    broadcast_strides,
+    check_extras,
+    example_arguments,
+    feature_constants,
+    lse_strides,
+    mask_bytes,
+    mask_tile_bytes,
+    run_time_numbers,
+    run_time_sizes,
+)
+from blocktune.kernels.features import Features
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_general_tiles import attend_general
-from blocktune.kernels.flash_kernel import IN_ORDER, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides
+from blocktune.kernels.flash_kernel import IN_ORDER, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, heads_per_group
 from blocktune.kernels.flash_tiles import load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
-
-MASK_CODES = {MaskKind.NONE: 0, MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
-"""The masks as `score_tile` counts them."""
-
-SIZES = (
-    "num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "diagonal", "window_left",
-    "window_right",
-)  # fmt: skip
-DROPOUT_WORDS = ("seed_lo", "seed_hi", "offset", "threshold")
-RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS)
-"""Integers that are not compiled in."""
 
 _DENSE = FlashForward()
 """Its tiles are the same, and so is what they take."""
@@ -120,65 +120,16 @@ class GeneralForwardLaunch:
         mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
         strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
         tensors = (q, k, v, out, lse, mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k)
-        numbers = (scale, extras.softcap, 1.0 - extras.dropout_p, *keep_arguments(extras))
+        numbers = run_time_numbers(extras, scale)
         strides += (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
         flash_fwd_general_kernel[self.grid](*tensors, *numbers, *strides, *self.fixed, **self.options)
-
-
-def check_extras(features: Features, extras: Extras) -> None:
-    """Whether every feature has what it needs.
-
-    Raises:
-        UsageError: it has not.
-    """
-    needed = {
-        "mask": features.mask in (MaskKind.BOOLEAN, MaskKind.ADDITIVE),
-        "alibi_slopes": features.alibi,
-        "cu_seqlens_q": features.varlen,
-        "cu_seqlens_k": features.varlen,
-    }
-    missing = [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
-    if missing:
-        raise UsageError(
-            "The extras hold the tensors of the shape's features and no others, but for "
-            f"{features.label!r} that is not so of {', '.join(missing)}. Give what the shape asks for."
-        )
-    if features.softcap and not extras.softcap > 0:
-        raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
-
-
-def mask_bytes(mask: Any) -> Any:
-    """The mask as the kernels read it: a boolean one as bytes, in the same memory."""
-    import torch
-
-    return mask.view(torch.uint8) if mask is not None and mask.dtype is torch.bool else mask
-
-
-def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
-    """The tensor's strides in elements, 0 where it has one element for all; zeros without a tensor."""
-    if tensor is None:
-        return (0,) * dims
-    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def lse_strides(q: Any) -> tuple[int, int]:
-    """Strides of (batch, head) of the log-sum-exp that belongs to the query."""
-    heads, rows = q.shape[1], q.shape[2]
-    return heads * rows, rows
-
-
-def _mask_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Of the buffers that a mask's tiles may take beside those of K and V. The compiler decides; a default leaves room
-    for them."""
-    element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
-    return config.num_stages * config.block_m * config.block_n * element
 
 
 class FlashForwardGeneral(AttentionKernel):
     """The forward for shapes with features."""
 
     name = "flash_fwd_general"
-    features = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
+    features = DENSE_FEATURES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (64, 128),
         "block_n": (32, 64, 128),
@@ -223,19 +174,13 @@ class FlashForwardGeneral(AttentionKernel):
             config
             for config in candidates
             if not self.violations(config, shape, limits)
-            and self.shared_bytes(config, shape, limits) + _mask_bytes(config, shape) <= room
+            and self.shared_bytes(config, shape, limits) + mask_tile_bytes(config, shape) <= room
         )
         return next(feasible, candidates[-1])
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        features, lengths = shape.features, TensorArgument("int32")
-        arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype))
-        arguments |= {"Lse": None, "Mask": None, "Slopes": TensorArgument("float32") if features.alibi else None}
-        if features.mask is not MaskKind.NONE:
-            arguments["Mask"] = TensorArgument("uint8" if features.mask is MaskKind.BOOLEAN else shape.dtype)
-        arguments |= dict.fromkeys(("CuQ", "CuK"), lengths if features.varlen else None)
-        arguments |= {"scale": 1.0, "softcap": 1.0, "kept_share": 1.0} | dict.fromkeys(DROPOUT_WORDS, 0)
-        arguments |= _example_strides(shape)
+        arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype)) | {"Lse": None}
+        arguments |= example_arguments(shape)
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
         arguments |= self.sizes(shape) | self.constants(config, shape)
@@ -246,22 +191,11 @@ class FlashForwardGeneral(AttentionKernel):
         return GeneralForwardLaunch(shape.features, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
 
     def sizes(self, shape: AttentionShape) -> dict[str, int]:
-        window = shape.features.window or (UNLIMITED, UNLIMITED)
-        plain = tuple(_DENSE.sizes(shape).values())[:-1]
-        return dict(zip(SIZES, (*plain, shape.diagonal, *window), strict=True))
+        return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        plain, features = _DENSE.constants(_in_order(config), shape), shape.features
-        own = {
-            "UPPER_LEFT": shape.causal is Causal.UPPER_LEFT,
-            "WINDOW": features.window is not None,
-            "SOFTCAP": features.softcap,
-            "ALIBI": features.alibi,
-            "MASK": MASK_CODES[features.mask],
-            "DROPOUT": features.dropout,
-            "RAGGED": plain["RAGGED"] or features.varlen,
-        }
-        values = plain | own
+        values = _DENSE.constants(_in_order(config), shape) | feature_constants(shape)
+        values["RAGGED"] = values["RAGGED"] or shape.features.varlen
         return {name: values[name] for name in flash_fwd_general_kernel.arg_names if name in values}
 
     @cached_property
@@ -271,12 +205,3 @@ class FlashForwardGeneral(AttentionKernel):
 
 def _in_order(config: KernelConfig) -> KernelConfig:
     return replace(config, extra=(("schedule", IN_ORDER),))
-
-
-def _example_strides(shape: AttentionShape) -> dict[str, int]:
-    """Strides of a mask [seqlen_q, seqlen_k] and of slopes [num_heads] for all of the batch, and of log-sum-exps."""
-    mask = (0, 0, shape.seqlen_k, 1) if shape.features.mask is not MaskKind.NONE else (0,) * 4
-    slopes = (0, 1) if shape.features.alibi else (0, 0)
-    lse = (shape.num_heads * shape.seqlen_q, shape.seqlen_q)
-    names = ("mb", "mh", "mm", "mn", "sb", "sh", "lb", "lh")
-    return {f"stride_{name}": value for name, value in zip(names, (*mask, *slopes, *lse), strict=True)}

@@ -3,7 +3,9 @@
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
 from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
+from blocktune.kernels.flash_bwd_fused import FlashBackwardFused
 from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
+from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
@@ -20,6 +22,8 @@ KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
     for kernel in (
         FlashBackwardHopper(),
+        FlashBackwardSplit(),
+        FlashBackwardFused(),
         FlashDecode(),
         FlashForwardHopper(),
         FlashForwardTma(),

@@ -59,9 +59,6 @@ def score_tile(
         derivative = 1.0 - bent * bent
     if ALIBI:
         scores -= slope * tl.abs(rows + diagonal - columns).to(tl.float32)
-    if CAUSAL or WINDOW or CHECK_KEYS:
-        seen = visible_tile(rows, columns, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW, CHECK_KEYS)
-        scores = tl.where(seen, scores, float("-inf"))
     if MASK != 0:
         pointers = mask_base + rows.to(tl.int64) * stride_mm + columns.to(tl.int64) * stride_mn
         inside = (rows < seqlen_q) & (columns < seqlen_k)
@@ -69,6 +66,9 @@ def score_tile(
             scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
         else:
             scores += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    if CAUSAL or WINDOW or CHECK_KEYS:  # last: what a mask holds where nobody looks, NaN included, changes nothing
+        seen = visible_tile(rows, columns, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW, CHECK_KEYS)
+        scores = tl.where(seen, scores, float("-inf"))
     return scores, derivative
 
 

@@ -1,27 +1,22 @@
 """The general forward against the float64 reference: in Triton's interpreter on the CPU, compiled where a GPU is."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, combinations, product
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.driver import read_driver
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import NO_EXTRAS, Extras
-from blocktune.kernels.features import Features
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Causal
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
+from .feature_cases import DEVICE, ON_GPU, PAIRS, WINDOWS, WORDS, extras_of, packed, runs, shape_of, tensors
+
 KERNEL = get_kernel("flash_fwd_general")
 CONFIG = KernelConfig("flash_fwd_general", 64, 32, 4, 2)
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates; exponents that overflow under a
@@ -30,56 +25,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
-runs = pytest.mark.skipif(
-    not ON_GPU and not knobs.runtime.interpret,
-    reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-)
 # Relative Frobenius error against float64; see test_flash_fwd.py.
 TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 LSE_TOLERANCE = {"bfloat16": 1e-4, "float16": 1e-4, "float32": 1e-5}
-WORDS = ("window=20:9", "softcap", "alibi", "boolean", "additive", "dropout")
-# one that only bounds the right side says nothing beside a causal mask
-WINDOWS = [(window, Causal.NONE) for window in ((0, 0), (-1, 3), (3, -1), (40, 40), (0, 70), (300, 2))]
-WINDOWS += list(product(((0, 0), (3, -1), (40, -1)), (Causal.UPPER_LEFT, Causal.LOWER_RIGHT)))
-PAIRS = [" ".join(pair) for pair in combinations(WORDS, 2) if pair != ("boolean", "additive")]
-
-
-def shape_of(features: str, **changes: Any) -> AttentionShape:
-    base: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_heads_kv": 1, "seqlen_q": 70, "seqlen_k": 90}
-    base |= {"head_dim": 16, "dtype": "float32"} | changes
-    return AttentionShape(**({"head_dim_v": base["head_dim"]} | base), features=Features.parse(features))
-
-
-def extras_of(shape: AttentionShape, seed: int = 1) -> Extras:
-    """Random extras; masks hide a fifth of the pairs, and the first key always, so that some rows may see none."""
-    features, generator = shape.features, torch.Generator().manual_seed(seed)
-    chances = torch.rand(shape.batch, 1, shape.seqlen_q, shape.seqlen_k, generator=generator).to(DEVICE)
-    seen = (chances > 0.2) & (torch.arange(shape.seqlen_k, device=DEVICE) > 0)
-    bias = torch.randn(1, shape.num_heads, shape.seqlen_q, shape.seqlen_k, generator=generator).to(DEVICE)
-    slopes = torch.rand(shape.batch, shape.num_heads, generator=generator).to(DEVICE) / 4
-    dropout: dict[str, Any] = {"dropout_p": 0.3, "seed": 0xDEADBEEF_87654321, "offset": 5} if features.dropout else {}
-    masks = {"boolean": seen, "additive": bias.masked_fill(~seen, float("-inf"))}
-    return Extras(
-        mask=masks.get(str(features.mask)),
-        alibi_slopes=slopes if features.alibi else None,
-        softcap=1.5 if features.softcap else 0.0,
-        **dropout,
-    )
-
-
-def tensors(shape: AttentionShape, layout: str = "bhsd", tokens: tuple[int, int] | None = None) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    batch, (rows_q, rows_k) = (1, tokens) if tokens else (shape.batch, (shape.seqlen_q, shape.seqlen_k))
-    drawn = []
-    for heads, rows, dim in (
-        (shape.num_heads, rows_q, shape.head_dim),
-        (shape.num_heads_kv, rows_k, shape.head_dim),
-        (shape.num_heads_kv, rows_k, shape.head_dim_v),
-    ):
-        sizes = (batch, heads, rows, dim) if layout == "bhsd" else (batch, rows, heads, dim)
-        tensor = torch.randn(sizes, generator=generator).to(getattr(torch, shape.dtype)).to(DEVICE)
-        drawn.append(tensor if layout == "bhsd" else tensor.transpose(1, 2))
-    return drawn
 
 
 def run(
@@ -211,14 +159,6 @@ def test_dropout_leaves_the_log_sum_exp_alone() -> None:
     shape = shape_of("dropout")
     other = replace(extras_of(shape), dropout_p=0.9, seed=3)
     assert torch.equal(check(shape), check(shape, extras=other))
-
-
-def packed(shape: AttentionShape, lengths_q: Sequence[int], lengths_k: Sequence[int]) -> tuple[Any, Extras]:
-    """Packed tensors and extras of sequences with these lengths."""
-    bounds_q, bounds_k = ([0, *accumulate(lengths)] for lengths in (lengths_q, lengths_k))
-    cu_q, cu_k = (torch.tensor(bounds, dtype=torch.int32, device=DEVICE) for bounds in (bounds_q, bounds_k))
-    extras = replace(extras_of(shape), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    return tensors(shape, "bshd", (bounds_q[-1], bounds_k[-1])), extras
 
 
 @runs
