@@ -12,6 +12,7 @@ cache. Keys that the neighbours just read are mostly found there, so what a GPU 
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.shape import AttentionShape
@@ -28,7 +29,7 @@ STATISTIC_BYTES = 4
 class Traffic:
     """Bytes between device memory and the chip; a subclass names them by tensor, ending in `_read` or `_written`."""
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Every tensor's bytes, and their sum."""
         return self._ending_in("") | {"total_bytes": self.total_bytes}
 
