@@ -18,10 +18,14 @@ from blocktune.kernels.errors import StoreError, UsageError
 from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
+    from blocktune.db.merging import ImportCounts
     from blocktune.db.store import ResultStore
 
 OutputFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; `-` is stdout.", allow_dash=True)]
 InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="An export to read.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Believe what was measured there; else it is borrowed until `tune verify`.")
+]
 
 
 @contextmanager
@@ -102,13 +106,15 @@ def export(
         note(f"wrote {counts['bests']} winners and {counts['trials']} trials to {file}")
 
 
-def import_(file: InputFile, db: Database = None, as_json: AsJson = False) -> None:
+def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
     """Take the results of an export into the database.
 
-    All of them or, when anything is wrong, none. What the database holds and ranks higher stays.
+    All of them or, when anything is wrong, none. What the database holds and ranks higher stays. Winners that were
+    measured elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file.
 
     \b
     tune import h200.json
+    tune import my-own-h200.json --trust
     """
     from blocktune.db.exchange import load_document
     from blocktune.db.store import ResultStore
@@ -118,7 +124,12 @@ def import_(file: InputFile, db: Database = None, as_json: AsJson = False) -> No
     except OSError as error:
         raise UsageError(f"An import needs a file that can be read, but {file} cannot: {error.strerror}.") from error
     with ResultStore.open(db) as store:
-        counts = store.import_json(document)
+        counts = store.import_json(document, trust=trust)
+    show_imported(counts, as_json)
+
+
+def show_imported(counts: "ImportCounts", as_json: bool) -> None:
+    """What an import or a merge did."""
     if as_json:
         print_json(asdict(counts))
         return

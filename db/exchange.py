@@ -22,7 +22,8 @@
           "created_at": "2026-11-20T12:00:00+00:00"
         }
       ],
-      "trials": [...]                     only on request: the fields of Trial in db/records.py
+      "trials": [...],                    only on request: the fields of Trial in db/records.py
+      "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
     }
 
 One document holds one device. Every field is written, keys and rows are sorted: equal results give equal text. Reading
@@ -30,6 +31,7 @@ One document holds one device. Every field is written, keys and rows are sorted:
 nothing in a document is ever run.
 """
 
+import hashlib
 import json
 import os
 import tempfile
@@ -42,6 +44,7 @@ from typing import Any, NoReturn
 from blocktune.db.records import Best, Environment, Trial
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import ImportRejectedError
+from blocktune.kernels.limits import limits_for
 from blocktune.kernels.shape import AttentionShape
 
 FORMAT = "blocktune-results"
@@ -124,13 +127,52 @@ def _trial_json(trial: Trial) -> Document:
     }
 
 
+FROZEN_FIELDS = ("shape", "config", "kernel_hash", "environment", "created_at", "origin", "time_us")
+"""What of a winner production needs: which config, for what, and how sure that is."""
+
+
+def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
+    """The winners of one device for production: without what they won against, and sealed by a hash of the content.
+
+    Equal winners give an equal document, byte for byte in the text of `canonical_text`, wherever it is made.
+    """
+    document = document_from(device, bests, None)
+    document["bests"] = [{name: best[name] for name in FROZEN_FIELDS} for best in document["bests"]]
+    document["device"] = _kind_of(device).to_json()
+    return document | {"sha256": seal_of(document)}
+
+
+def _kind_of(device: DeviceSpec) -> DeviceSpec:
+    """What makes two devices the same: the memory or clock that one piece reports must not change a frozen file."""
+    return DeviceSpec(name=device.name, limits=limits_for(device.limits.cc), num_sms=device.num_sms, source="catalogue")
+
+
+def seal_of(document: Document) -> str:
+    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
+    unsealed = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(canonical_text(unsealed).encode()).hexdigest()
+
+
+def canonical_text(document: Document) -> str:
+    """The document in one line, with sorted keys: equal documents, equal text."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def save_document(document: Document, path: Path) -> None:
-    """Writes the document in its canonical text; a reader sees the old file or the whole new one.
+    """Writes the document in a text for people; a reader sees the old file or the whole new one.
 
     Raises:
         OSError: the place cannot be written.
     """
-    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    save_text(json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n", path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Writes a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:

@@ -5,32 +5,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from blocktune.db.exchange import FORMAT, FORMAT_VERSION
+from blocktune.db import bounds
+from blocktune.db.bounds import COUNT, RATIO, SECONDS, TIME_US, Range
+from blocktune.db.exchange import FORMAT, FORMAT_VERSION, seal_of
 from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.db.untrusted import Untrusted
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import ImportRejectedError
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 
 MAX_ENVIRONMENTS = 1000
 MAX_BESTS = 20_000
 MAX_TRIALS = 200_000
-MAX_SAMPLES = 10_000
-MAX_TIME_US = 1e10  # nearly three hours for one call
 MAX_INT = 2**31 - 1
 EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # before Triton could be tuned
 _DIGEST = "[0-9a-f]{16}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportCounts:
-    """What an import stored, and what it left as it was because the store held better or younger rows."""
-
-    bests: int
-    bests_kept: int
-    trials: int
-    trials_kept: int
 
 
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
@@ -39,9 +30,11 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
-    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials",))
+    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials", "sha256"))
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
+    if "sha256" in top:
+        _require_unbroken_seal(document, top["sha256"])
     device = top["device"].parsed(DeviceSpec.from_json, "a device")
     source = _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
     bests = [source.best(item) for item in top["bests"].items(MAX_BESTS)]
@@ -49,14 +42,23 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     return bests, trials
 
 
+def _require_unbroken_seal(document: dict[str, Any], seal: Untrusted) -> None:
+    try:
+        seal.match(seal_of(document), "the hash of the rest, so it was changed after it was frozen")
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, ImportRejectedError):
+            raise
+        seal.reject(f"the hash of JSON ({error})")
+
+
 def _environments(node: Untrusted) -> dict[str, Environment]:
     found = {}
     for digest, entry in node.entries(MAX_ENVIRONMENTS).items():
         parts = entry.object(("triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"))
         environment = Environment(
-            **{name: parts[name].text() for name in ("triton", "ptxas", "torch", "cuda", "driver")},
-            protocol=parts["protocol"].integer(0, MAX_INT),
-            power_limit_w=parts["power_limit_w"].integer(0, 100_000),
+            **{name: parts[name].text(bounds.MAX_TEXT) for name in ("triton", "ptxas", "torch", "cuda", "driver")},
+            protocol=_integer(COUNT)(parts["protocol"]),
+            power_limit_w=_integer(bounds.POWER_W)(parts["power_limit_w"]),
         )
         if environment.digest != digest:
             entry.reject(f"the environment with this digest (these values have {environment.digest})")
@@ -110,16 +112,13 @@ def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
     return {name: read(parts[name]) for name, read in readers.items() if name in parts}
 
 
-def _ratio(node: Untrusted) -> float:
-    return node.number(1e-6, 1e6)
+def _number(limits: Range) -> Callable[[Untrusted], float]:
+    return lambda node: node.number(*limits)
 
 
-def _seconds(node: Untrusted) -> float:
-    return node.number(0, 1e7)
-
-
-def _time(node: Untrusted) -> float:
-    return node.number(1e-3, MAX_TIME_US)
+def _integer(limits: Range) -> Callable[[Untrusted], int]:
+    low, high = limits
+    return lambda node: node.integer(int(low), int(high))
 
 
 def _shape(node: Untrusted) -> AttentionShape:
@@ -137,29 +136,25 @@ def _config(node: Untrusted) -> KernelConfig:
 
 
 def _resources(node: Untrusted) -> KernelResources:
-    counts = ("registers", "shared_bytes", "static_shared_bytes", "stack_bytes", "spill_bytes", "num_warps", "barriers")
-    parts = node.object((*counts, "tensor_cores", "code_sha256"))
+    parts = node.object((*bounds.RESOURCES, "tensor_cores", "code_sha256"))
     return KernelResources(
-        **{name: parts[name].integer(0, MAX_INT) for name in counts},
+        **{name: _integer(COUNT)(parts[name]) for name in bounds.RESOURCES},
         tensor_cores=parts["tensor_cores"].match("[a-z0-9_]{1,32}", "the name of an instruction or `none`"),
         code_sha256=parts["code_sha256"].match("([0-9a-f]{64})?", "64 hexadecimal digits or empty"),
     )
 
 
 def _telemetry(node: Untrusted) -> Telemetry:
-    highest = {
-        "sm_clock_mhz": 100_000,
-        "memory_clock_mhz": 100_000,
-        "temperature_c": 1000,
-        "throttle_reasons": 2**63 - 1,
-        "other_processes": 1_000_000,
-    }
-    parts = node.object((), (*highest, "power_w"))
-    power_w = parts["power_w"].number(0, 100_000) if "power_w" in parts else None
-    return Telemetry(
-        power_w=power_w, **{name: parts[name].integer(0, limit) for name, limit in highest.items() if name in parts}
-    )
+    return Telemetry(**_read(node.object((), _TELEMETRY_READERS), _TELEMETRY_READERS))
 
+
+_time = _number(TIME_US)
+_ratio = _number(RATIO)
+
+_TELEMETRY_READERS: _Readers = {
+    "power_w": _number(bounds.POWER_W),
+    **{name: _integer(limits) for name, limits in bounds.TELEMETRY.items()},
+}
 
 _BEST_READERS: _Readers = {
     "time_us": _time,
@@ -171,20 +166,22 @@ _BEST_READERS: _Readers = {
     "speedup_over_default": _ratio,
     "speedup_low": _ratio,
     "speedup_high": _ratio,
-    "trials": lambda node: node.integer(0, MAX_INT),
+    "trials": _integer(COUNT),
 }
 
 _TRIAL_READERS: _Readers = {
     "resources": _resources,
-    "blocks_per_sm": lambda node: node.integer(0, 1024),
-    "occupancy": lambda node: node.number(0, 1),
-    "limiters": lambda node: tuple(item.match("[a-z_]{1,32}", "the name of a limit") for item in node.items(16)),
+    "blocks_per_sm": _integer(bounds.BLOCKS_PER_SM),
+    "occupancy": _number(bounds.FRACTION),
+    "limiters": lambda node: tuple(
+        item.match("[a-z_]{1,32}", "the name of a limit") for item in node.items(bounds.MAX_LIMITERS)
+    ),
     "predicted_us": _time,
     "time_us": _time,
     "relative_to_anchor": _ratio,
-    "samples_us": lambda node: tuple(_time(item) for item in node.items(MAX_SAMPLES)),
-    "error": lambda node: node.text(1_000_000),
-    "compile_seconds": _seconds,
-    "bench_seconds": _seconds,
+    "samples_us": lambda node: tuple(_time(item) for item in node.items(bounds.MAX_SAMPLES)),
+    "error": lambda node: node.prose(bounds.MAX_ERROR),
+    "compile_seconds": _number(SECONDS),
+    "bench_seconds": _number(SECONDS),
     "telemetry": _telemetry,
 }

@@ -11,6 +11,9 @@ from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 
+ORIGIN_RANK = {origin: rank for rank, origin in enumerate(Origin)}
+"""How sure a winner is: of two, the one with the lower rank stays."""
+
 
 class Outcome(StrEnum):
     """How one trial ended. Only `OK` has a time; a bad result is a result and is stored."""
@@ -57,7 +60,8 @@ class Telemetry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One candidate and how it ended. samples_us are the timed rounds, time_us their median, relative_to_anchor the
-    median of time over the anchor's time in the same round (None when it was not timed)."""
+    median of time over the anchor's time in the same round (None when it was not timed). imported: it came in a
+    document and was not made again here; such a trial never counts as one of this machine."""
 
     device: DeviceSpec
     environment: Environment
@@ -78,6 +82,7 @@ class Trial:
     bench_seconds: float = 0.0
     telemetry: Telemetry = field(default_factory=Telemetry)
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    imported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,27 +4,29 @@ Rows may come from anyone's database, so every value that is read goes through t
 """
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from blocktune.db.bounds import MAX_ERROR, require_sound_best, require_sound_trial
 from blocktune.db.models import Base, BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records import ORIGIN_RANK, Best, Environment, Outcome, Telemetry, Trial
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import UsageError
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 
 _RESOURCES = tuple(field.name for field in fields(KernelResources))
 _TELEMETRY = tuple(field.name for field in fields(Telemetry))
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
-_RANK = {origin: rank for rank, origin in enumerate(Origin)}
+
+IMPORTED = "imported"
+"""Stands where the UUID of the GPU stands otherwise: the trial came in a document and nobody made it again here."""
 
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
 
@@ -43,12 +45,14 @@ class RowWriter:
 
     def put_trial(self, trial: Trial, *, only_newer: bool = False) -> bool:
         """Stores the trial in place of an earlier one of the same candidate; with `only_newer`, unless that one is
-        younger. Returns whether it was stored."""
+        younger or was made here and this one was not. Returns whether it was stored."""
+        trial = replace(trial, error=storable(trial.error))
+        require_sound_trial(trial)
         key = self._provenance(trial) | {"config_id": self._config(trial.config)}
         row = self._session.scalar(select(TrialRow).filter_by(**key))
         if row is None:
             self._session.add(TrialRow(**key, **_trial_columns(trial)))
-        elif only_newer and row.created_at >= trial.created_at:
+        elif only_newer and _standing(row.gpu_uuid == IMPORTED, row) >= _standing(trial.imported, trial):
             return False
         else:
             _assign(row, _trial_columns(trial))
@@ -57,22 +61,42 @@ class RowWriter:
     def put_best(self, best: Best) -> bool:
         """Stores the best of its shape and device unless the stored one outranks it: measured before borrowed before
         predicted before default, and of equal origin the younger one. Returns whether it was stored."""
+        require_sound_best(best)
+        row = self._best_row(best)
+        if row is not None:
+            stored, offered = ORIGIN_RANK[Origin(row.origin)], ORIGIN_RANK[best.origin]
+            if stored < offered or (stored == offered and row.created_at >= best.created_at):
+                return False
+        self.replace_best(best)
+        return True
+
+    def replace_best(self, best: Best) -> None:
+        """Stores the best of its shape and device whatever is stored."""
+        require_sound_best(best)
+        row = self._best_row(best)
         links = self._provenance(best) | {
             "config_id": self._config(best.config),
             "default_config_id": None if best.default is None else self._config(best.default),
             "paper_config_id": None if best.paper is None else self._config(best.paper),
         }
-        key = {name: links[name] for name in ("device_id", "shape_id")}
-        row = self._session.scalar(select(BestRow).filter_by(**key))
         if row is None:
             self._session.add(BestRow(**links, **_best_columns(best)))
-            return True
-        if _RANK[Origin(row.origin)] < _RANK[best.origin]:
-            return False
-        if Origin(row.origin) is best.origin and row.created_at >= best.created_at:
-            return False
-        _assign(row, links | _best_columns(best))
-        return True
+        else:
+            _assign(row, links | _best_columns(best))
+
+    def best_rows(self) -> Sequence[BestRow]:
+        """All winners, as they are while nobody else writes."""
+        return self._session.scalars(select(BestRow)).all()
+
+    def remove_best(self, best: Best) -> None:
+        """Forgets the best of this shape and device."""
+        row = self._best_row(best)
+        if row is not None:
+            self._session.delete(row)
+
+    def _best_row(self, best: Best) -> BestRow | None:
+        links = self._provenance(best)
+        return self._session.scalar(select(BestRow).filter_by(device_id=links["device_id"], shape_id=links["shape_id"]))
 
     def _provenance(self, record: Trial | Best) -> dict[str, int | None]:
         # the features are in the document alone: no query asks for them
@@ -120,6 +144,11 @@ class RowWriter:
         return self._ids[memo]
 
 
+def _standing(imported: bool, record: Trial | TrialRow) -> tuple[bool, datetime]:
+    """What of two trials of one candidate stays: one made here, then the younger."""
+    return not imported, record.created_at
+
+
 def _assign(row: Base, columns: Mapping[str, Any]) -> None:
     for name, value in columns.items():
         setattr(row, name, value)
@@ -127,11 +156,11 @@ def _assign(row: Base, columns: Mapping[str, Any]) -> None:
 
 def _trial_columns(trial: Trial) -> dict[str, Any]:
     resources = dict.fromkeys(_RESOURCES) if trial.resources is None else trial.resources.to_json()
-    columns = {
+    return {
         "created_at": trial.created_at,
-        "gpu_uuid": trial.device.uuid,
+        "gpu_uuid": IMPORTED if trial.imported else trial.device.uuid,
         "outcome": str(trial.outcome),
-        "error": _storable(trial.error),
+        "error": trial.error,
         "time_us": trial.time_us,
         "relative_to_anchor": trial.relative_to_anchor,
         "predicted_us": trial.predicted_us,
@@ -144,29 +173,20 @@ def _trial_columns(trial: Trial) -> dict[str, Any]:
         **resources,
         **asdict(trial.telemetry),
     }
-    return _finite(columns)
 
 
-def _finite(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns, whose numbers are finite. SQLite would store a NaN as NULL and say nothing.
-
-    Raises:
-        UsageError: one is not.
-    """
-    for name, value in columns.items():
-        for number in value if isinstance(value, list) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise UsageError(f"A row must hold finite numbers, but got {name}={value!r}. Correct the value.")
-    return columns
+def storable(text: str) -> str:
+    """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
+    printable = "".join(sign if sign.isprintable() or sign in "\n\t" else _spelt(sign) for sign in text[:MAX_ERROR])
+    return printable[:MAX_ERROR]
 
 
-def _storable(text: str) -> str:
-    """A compiler's or driver's words, without what a database's text cannot hold."""
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+def _spelt(sign: str) -> str:
+    return sign.encode("unicode_escape", "surrogatepass").decode()
 
 
 def _best_columns(best: Best) -> dict[str, Any]:
-    columns = {
+    return {
         "created_at": best.created_at,
         "gpu_uuid": best.device.uuid,
         "origin": str(best.origin),
@@ -179,7 +199,6 @@ def _best_columns(best: Best) -> dict[str, Any]:
         "speedup_high": best.speedup_high,
         "trials": best.trials,
     }
-    return _finite(columns)
 
 
 def device_of(row: DeviceRow) -> DeviceSpec:
@@ -198,8 +217,9 @@ def trial_of(row: TrialRow) -> Trial:
         ValueError, TypeError: a value is out of range; blocktune wrote none such.
     """
     resources = {name: getattr(row, name) for name in _RESOURCES}
-    return Trial(
-        device=_parsed_device(row.device.document, row.gpu_uuid),
+    imported = row.gpu_uuid == IMPORTED
+    trial = Trial(
+        device=_parsed_device(row.device.document, None if imported else row.gpu_uuid),
         environment=_environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
@@ -218,7 +238,10 @@ def trial_of(row: TrialRow) -> Trial:
         bench_seconds=row.bench_seconds,
         telemetry=Telemetry(**{name: getattr(row, name) for name in _TELEMETRY}),
         created_at=row.created_at,
+        imported=imported,
     )
+    require_sound_trial(trial)
+    return trial
 
 
 def best_of(row: BestRow) -> Best:
@@ -227,7 +250,7 @@ def best_of(row: BestRow) -> Best:
     Raises:
         ValueError, TypeError: a value is out of range; blocktune wrote none such.
     """
-    return Best(
+    best = Best(
         device=_parsed_device(row.device.document, row.gpu_uuid),
         environment=_environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
@@ -246,6 +269,8 @@ def best_of(row: BestRow) -> Best:
         trials=row.trials,
         created_at=row.created_at,
     )
+    require_sound_best(best)
+    return best
 
 
 def _environment_of(row: EnvironmentRow) -> Environment:

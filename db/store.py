@@ -9,13 +9,15 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from blocktune.db.cleaning import CleanCounts, Rules, clean
 from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
 from blocktune.db.exchange import Document, document_from, shape_order
 from blocktune.db.health import StoreHealth, health_of
-from blocktune.db.importing import ImportCounts, records_from
+from blocktune.db.importing import records_from
+from blocktune.db.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.records import Best, Environment, Trial
-from blocktune.db.rows import RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.rows import IMPORTED, RowWriter, best_of, device_of, document_of, trial_of
 from blocktune.db.schema import make_current, require_current
 from blocktune.db.target import StoreTarget, default_store_path
 from blocktune.kernels.config import TunedConfig
@@ -101,7 +103,10 @@ class ResultStore:
         environment: Environment | None = None,
         kernel_hash: str | None = None,
     ) -> list[Trial]:
-        """The trials that match everything given, oldest first."""
+        """The trials that match everything given, oldest first.
+
+        An environment asks for what was made by that software here, so imported trials are not among these.
+        """
         query = select(TrialRow).order_by(TrialRow.created_at, TrialRow.id)
         if device is not None:
             query = query.where(TrialRow.device.has(DeviceRow.key == device.key))
@@ -109,6 +114,7 @@ class ResultStore:
             query = query.where(TrialRow.shape.has(ShapeRow.document == document_of(shape)))
         if environment is not None:
             query = query.where(TrialRow.environment.has(EnvironmentRow.digest == environment.digest))
+            query = query.where(TrialRow.gpu_uuid.is_distinct_from(IMPORTED))
         if kernel_hash is not None:
             query = query.where(TrialRow.kernel.has(KernelRow.source_hash == kernel_hash))
         return self._read(query, trial_of)
@@ -155,24 +161,41 @@ class ResultStore:
         chosen = device or self._only_device()
         return document_from(chosen, self.bests(chosen), self.trials(chosen) if trials else None)
 
-    def import_json(self, document: Any) -> ImportCounts:
-        """Stores what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing.
-
-        Stored winners that outrank imported ones and stored trials that are younger stay.
+    def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
+        """Stores what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
+        winners stay is the rule of `merge`.
 
         Raises:
             ImportRejectedError: a field is unknown, missing or absurd; the message names its place in the document.
         """
         bests, trials = records_from(document)
+        return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
+
+    def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
+        """Takes in results from elsewhere, in one transaction. `winner_of` in db/merging.py says which winner stays; of
+        two trials of one candidate, one made here, then the younger.
+
+        Args:
+            sources: what is taken in.
+            trust: believe what was measured there. Else winners count as borrowed until they are measured here, and
+                trials do not count as made here.
+        """
+        believed = [source if trust else unverified(source) for source in sources]
         with self._write() as writer:
-            stored_trials = sum(writer.put_trial(trial, only_newer=True) for trial in trials)
-            stored_bests = sum(writer.put_best(best) for best in bests)
-        return ImportCounts(
-            bests=stored_bests,
-            bests_kept=len(bests) - stored_bests,
-            trials=stored_trials,
-            trials_kept=len(trials) - stored_trials,
-        )
+            return merge_into(writer, self._records(writer.best_rows(), best_of), believed)
+
+    def remove_best(self, best: Best) -> None:
+        """Forgets the winner of this shape on this device, since it must not be used."""
+        with self._write() as writer:
+            writer.remove_best(best)
+
+    def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
+        """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
+        winners stay. A dry run only counts."""
+        if self._read_only and not dry_run:
+            raise self._only_read()
+        with translated(self._engines.target):
+            return clean(self._engines, rules, dry_run=dry_run)
 
     def health(self) -> StoreHealth:
         """Where the store is and in what state; reads the whole file to check it."""
@@ -198,20 +221,26 @@ class ResultStore:
     @contextmanager
     def _write(self) -> Iterator[RowWriter]:
         if self._read_only:
-            raise StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
+            raise self._only_read()
         with translated(self._engines.target), Session(self._engines.writer) as session, session.begin():
             yield RowWriter(session)
 
+    def _only_read(self) -> StoreError:
+        return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
+
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         with translated(self._engines.target), Session(self._engines.reader) as session:
-            rows = session.scalars(query).all()
-            try:
-                return [convert(row) for row in rows]
-            except (ValueError, TypeError) as error:
-                raise StoreCorruptError(
-                    f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: {error} "
-                    "Move the database away and import your exports into a new one."
-                ) from error
+            return self._records(session.scalars(query), convert)
+
+    def _records(self, rows: Iterable[Any], convert: Callable[[Any], Record]) -> list[Record]:
+        """The records of rows, none of which is believed before it has passed the bounds of its record."""
+        try:
+            return [convert(row) for row in rows]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StoreCorruptError(
+                f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: {error} "
+                "`tune doctor --recover` saves the others."
+            ) from error
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:

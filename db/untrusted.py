@@ -56,9 +56,15 @@ class Untrusted:
             self.reject(f"a list of up to {limit} entries")
         return [Untrusted(item, f"{self.path}[{index}]") for index, item in enumerate(self.value)]
 
-    def text(self, longest: int = 200) -> str:
-        # A lone surrogate or a NUL cannot be stored as text; a control character has no place in a name.
-        if not isinstance(self.value, str) or len(self.value) > longest or not _is_storable(self.value):
+    def text(self, longest: int) -> str:
+        """A name or version. What a terminal would obey instead of showing has no place in it."""
+        if not isinstance(self.value, str) or len(self.value) > longest or not self.value.isprintable():
+            self.reject(f"a printable text of up to {longest} characters")
+        return self.value
+
+    def prose(self, longest: int) -> str:
+        """A text of several lines."""
+        if not isinstance(self.value, str) or len(self.value) > longest or not _is_prose(self.value):
             self.reject(f"a text of up to {longest} characters")
         return self.value
 
@@ -100,5 +106,5 @@ class Untrusted:
         return Untrusted(self.value[name], f"{self.path}.{name[:_SHOWN]}" if self.path != "document" else name[:_SHOWN])
 
 
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= sign <= "\udfff" for sign in text)
+def _is_prose(text: str) -> bool:
+    return all(sign.isprintable() or sign in "\n\t" for sign in text)

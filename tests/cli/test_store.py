@@ -46,10 +46,21 @@ def test_an_export_can_be_imported_elsewhere(tune, winner, tmp_path: Path) -> No
     }
     listed = tune("list", "--json").stdout
     tune.db = tmp_path / "other.db"
-    counts = json.loads(tune("import", file, "--json").stdout)
+    counts = json.loads(tune("import", file, "--trust", "--json").stdout)
     assert (counts["bests"], counts["bests_kept"]) == (1, 0)
     assert tune("list", "--json").stdout == listed
-    assert json.loads(tune("import", file, "--json").stdout)["bests_kept"] + 1 >= 1
+    assert json.loads(tune("import", file, "--trust", "--json").stdout)["bests_kept"] == 1
+
+
+def test_what_was_measured_elsewhere_is_borrowed_until_it_is_trusted(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    file = tmp_path / "h200.json"
+    tune("export", file)
+    tune.db = tmp_path / "other.db"
+    for flags, origin in (((), "borrowed"), (("--trust",), "measured"), ((), "measured")):
+        assert tune("import", file, *flags).exit_code == 0
+        (best,) = json.loads(tune("list", "--json").stdout)["bests"]
+        assert (best["best"]["origin"], best["best"]["time_us"]) == (origin, 812.5)
 
 
 def test_an_export_to_stdout_is_the_document_itself(tune, winner) -> None:

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blocktune.db.exchange import MAX_FILE_BYTES, document_from, load_document, save_document
-from blocktune.db.importing import ImportCounts, records_from
+from blocktune.db.importing import records_from
+from blocktune.db.merging import ImportCounts
 from blocktune.db.records import Best, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
@@ -42,13 +43,36 @@ def test_results_travel_whole(store: ResultStore, path: Path, trial: Trial, best
         store.set_best(best)
     document = store.export_json(trials=True)
     with ResultStore.open(path) as other:
-        assert other.import_json(document) == ImportCounts(bests=5, bests_kept=0, trials=2, trials_kept=0)
+        assert other.import_json(document, trust=True) == ImportCounts(bests=5, bests_kept=0, trials=2, trials_kept=0)
         assert other.export_json(trials=True) == document
         # The uuid of a piece of hardware stays at home.
         anonymous = replace(trial.device, uuid=None)
         assert other.bests() == [replace(best, device=anonymous) for best in bests]
         assert other.trials() == [replace(record, device=anonymous) for record in (trial, failed)]
-        assert other.import_json(document) == ImportCounts(bests=0, bests_kept=5, trials=0, trials_kept=2)
+        for trust in (True, False):
+            counts = other.import_json(document, trust=trust)
+            assert counts == ImportCounts(bests=0, bests_kept=5, trials=0, trials_kept=2)
+
+
+def test_what_a_stranger_measured_is_not_measured_here(store: ResultStore, document: Document, best: Best) -> None:
+    store.import_json(document)
+    (found,) = store.bests()
+    assert found == replace(best, origin=Origin.BORROWED, device=replace(best.device, uuid=None))
+    assert [trial.imported for trial in store.trials()] == [True, True]
+    # A search asks what this software made here: nothing that was only imported.
+    assert store.trials(best.device, best.shape, environment=best.environment) == []
+    store.import_json(document, trust=True)
+    assert store.bests()[0].origin is Origin.MEASURED
+    assert len(store.trials(best.device, best.shape, environment=best.environment)) == 2
+
+
+def test_no_import_replaces_what_was_measured_here(store: ResultStore, document: Document, trial: Trial) -> None:
+    own = replace(trial, time_us=70.0, created_at=trial.created_at - timedelta(days=1))
+    store.record(own)
+    store.import_json(document)
+    assert own in store.trials()
+    store.record(replace(own, time_us=71.0))
+    assert [each.time_us for each in store.trials(environment=trial.environment)] == [71.0]
 
 
 def test_an_import_does_not_replace_what_is_better_or_younger(store: ResultStore, best: Best, trial: Trial) -> None:
@@ -57,7 +81,7 @@ def test_an_import_does_not_replace_what_is_better_or_younger(store: ResultStore
     store.record(replace(trial, created_at=newer.created_at))
     predicted = replace(best, origin=Origin.PREDICTED, created_at=newer.created_at + timedelta(minutes=1))
     for offered in (best, predicted):
-        assert store.import_json(document_from(best.device, [offered], [trial])).bests_kept == 1
+        assert store.import_json(document_from(best.device, [offered], [trial]), trust=True).bests_kept == 1
     assert store.bests() == [newer]
     assert store.trials()[0].created_at == newer.created_at
 
@@ -187,6 +211,9 @@ REJECTED = [
     (put(*TRIAL, "samples_us", value=[1.0] * 10_001), "`trials[0].samples_us` must be a list of up to"),
     (put(*TRIAL, "samples_us", 1, value=0), "`trials[0].samples_us[1]` must be a number"),
     (put(*TRIAL, "error", value="\0"), "`trials[0].error` must be a text"),
+    (put(*TRIAL, "error", value="\x1b]0;title\x07"), "`trials[0].error` must be a text"),
+    (put("sha256", value="0" * 64), "`sha256` must be the hash of the rest"),
+    (put("sha256", value=7), "`sha256` must be the hash of the rest"),
     (put(*TRIAL, "error", value="\ud800"), "`trials[0].error` must be a text"),
     (put(*TRIAL, "telemetry", "power_w", value=-1), "`trials[0].telemetry.power_w` must be a number"),
     (put(*TRIAL, "telemetry", "fan", value=1), "`trials[0].telemetry.fan` must be absent"),
@@ -202,6 +229,12 @@ def test_a_bad_document_is_rejected_by_its_place(
     assert message in str(caught.value)
     assert "Nothing was imported" in str(caught.value)
     assert len(str(caught.value)) < 1500
+
+
+def test_a_name_that_a_terminal_would_obey_is_not_stored(store: ResultStore, document: Document) -> None:
+    with pytest.raises(UsageError, match="printable"):
+        store.import_json(put("device", "name", value="\x1b[2J")(copy.deepcopy(document)))
+    assert store.devices() == []
 
 
 def test_an_environment_must_have_its_own_digest(document: Document) -> None:

@@ -25,7 +25,8 @@ sizes = st.integers(1, 2**31 - 1)
 times = st.floats(1e-3, 1e9)
 ratios = st.floats(1e-6, 1e6)
 seconds = st.floats(0, 1e7)
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+words = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=30)
+prose = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" \n\t"), max_size=30)
 digests = st.text("0123456789abcdef", min_size=16, max_size=16)
 names = st.from_regex(r"\A[a-z][a-z0-9_]{0,20}\Z")
 moments = st.datetimes(datetime(2020, 1, 1), datetime(2026, 11, 1), timezones=st.just(UTC))
@@ -109,7 +110,7 @@ def trials(draw: st.DrawFn) -> Trial:
         time_us=draw(times) if outcome is Outcome.OK else None,
         relative_to_anchor=draw(st.none() | ratios),
         samples_us=tuple(draw(st.lists(times, max_size=5))),
-        error=draw(words),
+        error=draw(prose),
         compile_seconds=draw(seconds),
         bench_seconds=draw(seconds),
         telemetry=draw(telemetries),

@@ -194,13 +194,13 @@ def test_a_number_that_no_column_holds_is_refused(store: ResultStore, trial: Tri
 
 
 def test_a_measured_best_has_a_time(store: ResultStore, best: Best) -> None:
-    with pytest.raises(UsageError, match="constraints of its table"):
+    with pytest.raises(UsageError, match="`time_us` when it was measured"):
         store.set_best(replace(best, time_us=None))
 
 
 def test_text_that_no_database_holds_is_spelt_out(store: ResultStore, trial: Trial) -> None:
-    store.record(replace(trial, error="aborted\0 at \udcff"))
-    assert store.trials()[0].error == "aborted\\x00 at \\udcff"
+    store.record(replace(trial, error="\x1b[31maborted\0 at \udcff\n"))
+    assert store.trials()[0].error == "\\x1b[31maborted\\x00 at \\udcff\n"
 
 
 def test_health_tells_the_state(store: ResultStore, target: str, trial: Trial, best: Best) -> None:

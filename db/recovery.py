@@ -1,0 +1,185 @@
+"""What can still be read of a damaged store, in a fresh one beside which the damaged one is kept."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+
+from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines
+from blocktune.db.merging import Results
+from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.records import Best, Trial
+from blocktune.db.rows import best_of, trial_of
+from blocktune.db.store import ResultStore
+from blocktune.db.target import StoreTarget
+from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
+
+SMALLEST_ROW_BYTES = 64
+"""No row of a store is smaller: so many ids are tried where the highest one cannot be read."""
+
+MAX_UNREADABLE = 20_000
+"""Rows that are tried one by one before the rest of a table is given up."""
+
+_UNREADABLE = (DBAPIError, sqlite3.Error, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a damaged row, or making a record of it, can raise."""
+
+_DIMENSIONS = (DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
+
+Record = TypeVar("Record", Trial, Best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was saved. kept: where the damaged file is now. lost: how many trials and winners are lost at most: every
+    id that cannot be read may have been one, and every row that breaks a rule was."""
+
+    place: str
+    kept: str
+    bests: int
+    trials: int
+    lost: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recover(target: str | Path | None) -> Recovery | None:
+    """Makes a fresh store of what is readable in a damaged one; None where nothing is damaged.
+
+    Nobody should use the store meanwhile: what another process writes at the same time stays in the damaged file.
+
+    Raises:
+        UsageError: the store is no file.
+        StoreError: it is missing, locked, foreign or newer; nothing was changed.
+    """
+    place = StoreTarget.of(target)
+    if place.path is None:
+        raise UsageError(
+            f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
+        )
+    if not _is_damaged(place.path):
+        return None
+    results, lost = _salvaged(place)
+    fresh = place.path.with_name(f".{place.path.name}.recovering-{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    try:
+        with ResultStore.open(fresh) as store:
+            store.merge([results], trust=True)
+        kept = _exchange(place.path, fresh)
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+    return Recovery(place=place.label, kept=str(kept), bests=len(results.bests), trials=len(results.trials), lost=lost)
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
+    try:
+        with ResultStore.open(path, read_only=True) as store:
+            if not store.health().sound:
+                return True
+            store.bests()
+            store.trials()
+            store.devices()
+    except StoreCorruptError:
+        return True
+    return False
+
+
+def _exchange(path: Path, fresh: Path) -> Path:
+    """Puts the fresh file in the place of the damaged one, which is kept with the commits that waited beside it."""
+    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    try:
+        for suffix in ("-wal", "-shm", ""):
+            if Path(f"{path}{suffix}").exists():
+                os.rename(f"{path}{suffix}", f"{kept}{suffix}")
+        fresh.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"A recovery needs to rename files in {path.parent}, but cannot: {error.strerror}. "
+            f"What was there is in {path.name} or {kept.name}; give the directory write permission and try again."
+        ) from error
+    return kept
+
+
+def _salvaged(place: StoreTarget) -> tuple[Results, int]:
+    """All records that can be made of readable rows, and how many rows could not be read."""
+    assert place.path is not None
+    try:
+        engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+        with engines.reader.connect() as connection:
+            salvage = _Salvage(connection, highest_id=place.path.stat().st_size // SMALLEST_ROW_BYTES)
+            bests, trials = salvage.records(BestRow, best_of), salvage.records(TrialRow, trial_of)
+            return Results(bests=tuple(bests), trials=tuple(trials)), salvage.lost
+    except (StoreCorruptError, DBAPIError):  # not one table can be opened
+        return Results(), 0
+
+
+class _Salvage:
+    """Reads tables in ever smaller ranges of ids, around what is damaged."""
+
+    def __init__(self, connection: Connection, highest_id: int) -> None:
+        self.lost = 0
+        self._connection = connection
+        self._highest_id = highest_id
+        self._tries = MAX_UNREADABLE
+        # Indices may be damaged while their table is not, so every table is read by its ids alone.
+        self._dimensions: dict[Any, dict[int, Any]] = {
+            row_type: {values["id"]: row_type(**values) for values in self._rows(row_type)} for row_type in _DIMENSIONS
+        }
+        self.lost = 0  # a lost dimension is counted where a trial or winner needs it
+
+    def records(self, row_type: type[TrialRow] | type[BestRow], convert: Callable[[Any], Record]) -> list[Record]:
+        found = []
+        for values in self._rows(row_type):
+            try:
+                found.append(convert(self._linked(row_type, values)))
+            except _UNREADABLE:
+                self.lost += 1
+        return found
+
+    def _linked(self, row_type: type[TrialRow] | type[BestRow], values: dict[str, Any]) -> TrialRow | BestRow:
+        """The row with its device, shape and so on, by their ids."""
+        row = row_type(**values)
+        row.device = self._dimensions[DeviceRow][values["device_id"]]
+        row.environment = self._dimensions[EnvironmentRow][values["environment_id"]]
+        row.kernel = self._dimensions[KernelRow][values["kernel_id"]]
+        row.shape = self._dimensions[ShapeRow][values["shape_id"]]
+        configs = self._dimensions[ConfigRow]
+        row.config = configs[values["config_id"]]
+        if isinstance(row, BestRow):
+            row.default_config = configs.get(values["default_config_id"])
+            row.paper_config = configs.get(values["paper_config_id"])
+        return row
+
+    def _rows(self, row_type: Any) -> Iterator[dict[str, Any]]:
+        table = row_type.__table__
+        try:
+            highest = self._connection.execute(select(func.max(table.c.id))).scalar_one() or 0
+        except _UNREADABLE:
+            highest = self._highest_id
+        yield from self._between(table, 1, highest)
+
+    def _between(self, table: Any, low: int, high: int) -> Iterator[dict[str, Any]]:
+        """The readable rows of a range; where it cannot be read as a whole, those of its halves."""
+        if low > high or self._tries <= 0:
+            return
+        try:
+            query = select(table).where(table.c.id.between(low, high))
+            found = [dict(row) for row in self._connection.execute(query).mappings()]
+        except _UNREADABLE:
+            if low == high:
+                self.lost += 1
+                self._tries -= 1
+                return
+            middle = (low + high) // 2
+            yield from self._between(table, low, middle)
+            yield from self._between(table, middle + 1, high)
+        else:
+            yield from found

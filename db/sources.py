@@ -1,0 +1,50 @@
+"""Results wherever they are: an export, a frozen file, another store."""
+
+from pathlib import Path
+
+from blocktune.db.exchange import document_from, load_document
+from blocktune.db.importing import records_from
+from blocktune.db.merging import Results
+from blocktune.db.store import ResultStore
+from blocktune.kernels.errors import UsageError
+
+_SQLITE = b"SQLite format 3\0"
+
+
+def read_results(place: str, *, trials: bool) -> Results:
+    """The results at a path or URL. What is there may be anyone's: a store is read as the documents that it would
+    export, so that every value passes the same rules.
+
+    Args:
+        place: a file that `tune export` or `tune freeze` wrote, a SQLite store, or the URL of a server's.
+        trials: whether its trials are wanted too.
+
+    Raises:
+        UsageError: there is no such file, or it holds no results; ImportRejectedError names the value.
+        StoreError: the store does not answer.
+    """
+    if "://" in place or _is_sqlite(Path(place).expanduser()):
+        return _stored(place, trials)
+    bests, kept = records_from(load_document(Path(place).expanduser()))
+    return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
+
+
+def _is_sqlite(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError as error:
+        raise UsageError(
+            f"Results are read from a file or a URL, but {path} cannot be read: {error.strerror}. Correct the name."
+        ) from error
+
+
+def _stored(place: str, trials: bool) -> Results:
+    bests, kept = [], []
+    with ResultStore.open(place, read_only=True) as store:
+        for device in store.devices():
+            document = document_from(device, store.bests(device), store.trials(device) if trials else None)
+            found = records_from(document)
+            bests += found[0]
+            kept += found[1]
+    return Results(bests=tuple(bests), trials=tuple(kept))
