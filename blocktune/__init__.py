@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
     from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.dispatch import Dispatcher, attention, best_config
+    from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
     from blocktune.kernels.shape import AttentionShape
     from blocktune.kernels.sparse_api import block_sparse_attention
     from blocktune.kernels.tree_mask import tree_words
@@ -30,6 +31,8 @@ __all__ = [
     "attention",
     "best_config",
     "block_sparse_attention",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "tree_attention",
     "tree_words",
@@ -43,6 +46,8 @@ _HOMES = {
     "attention": "blocktune.kernels.dispatch",
     "best_config": "blocktune.kernels.dispatch",
     "block_sparse_attention": "blocktune.kernels.sparse_api",
+    "flash_attn_func": "blocktune.kernels.flash_api",
+    "flash_attn_varlen_func": "blocktune.kernels.flash_api",
     "flash_attn_with_kvcache": "blocktune.kernels.cache_api",
     "tree_attention": "blocktune.kernels.cache_api",
     "tree_words": "blocktune.kernels.tree_mask",

@@ -1,14 +1,18 @@
 """Attention over a cache of keys and values, contiguous or paged: decoding, and trees of drafts."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.engine import attend, shape_of_call
+from blocktune.kernels.call import Call
+from blocktune.kernels.call_values import check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch import attention
 from blocktune.kernels.errors import UsageError
-from blocktune.kernels.extras import Extras
-from blocktune.kernels.features import UNLIMITED, Features, MaskKind
-from blocktune.kernels.masked_math import masked_attention
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.features import UNLIMITED
+from blocktune.kernels.plan import needs_gradients
+from blocktune.kernels.shape import Causal
 from blocktune.kernels.tree_mask import WORD_BITS
 
 
@@ -38,32 +42,38 @@ def flash_attn_with_kvcache(
     q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [batch, seqlen_k, num_heads_kv, head_dim(_v)], or with
     block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
     int32 [batch], the keys of every entry, or one number for all; the whole cache by default. k and v [batch, new,
-    num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key. The tuned
+    num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key, and so do
+    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 is none. The tuned
     config says how many splits there are. Values of lengths and tables are checked at the first call of a kind.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v], and the log-sum-exp [batch, num_heads, seqlen_q] if asked.
 
     Raises:
-        NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, window, softcap
-            and ALiBi over a cache, a fixed number of splits).
+        NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
+            of splits).
         UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
     """
     del rotary_interleaved
     _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
-    _refuse(alibi_slopes=alibi_slopes, softcap=softcap or None, num_splits=num_splits or None)
-    _refuse(window_size=None if tuple(window_size) == (UNLIMITED, UNLIMITED) else window_size)
+    _refuse(num_splits=num_splits or None)
     lengths = _lengths(cache_seqlens, q, k_cache, block_table)
-    if k is not None and v is not None:
-        check_table(block_table, q, k_cache)
-        _append(k_cache, k, lengths, block_table)
-        _append(v_cache, v, lengths, block_table)
-        lengths = lengths + k.shape[1]
-    elif k is not None or v is not None:
+    query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
+    check_softcap(softcap)
+    _check_cache(query, k_cache, v_cache, block_table)
+    if (k is None) != (v is None):
         raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
-    out, lse = _attend_cache(
-        q.transpose(1, 2), k_cache, v_cache, lengths, block_table, None, softmax_scale, causal=causal
-    )
+    if k is not None:
+        lengths = lengths + k.shape[1]
+    asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
+    asked |= {"window": window_size, "softcap": softcap, "alibi_slopes": slopes}
+    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    if k is not None and v is not None:
+        if not is_compiling():
+            attention.check(query, keys, values, Call.of(**asked))
+        _append(k_cache, k, lengths - k.shape[1], block_table)
+        _append(v_cache, v, lengths - k.shape[1], block_table)
+    out, lse = attention.attend(query, keys, values, lse=return_softmax_lse, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -95,26 +105,10 @@ def tree_attention(
             f"{tuple(tree_mask.shape)}. Stack tree_words(parents) of every entry."
         )
     lengths = _lengths(cache_seqlens, query.transpose(1, 2), key_cache, block_table)
-    return _attend_cache(query, key_cache, value_cache, lengths, block_table, tree_mask, scale, causal=False)[0]
-
-
-def check_table(block_table: Tensor | None, q: Tensor, k_cache: Tensor) -> None:
-    """Raises:
-    UsageError: a block table is no int32 [batch, max_pages], or names a page that is not there.
-    """
-    if block_table is None:
-        return
-    if block_table.dtype != torch.int32 or block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
-        raise UsageError(
-            f"`block_table` must be int32 [batch, max_pages] with batch {q.shape[0]}, but got {block_table.dtype} "
-            f"{tuple(block_table.shape)}. Convert it, or give a row for every sequence."
-        )
-    low, high = (int(bound) for bound in torch.aminmax(block_table)) if block_table.numel() else (0, -1)
-    if low < 0 or high >= k_cache.shape[0]:
-        raise UsageError(
-            f"`0 <= page < {k_cache.shape[0]}` must hold in block_table, but got pages {low} to {high}. "
-            "Fill unused places with 0."
-        )
+    _check_cache(query, key_cache, value_cache, block_table)
+    asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
+    keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    return attention.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
 
 
 def _refuse(**given: object) -> None:
@@ -146,67 +140,46 @@ def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -
         cache[table.long()[entries, places // cache.shape[1]], places % cache.shape[1]] = new
 
 
-def _attend_cache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    table: Tensor | None,
-    tree: Tensor | None,
-    scale: float | None,
-    *,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """query [batch, num_heads, seqlen_q, head_dim]: output and log-sum-exp."""
+def _asked(
+    query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
+) -> dict[str, Any]:
+    """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim].
+
+    Raises:
+        UsageError: the tensors do not fit each other, or a gradient is needed.
+    """
     page_size = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
-    features = Features(cached=True, page_size=page_size, mask=MaskKind.NONE if tree is None else MaskKind.TREE)
-    shape = shape_of_call(
-        query,
-        k_cache.shape[2],
-        capacity,
-        v_cache.shape[3],
-        Causal.LOWER_RIGHT if causal else Causal.NONE,
-        features=features,
-    )
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-
-    def check() -> None:
-        check_table(table, query, k_cache)
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < 0 or longest > capacity:
-            raise UsageError(
-                f"`0 <= cache_seqlens <= {capacity}` must hold, but got lengths from {shortest} to {longest}. "
-                "The cache holds no more; make it larger."
-            )
-
-    def mathematics() -> tuple[Tensor, Tensor]:
-        key, value = (gathered(cache, table) for cache in (k_cache, v_cache))
-        return masked_attention(query, key, value, seen_keys(shape, lengths, tree), factor)
-
-    extras = Extras(cache_seqlens=lengths, block_table=table, tree_mask=tree)
-    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    return attend(shape, query, keys, values, extras, factor, check=check, mathematics=mathematics)
+    return {
+        "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
+        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "cache_seqlens": lengths,
+        "block_table": table,
+        "page_size": page_size,
+        "lengths": (query.shape[0], query.shape[2], capacity),
+    }
 
 
-def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
-    """The cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one behind the other."""
-    rows = cache if table is None else cache[table.long()].flatten(1, 2)
-    return rows.transpose(1, 2)
+def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None) -> None:
+    """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
 
-
-def seen_keys(shape: AttentionShape, lengths: Tensor, tree: Tensor | None) -> Tensor:
-    """[batch, 1, seqlen_q, seqlen_k], True where the query sees the key of the cache."""
-    device = lengths.device
-    keys = torch.arange(shape.seqlen_k, device=device)[None, None]
-    rows = torch.arange(shape.seqlen_q, device=device)[None, :, None]
-    length = lengths.long()[:, None, None]
-    seen = (keys < length).expand(-1, shape.seqlen_q, -1)
-    if shape.causal is Causal.LOWER_RIGHT:
-        seen = seen & (keys <= rows + length - shape.seqlen_q)
-    if tree is not None:
-        drafts = keys - (length - shape.seqlen_q)
-        inside = drafts.clamp(0, shape.seqlen_q - 1).expand(-1, shape.seqlen_q, -1)
-        words = tree.long().gather(2, inside // WORD_BITS)
-        seen = seen & ((drafts < 0) | ((words >> inside % WORD_BITS & 1) != 0))
-    return seen[:, None]
+    Raises:
+        UsageError: they do not fit each other, a block table is none, or a gradient is needed.
+    """
+    if needs_gradients(query, k_cache, v_cache):
+        raise UsageError(
+            "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
+            "or another entry point."
+        )
+    wanted = (query.shape[0],)
+    if table is not None and (table.dtype != torch.int32 or table.dim() != 2 or table.shape[:1] != wanted):
+        raise UsageError(
+            f"`block_table` must be int32 [batch, max_pages] with batch {query.shape[0]}, but got {table.dtype} "
+            f"{tuple(table.shape)}. Convert it, or give a row for every sequence."
+        )
+    if table is not None and k_cache.shape[1] & (k_cache.shape[1] - 1):
+        raise UsageError(f"Pages must hold a power of two of keys, but got {k_cache.shape[1]}. Take 16 to 256.")
+    caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
+    if table is not None:
+        caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]
+    check_sizes(query, *caches, names="queries and caches")

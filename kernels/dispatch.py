@@ -230,12 +230,6 @@ class Dispatcher(Engine):
                 plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
         return plan
 
-    def _miss_lock(self) -> threading.RLock:
-        """Only misses take it. A forked child may have inherited it locked by a thread that it does not have."""
-        if os.getpid() != self._pid:
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        return self._lock
-
 
 def _check_options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
     if attn_mask is not None and is_causal:

@@ -1,153 +1,202 @@
-"""Calls with features: from a shape with its extras to a plan that has run once, as `Dispatcher` has for plain calls.
+"""Calls with features, log-sum-exp or gradients: a plan for each direction, or PyTorch, and autograd around.
 
-Configs come from the ladder of the process's dispatcher, `blocktune.attention`; what no kernel serves is computed by
-the PyTorch mathematics that the caller brings.
+`Dispatcher` adds the signature of PyTorch's attention and the short way of plain calls to this.
 """
 
-import logging
-from collections.abc import Callable
+import os
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.dispatch import attention
+from blocktune.kernels import ops
+from blocktune.kernels.call import Call
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
-from blocktune.kernels.extras import Extras
-from blocktune.kernels.kernel import Launch
-from blocktune.kernels.plan import ALIGNMENT_BYTES, KERNEL_DEVICE, empty_output, needs_gradients, on_its_device
-from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.resolver import MAX_PLANS, is_capturing
-from blocktune.kernels.shape import ELEMENT_BYTES, AttentionShape, Causal
+from blocktune.kernels.ladder import Rung
+from blocktune.kernels.masked_math import is_pytorchs, mathematics
+from blocktune.kernels.plan import autocasted, call_obstacle, empty_output, is_capturing, needs_gradients
+from blocktune.kernels.resolver import Resolver
+from blocktune.kernels.shape import Direction
+from blocktune.kernels.source import ConfigSource, default_source
+from blocktune.kernels.training import Attention, GeneralPlan
 
-logger = logging.getLogger("blocktune")
-
-Mathematics = Callable[[], tuple[Tensor, Tensor]]
-"""Computes the call in PyTorch: output and log-sum-exp."""
-
-_plans: dict[Any, Launch | Explanation] = {}
+OFFSET_STEP = 4
+"""By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
 
 
-def attend(
-    shape: AttentionShape,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    extras: Extras,
-    scale: float,
-    *,
-    check: Callable[[], None],
-    mathematics: Mathematics,
-) -> tuple[Tensor, Tensor]:
-    """The output, laid out like the query, and the log-sum-exp [batch, num_heads, seqlen_q] of a call with features.
+class Engine:
+    """Plans from the configs of a source. Threads may share it, and it survives a fork.
 
-    check: raises what is wrong with the values of the extras. It may have to wait for the GPU, so it is asked at the
-    first call of its kind alone, and never while a CUDA graph is captured.
-
-    Raises:
-        UsageError: gradients are needed, or what `check` raises.
+    Args:
+        source: where configs come from; by default the user's store above the results that ship with the package.
+        strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
+            all else is computed by PyTorch, without an error, and `explain` says so.
     """
-    if needs_gradients(query, key, value):
-        raise UsageError(
-            "This entry point computes no gradients, but a tensor requires one. Call it under torch.no_grad(), or "
-            "`blocktune.attention` with an ordinary mask."
-        )
-    place = _place(shape, query, key, value, extras)
-    plan = _plans.get(place)
-    if plan is None:
-        plan = _resolve(place, shape, (query, key, value), extras, scale, check)
-    if isinstance(plan, Explanation):
-        return mathematics()
-    out = empty_output(query, shape.head_dim_v)
-    lse = query.new_empty(query.shape[:3], dtype=torch.float32)
-    plan(query, key, value, out, lse, scale, extras)
+
+    def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
+        self._source = default_source() if source is None else source
+        self._strict = strict
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self.reload()
+
+    def reload(self) -> None:
+        """Forgets all plans and reads the sources again at the next call. Calls in other threads are not disturbed."""
+        self._resolver = Resolver(self._source, strict=self._strict)
+        self._plans = self._resolver.plans
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The output, laid out like the query, and the log-sum-exp, which is right if it is asked for and has no
+        gradient. Differentiable. Autocast converts as it does for PyTorch's attention.
+
+        Args:
+            asked: the arguments of `Call.of`.
+
+        Raises:
+            UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
+        """
+        query, key, value = autocasted(query, key, value)
+        if is_compiling():
+            return ops.attend(query, key, value, lse=lse, **asked)
+        call = Call.of(**asked)
+        self.check(query, key, value, call)
+        plans = self.plans(query, key, value, call)
+        if not isinstance(plans, Explanation):
+            return run(plans, query, key, value, call)
+        if is_capturing(query):
+            _check_capture(query, key, call, plans)
+        return mathematics(query, key, value, drawn(call, query.device), lse=lse)
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Looks at the values in the call's tensors, see `Resolver.check`."""
+        self._resolver.check(query, key, value, call)
+
+    def plans(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[GeneralPlan, GeneralPlan | None] | Explanation:
+        """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call."""
+        obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
+        if obstacle is None and not call.scale > 0:  # the kernels take a row's maximum before they scale it
+            obstacle = f"the scale is {call.scale}"
+        if obstacle is not None:
+            return Explanation(rung=Rung.SDPA, reason=obstacle)
+        backward = None
+        if needs_gradients(query, key, value):
+            found = self.plan(query, key, value, call, Direction.BACKWARD)
+            if isinstance(found, Explanation):
+                return found
+            backward = found
+        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        return forward if isinstance(forward, Explanation) else (forward, backward)
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+    ) -> GeneralPlan | Explanation:
+        """The plan of one direction, or why PyTorch computes it."""
+        place = call.place(query, key, value, direction)
+        plan = self._resolver.general_plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.general_plans.get(place) or resolver.resolve_general(
+                    place, query, key, value, call, direction
+                )
+        return plan
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
+        """`attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has the
+        strides of `empty_output` whoever computes it."""
+        self.check(query, key, value, call)
+        plan = self.plan(query, key, value, call, Direction.FORWARD) if call.scale > 0 else None
+        if isinstance(plan, GeneralPlan):
+            return plan.forward(query, key, value, call)
+        out, sums = mathematics(query, key, value, call, lse=lse or call.features.dropout)
+        return _laid_out(out, empty_output(query, value.shape[-1])), sums
+
+    def backward(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
+        plans = self.plans_of_both(query, key, value, call)
+        if plans is not None:
+            return plans[1].backward(query, key, value, out, lse, grad, call)
+        leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
+        with torch.enable_grad():
+            again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
+        found = torch.autograd.grad(again, leaves, grad)
+        dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
+        return dq, dk, dv
+
+    def plans_of_both(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[GeneralPlan, GeneralPlan] | None:
+        """The plans of forward and backward, if our kernels compute both."""
+        if not call.scale > 0:
+            return None
+        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        backward = self.plan(query, key, value, call, Direction.BACKWARD)
+        both = isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan)
+        return (forward, backward) if both else None  # type: ignore[return-value]
+
+    def _miss_lock(self) -> threading.RLock:
+        """Only misses take it. A forked child may have inherited it locked by a thread that it does not have."""
+        if os.getpid() != self._pid:
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        return self._lock
+
+
+def run(
+    plans: tuple[GeneralPlan, GeneralPlan | None], query: Tensor, key: Tensor, value: Tensor, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp by our kernels, with pairs to drop that nobody has drawn before."""
+    forward, backward = plans
+    call = drawn(call, query.device)
+    if backward is None:
+        return forward.forward(query, key, value, call)
+    out, lse = Attention.apply(query, key, value, forward, backward, call)
     return out, lse
 
 
-def shape_of_call(
-    query: Tensor, num_heads_kv: int, seqlen_k: int, head_dim_v: int, causal: Causal, **more: Any
-) -> AttentionShape:
-    """The shape of a call by its query [batch, num_heads, seqlen_q, head_dim] and what is known of its keys.
+def drawn(call: Call, device: torch.device) -> Call:
+    """The call with a seed from PyTorch's generator of the device, which moves on; itself without dropout.
 
-    Raises:
-        UsageError: a size or the data type is none of attention.
+    On a GPU that is the generator's seed and its offset, so that nothing waits for the GPU; `torch.manual_seed` and
+    the states that activation checkpointing keeps and restores decide both.
     """
-    batch, num_heads, seqlen_q, head_dim = query.shape
-    dtype = str(query.dtype).removeprefix("torch.")
-    return AttentionShape(
-        batch=batch,
-        num_heads=num_heads,
-        num_heads_kv=num_heads_kv,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        dtype=dtype if dtype in ELEMENT_BYTES else "float32",  # others are computed by PyTorch, in float32
-        causal=causal,
-        **more,
-    )
+    if not call.features.dropout:
+        return call
+    if device.type != "cuda":
+        seed, offset = torch.randint(2**62, (2,)).tolist()
+        return call.with_seed(seed, offset)
+    generator = torch.cuda.default_generators[device.index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + OFFSET_STEP)
+    return call.with_seed(generator.initial_seed() & (2**64 - 1), offset)
 
 
-def _place(shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, extras: Extras) -> tuple[Any, ...]:
-    tensors = (query, key, value, extras.cache_seqlens, extras.block_table, extras.tree_mask)
-    mask = extras.block_mask
-    return (
-        shape,
-        query.dtype,
-        None if mask is None else (mask.block_q, mask.block_k),
-        *((t.stride(), t.device, t.data_ptr() % ALIGNMENT_BYTES) for t in tensors if t is not None),
-    )
-
-
-def _resolve(
-    place: Any,
-    shape: AttentionShape,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    extras: Extras,
-    scale: float,
-    check: Callable[[], None],
-) -> Launch | Explanation:
-    """The first config down the ladder that launches; remembered unless a CUDA graph is being captured."""
-    query = tensors[0]
-    capturing = is_capturing(query)
-    if not capturing:
-        check()
-    if query.device.type != KERNEL_DEVICE or str(query.dtype).removeprefix("torch.") != shape.dtype:
-        return attention.explain(shape)
-    if capturing:
+def _check_capture(query: Tensor, key: Tensor, call: Call, explanation: Explanation) -> None:
+    """Raises:
+    UsageError: PyTorch's stand-in for the call cannot be captured as it is.
+    """
+    if is_pytorchs(query, key, call):
+        return
+    if call.features.dropout:
         raise UsageError(
-            f"A call must have run once before a CUDA graph captures it, but {shape.label} is new. Call it before."
+            "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same pairs, "
+            f"but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
         )
-    with attention._miss_lock():
-        found = attention._resolver.climb(
-            shape, query.device.index, lambda config: _tried(config, shape, tensors, extras, scale)
+    if explanation.shape is not None:
+        raise UsageError(
+            f"A call must have run once before a CUDA graph captures it, but {explanation.shape.label} is new. Call it "
+            "before."
         )
-    plan = found if isinstance(found, Explanation) else found[1]
-    if len(_plans) >= MAX_PLANS:
-        _plans.clear()
-    _plans[place] = plan
-    return plan
 
 
-def _tried(
-    config: KernelConfig, shape: AttentionShape, tensors: tuple[Tensor, Tensor, Tensor], extras: Extras, scale: float
-) -> Launch | str:
-    """A launcher that has launched this very call, or why the config cannot."""
-    kernel, query = get_kernel(config.kernel), tensors[0]
-    problem = kernel.layout_problem(*tensors)
-    if problem is not None:
-        return problem
-    out = empty_output(query, shape.head_dim_v)
-    lse = query.new_empty(query.shape[:3], dtype=torch.float32)
-    try:
-        launch = kernel.bind(config, shape)
-        with torch.cuda.device_of(query):
-            launch(*tensors, out, lse, scale, extras)
-        return on_its_device(launch, query.device.index)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # compilers and drivers raise what they like; a mask's blocks may be smaller than tiles
-        logger.warning("%s: %s does not launch: %.500s. The next rung is taken.", shape.label, config.label, error)
-        return f"{config.label} does not launch: {type(error).__name__}: {error}"
+def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor with the strides of `like`."""
+    return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

@@ -25,7 +25,7 @@ scaled_dot_product_attention = functional.scaled_dot_product_attention
 
 KERNEL_DEVICE = "cuda"
 ALIGNMENT_BYTES = 16
-_DTYPES = {getattr(torch, name): name for name in ELEMENT_BYTES}
+DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 
 
 def torch_attention(
@@ -170,21 +170,39 @@ def call_obstacle(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
 ) -> str | None:
     """Why this very call goes to PyTorch, whatever its plan; or None."""
-    tensors = (query, key, value)
-    if attn_mask is not None:
-        return "attn_mask is given"
-    if dropout_p:
-        return f"dropout_p is {dropout_p}"
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
     if torch.compiler.is_compiling() or tracing_state() is not None or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
         return "a functorch transform or forward-mode differentiation is active"
-    device = query.device.type
-    if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):
-        return f"autocast converts {query.dtype} to {torch.get_autocast_dtype(device)}"
+    if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
+        return "attn_mask requires a gradient, which our kernels do not compute"
+    if dropout_p and is_capturing(query):
+        return "a captured CUDA graph would drop the same pairs in every replay"
     return None
+
+
+def is_capturing(query: Tensor) -> bool:
+    """Whether the current stream records a CUDA graph."""
+    return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
+def autocasted(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
+    but for float64."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(_converted(tensor, device, dtype) for tensor in tensors)
+
+
+def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
+    if tensor is None or tensor.device.type != device or not tensor.is_floating_point():
+        return tensor
+    return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
 def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -194,11 +212,16 @@ def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
     """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+    return tensor_obstacle(query, key, value) or _size_obstacle(query, key, value, enable_gqa)
+
+
+def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """`layout_obstacle` as far as each tensor goes, whatever the sizes of the others."""
     tensors = (query, key, value)
     if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
         devices = sorted({str(tensor.device) for tensor in tensors})
         return f"the tensors must be on one {KERNEL_DEVICE} device, not {' and '.join(devices)}"
-    if any(tensor.dtype != query.dtype for tensor in tensors) or query.dtype not in _DTYPES:
+    if any(tensor.dtype != query.dtype for tensor in tensors) or query.dtype not in DTYPE_NAMES:
         dtypes = sorted({str(tensor.dtype) for tensor in tensors})
         return f"the data type must be one of {', '.join(ELEMENT_BYTES)} for all, not {' and '.join(dtypes)}"
     if any(tensor.dim() != 4 for tensor in tensors):
@@ -207,7 +230,7 @@ def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool)
         return "a tensor is empty"
     if any(tensor.stride(-1) != 1 for tensor in tensors):
         return "the last dimension must be contiguous"
-    return _size_obstacle(query, key, value, enable_gqa)
+    return None
 
 
 def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
@@ -232,7 +255,7 @@ def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Atte
         seqlen_k=key.shape[2],
         head_dim=head_dim,
         head_dim_v=value.shape[3],
-        dtype=_DTYPES[query.dtype],
+        dtype=DTYPE_NAMES[query.dtype],
         causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
     )
 

@@ -2,23 +2,26 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blocktune.kernels.call import Call
+from blocktune.kernels.call_values import check_values
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec, current_device
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.ladder import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.launch import TritonLaunch
+from blocktune.kernels.misses import watch
 from blocktune.kernels.plan import (
     KernelPlan,
     Plan,
     SdpaPlan,
     empty_output,
+    is_capturing,
     layout_obstacle,
     on_its_device,
     shape_of,
@@ -26,7 +29,7 @@ from blocktune.kernels.plan import (
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.kernels.source import ConfigSource, read_source
-from blocktune.kernels.training import TrainingPlan, new_gradients
+from blocktune.kernels.training import GeneralPlan, extras_of, new_gradients, new_results
 
 logger = logging.getLogger("blocktune")
 
@@ -42,7 +45,7 @@ class Resolver:
 
     def __init__(self, source: ConfigSource, *, strict: bool = False) -> None:
         self.plans: dict[Any, Plan] = {}
-        self.training_plans: dict[Any, TrainingPlan | Explanation] = {}
+        self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
         self._source = source
         self._strict = strict
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
@@ -50,6 +53,7 @@ class Resolver:
             str, tuple[ConfigTable, tuple[str, ...]]
         ] = {}  # with the sources' problems, by DeviceSpec.key
         self._failures: dict[tuple[Any, ...], str] = {}
+        self._checked: set[Any] = set()  # kinds of calls whose values were looked at
 
     def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
@@ -73,42 +77,69 @@ class Resolver:
             self._remember(place, plan)
         return plan
 
-    def resolve_training(
-        self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
-    ) -> TrainingPlan | Explanation:
-        """The plan for calls with this `plan_key` whose gradients are needed, or why PyTorch has to compute them.
+    def resolve_general(
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+    ) -> GeneralPlan | Explanation:
+        """The plan for calls of this `Call.place`, or why PyTorch has to compute them.
 
-        It is remembered beside the other plans, unless a CUDA graph is being captured.
+        It is remembered, unless a CUDA graph is being captured.
 
         Raises:
+            UsageError: a size is none of attention.
             torch.OutOfMemoryError: there is no memory for outputs and gradients.
         """
-        if place is None or (problem := layout_obstacle(query, key, value, enable_gqa)) is not None:
-            return Explanation(rung=Rung.SDPA, reason="a tensor has no strides" if place is None else str(problem))
-        shape = shape_of(query, key, value, is_causal)
+        problem = call.obstacle(query, key, value) if place is not None else "a tensor has no strides"
+        if problem is not None:
+            return Explanation(rung=Rung.SDPA, reason=problem)
+        shape = call.shape(query, key, value, direction)
         if is_capturing(query):
             return self._while_capturing(shape)
-        result = self._trained(shape, query.detach(), key.detach(), value.detach())
-        if len(self.training_plans) >= MAX_PLANS:
-            self.training_plans.clear()
-        self.training_plans[place] = result
+        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
+        result = found if isinstance(found, Explanation) else GeneralPlan(*found)
+        if len(self.general_plans) >= MAX_PLANS:
+            self.general_plans.clear()
+        self.general_plans[place] = result
+        if isinstance(result, GeneralPlan):
+            watch(result)
         return result
 
-    def _trained(self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor) -> TrainingPlan | Explanation:
-        """The best backward and the best forward that launch these tensors."""
-        index, turned = query.device.index, replace(shape, direction=Direction.BACKWARD)
-        out = empty_output(query, shape.head_dim_v)
-        lse = query.new_zeros(query.shape[:3], dtype=torch.float32)
-        arguments = (query, key, value, out, lse, torch.zeros_like(out), *new_gradients(query, key, value), 1.0)
-        backward = self.climb(turned, index, lambda config: self._tried_backward(config, turned, arguments))
-        if isinstance(backward, Explanation):
-            return replace(backward, reason=f"gradients are needed, and {backward.reason}")
-        forward = self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
-        if isinstance(forward, Explanation):
-            return forward
-        return TrainingPlan(forward, backward, head_dim=shape.head_dim, head_dim_v=shape.head_dim_v)
+    def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Looks at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
 
-    def _tried_backward(self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...]) -> Launch | str:
+        Raises:
+            UsageError: lengths or tables of the call point outside the tensors.
+        """
+        if call.lengths is None:
+            return
+        if query.device.type == "cpu":
+            check_values(query, key, call)
+            return
+        kind = call.kind(query, key, value)
+        if kind in self._checked or is_capturing(query):
+            return
+        check_values(query, key, call)
+        if len(self._checked) >= MAX_PLANS:
+            self._checked.clear()
+        self._checked.add(kind)
+
+    def _climb_general(
+        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[Explanation, Launch] | Explanation:
+        """The first config down the ladder that launches this call in this direction."""
+        index, (out, lse) = query.device.index, new_results(query, value, call)
+        extras = extras_of(call, shape.direction)
+        if shape.direction is Direction.FORWARD and not extras:
+            return self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
+        arguments: tuple[Any, ...] = (query, key, value, out, lse, call.scale, *extras)
+        if shape.direction is Direction.BACKWARD:
+            gradients = new_gradients(query, key, value, call)
+            inputs = (query, key, value, out.zero_(), lse.zero_(), torch.zeros_like(out))
+            arguments = (*inputs, *gradients, call.scale, *extras)
+        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, call.block_sizes))
+
+    def _tried_once(
+        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], block_sizes: Any
+    ) -> Launch | str:
         """A launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
@@ -117,14 +148,15 @@ class Resolver:
                 launch(*arguments)
             return on_its_device(launch, query.device.index)
 
-        return self._guarded(config, shape, arguments[:3], attempt)
+        return self._guarded(config, shape, arguments[:3], attempt, block_sizes)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """What serves a shape on a device, the current one by default, without launching anything."""
         if device is None:
-            for plan in tuple(self.plans.values()):
-                if plan.explanation.shape == shape:
-                    return plan.explanation
+            for plan in (*self.plans.values(), *self.general_plans.values()):
+                explanation = plan if isinstance(plan, Explanation) else plan.explanation
+                if explanation.shape == shape:
+                    return explanation
             found = self._device(None)
             if isinstance(found, str):
                 return Explanation(rung=Rung.SDPA, reason=found, shape=shape)
@@ -135,7 +167,7 @@ class Resolver:
             if isinstance(step, Candidate):
                 return Explanation.of(step, shape, passed_over, warnings, device.key)
             passed_over.append(step)
-        return _nothing_fits(shape, passed_over, warnings)
+        return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
         """A plan with the first config down the ladder that launches; or why there is none."""
@@ -169,7 +201,7 @@ class Resolver:
             explanation = Explanation.of(step, shape, passed_over, warnings, device.key)
             logger.info("%s", explanation.headline)
             return explanation, launch
-        return _nothing_fits(shape, passed_over, warnings)
+        return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _tried(
         self,
@@ -189,16 +221,23 @@ class Resolver:
         return self._guarded(config, shape, (query, key, value), attempt)
 
     def _guarded(
-        self, config: KernelConfig, shape: AttentionShape, tensors: Sequence[Tensor], attempt: Callable[[], Launch]
+        self,
+        config: KernelConfig,
+        shape: AttentionShape,
+        tensors: Sequence[Tensor],
+        attempt: Callable[[], Launch],
+        block_sizes: tuple[int, int] | None = None,
     ) -> Launch | str:
         """What the attempt yields, or why it fails.
 
-        A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them.
+        A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them,
+        but for these blocks of a block mask only: not every tile divides all of them.
         """
         problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        kind = (config, tensors[0].device, shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal, shape.features)
+        sizes = (shape.dtype, shape.head_dim, shape.head_dim_v, block_sizes)
+        kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
         if kind in self._failures:
             return self._failures[kind]
         try:
@@ -237,11 +276,7 @@ class Resolver:
         if len(self.plans) >= MAX_PLANS:
             self.plans.clear()
         self.plans[place] = plan
-
-
-def is_capturing(query: Tensor) -> bool:
-    """Whether the current stream records a CUDA graph."""
-    return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+        watch(plan)
 
 
 def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
@@ -256,11 +291,16 @@ def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Ten
     return on_its_device(launch, query.device.index)
 
 
-def _nothing_fits(shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...]) -> Explanation:
+def _nothing_fits(
+    shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
+) -> Explanation:
+    wanted = f" with {shape.features.label}" if shape.features else ""
+    gradients = "gradients are needed, and " if shape.direction is Direction.BACKWARD else ""
     return Explanation(
         rung=Rung.SDPA,
-        reason="no config of our kernels runs this shape on this device",
+        reason=f"{gradients}no config of our kernels runs this shape{wanted} on this device",
         shape=shape,
         passed_over=tuple(passed_over),
         warnings=warnings,
+        device=device,
     )

@@ -1,8 +1,8 @@
-"""Attention that is differentiated: a forward that keeps the log-sum-exp, and a backward with a config of its own.
+"""One launch of a call with features, log-sum-exp or gradients, and the autograd function around two of them.
 
-The autograd function stands outside, around one forward and one backward launch of a `TrainingPlan`; both directions
-are looked up, tuned and stored apart. Nothing of the size of the scores is kept: the backward computes them again from
-query, key and log-sum-exp (FlashAttention, arXiv 2205.14135, section 3.1).
+Forward and backward have plans of their own: both directions are looked up, tuned and stored apart. Nothing of the size
+of the scores is kept: the backward computes them again from query, key and log-sum-exp (FlashAttention, arXiv
+2205.14135, section 3.1), and dropped pairs from the seed.
 """
 
 from typing import Any
@@ -11,70 +11,90 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from blocktune.kernels.call import EXTRA_TENSORS, Call
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.plan import empty_output
+from blocktune.kernels.shape import Direction
 
 
-class TrainingPlan:
-    """Our kernels compute a call and its gradients, with configs that are bound and were launched once."""
+class GeneralPlan:
+    """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
 
-    __slots__ = ("backward_explanation", "calls", "explanation", "head_dim_v", "launch", "launch_backward", "scale")
+    __slots__ = ("calls", "explanation", "launch")
 
-    def __init__(
-        self,
-        forward: tuple[Explanation, Launch],
-        backward: tuple[Explanation, Launch],
-        *,
-        head_dim: int,
-        head_dim_v: int,
-    ) -> None:
-        self.explanation, self.launch = forward
-        self.backward_explanation, self.launch_backward = backward
-        self.scale = head_dim**-0.5
-        self.head_dim_v = head_dim_v
+    def __init__(self, explanation: Explanation, launch: Launch) -> None:
+        self.explanation = explanation
+        self.launch = launch
         self.calls = 0
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """The output, with `_Attention` as its place in the graph of gradients."""
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp."""
         self.calls += 1
-        out: Tensor = _Attention.apply(query, key, value, self, self.scale if scale is None else scale)
-        return out
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The output and the log-sum-exp [batch, num_heads, seqlen_q]."""
-        out = empty_output(query, self.head_dim_v)
-        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
-        self.launch(query, key, value, out, lse, scale)
+        out, lse = new_results(query, value, call)
+        self.launch(query, key, value, out, lse, call.scale, *extras_of(call, Direction.FORWARD))
         return out, lse
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, scale: float
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of query, key and value, laid out as these are."""
-        gradients = new_gradients(query, key, value)
-        self.launch_backward(query, key, value, out, lse, grad, *gradients, scale)
+        self.calls += 1
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # autograd may hand in one value for all
+        gradients = new_gradients(query, key, value, call)
+        extras = extras_of(call, Direction.BACKWARD)
+        self.launch(query, key, value, out, lse, grad, *gradients, call.scale, *extras)
         return gradients
 
 
-def new_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the gradients: dense, in the dimension order of what they belong to."""
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def extras_of(call: Call, direction: Direction) -> tuple[Any, ...]:
+    """The last argument of a launch, which only shapes with features have."""
+    return (call.extras,) if call.features_of(direction) else ()
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key^T) value with the gradients of a `TrainingPlan`. Its own gradients have none."""
+def new_results(query: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Memory for the output, in the dimension order of the query, and for the log-sum-exp: float32 [batch, num_heads,
+    seqlen_q], or [num_heads, tokens] of packed sequences. These are 0 and -inf outside all sequences: nobody writes
+    there."""
+    out = empty_output(query, value.shape[-1])
+    if call.features.varlen:
+        return out.zero_(), query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32)
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def new_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed sequences."""
+    make = torch.zeros_like if call.features.varlen else torch.empty_like
+    return make(query), make(key), make(value)
+
+
+class Attention(torch.autograd.Function):  # type: ignore[misc]
+    """Output and log-sum-exp of a call, by the plan of either direction. The gradients have none themselves, and the
+    log-sum-exp has none."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TrainingPlan, scale: float) -> Tensor:
-        out, lse = plan.forward(query, key, value, scale)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.plan, ctx.scale = plan, scale
-        return out
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        forward: GeneralPlan,
+        backward: GeneralPlan,
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = forward.forward(query, key, value, call)
+        ctx.save_for_backward(query, key, value, out, lse, *call.tensors)
+        ctx.plan, ctx.call = backward, call.with_tensors((None,) * len(EXTRA_TENSORS))
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        gradients = ctx.plan.backward(*ctx.saved_tensors, grad, ctx.scale)
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 6
+        query, key, value, out, lse, *tensors = ctx.saved_tensors
+        gradients = ctx.plan.backward(query, key, value, out, lse, grad, ctx.call.with_tensors(tensors))
         needed = zip(gradients, ctx.needs_input_grad, strict=False)
-        return *(gradient if wanted else None for gradient, wanted in needed), None, None
+        return *(gradient if wanted else None for gradient, wanted in needed), None, None, None

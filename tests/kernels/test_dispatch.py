@@ -182,8 +182,9 @@ def test_wrong_arguments_raise_as_in_pytorch(kernel: PlainKernel) -> None:
 # --- what goes to PyTorch, and says so ---
 
 OBSTACLES: list[tuple[str, Callable[[Tensor], dict[str, Any]]]] = [
-    ("attn_mask", lambda query: {"attn_mask": torch.ones(32, 32, dtype=torch.bool)}),
-    ("dropout_p", lambda query: {"dropout_p": 0.5}),
+    ("with boolean", lambda query: {"attn_mask": torch.ones(32, 32, dtype=torch.bool)}),
+    ("with dropout", lambda query: {"dropout_p": 0.5}),
+    ("attn_mask requires", lambda query: {"attn_mask": torch.zeros(32, 32).requires_grad_()}),
     ("gradients", lambda query: {"query": query.requires_grad_()}),
     ("no plain tensor", lambda query: {"query": torch.nn.Parameter(query, requires_grad=False)}),
 ]
@@ -271,22 +272,19 @@ def test_tracing_sees_pytorchs_attention(kernel: PlainKernel) -> None:
     assert kernel.launched == []
 
 
-@pytest.mark.slow
-def test_torch_compile_takes_it_whole() -> None:
-    arguments = tensors(SHAPE)
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v, is_causal=True), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*arguments), scaled_dot_product_attention(*arguments, is_causal=True))
-
-
-def test_autocast_is_pytorchs_where_it_converts(kernel: PlainKernel) -> None:
+def test_autocast_converts_as_for_pytorch(kernel: PlainKernel) -> None:
     arguments = tensors(SHAPE)
     dispatcher = Dispatcher(ListSource())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dispatcher(*arguments).dtype == scaled_dot_product_attention(*arguments).dtype == torch.bfloat16
-        assert "autocast" in dispatcher.explain(*arguments).reason
-        assert kernel.launched == []
-        assert dispatcher(*(tensor.bfloat16() for tensor in arguments)).dtype == torch.bfloat16
-        assert kernel.launched
+        got = dispatcher(*arguments)
+        explanation = dispatcher.explain(*arguments)
+        torch.testing.assert_close(got, scaled_dot_product_attention(*arguments), atol=2e-2, rtol=2e-2)
+    assert explanation.shape is not None
+    assert (got.dtype, explanation.shape.dtype) == (torch.bfloat16, "bfloat16")
+    assert kernel.launched
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        doubles = [tensor.double() for tensor in arguments]
+        assert dispatcher(*doubles).dtype == scaled_dot_product_attention(*doubles).dtype == torch.float64
 
 
 def test_tensors_without_strides_raise_as_in_pytorch() -> None:
@@ -303,7 +301,7 @@ def test_the_short_and_the_long_question_agree(kernel: PlainKernel) -> None:
     """is_plain_call may only say yes where call_obstacle has nothing against the call."""
     query, key, value = tensors(SHAPE)
     assert is_plain_call(query, key, value)
-    for change in [change for _, change in OBSTACLES[2:]]:
+    for change in [change for _, change in OBSTACLES[3:]]:
         changed = {"query": query, "key": key, "value": value} | change(query.clone())
         assert not is_plain_call(**changed)
         assert call_obstacle(**changed) is not None or needs_gradients(**changed)

@@ -14,7 +14,7 @@ from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import AttentionShape, Direction
-from blocktune.kernels.training import TrainingPlan
+from blocktune.kernels.training import GeneralPlan
 
 from .dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors
 
@@ -153,4 +153,5 @@ def test_without_gradients_the_plain_plan_serves(kernels: tuple[Forward, Backwar
     with torch.no_grad():
         assert not dispatcher(*inputs, enable_gqa=True).requires_grad
     assert kernels[1].launched == []
-    assert isinstance(dispatcher._training(*inputs, False, True), TrainingPlan)
+    dispatcher(*inputs, enable_gqa=True)
+    assert [type(plan) for plan in dispatcher._resolver.general_plans.values()] == [GeneralPlan, GeneralPlan]
