@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 
 from blocktune.db.engine import StoreEngines, connect_sqlite
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.user_models import UserBestRow, UserTrialRow
 
 _PARENTS = (
     (DeviceRow, ("device_id",)),
@@ -17,6 +18,7 @@ _PARENTS = (
     (EnvironmentRow, ("environment_id",)),
     (ConfigRow, ("config_id", "default_config_id", "paper_config_id")),
 )
+_CHILDREN = (TrialRow, BestRow, UserTrialRow, UserBestRow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def _delete_trials(connection: Connection, condition: ColumnElement[bool]) -> in
 
 
 def _drop_unreferenced(connection: Connection, row_type: Any, names: tuple[str, ...]) -> int:
-    links = (getattr(child, name) for child in (TrialRow, BestRow) for name in names if hasattr(child, name))
+    links = (getattr(child, name) for child in _CHILDREN for name in names if hasattr(child, name))
     unused = [row_type.id.not_in(select(link).where(link.is_not(None))) for link in links]
     return connection.execute(delete(row_type).where(*unused)).rowcount
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from blocktune.db.engine import StoreEngines, connect_sqlite, translated
-from blocktune.db.models import Base
 from blocktune.db.target import StoreTarget
+from blocktune.db.user_models import Base
 from blocktune.kernels.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
 
-CURRENT = "0001"
+CURRENT = "0002"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"

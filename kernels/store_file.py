@@ -20,7 +20,7 @@ from blocktune.kernels.errors import (
     StoreLockedError,
 )
 
-NEWEST_SCHEMA = 1
+NEWEST_SCHEMA = 2
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 BUSY_SECONDS = 0.02

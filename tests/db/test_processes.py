@@ -13,6 +13,7 @@ import pytest
 
 from blocktune.db.exchange import document_from, save_document
 from blocktune.db.records import Trial
+from blocktune.db.schema import CURRENT
 from blocktune.db.store import ResultStore
 from blocktune.kernels.errors import StoreLockedError
 
@@ -59,7 +60,7 @@ def go(workers: list[Worker]) -> list[str]:
 
 def test_processes_create_one_store_together(target: str, start: Callable[..., Worker]) -> None:
     printed = go([start("create", target) for _ in range(PROCESSES)])
-    assert printed == ["0001\n"] * PROCESSES
+    assert printed == [f"{CURRENT}\n"] * PROCESSES
     with ResultStore.open(target) as store:
         assert store.health().sound
 
