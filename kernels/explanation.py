@@ -25,7 +25,7 @@ _HOW = {
     Reuse.OTHER_DRIVER: "on this device with another driver",
     Reuse.OTHER_COMPILER: "on this device with another triton or ptxas",
     Reuse.OTHER_SOURCE: "on this device with another version of the kernel's source",
-    Reuse.SAME_CAPABILITY: "on another device of this compute capability",
+    Reuse.SAME_CAPABILITY: "elsewhere, on a device of this compute capability,",
 }
 
 

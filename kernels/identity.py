@@ -20,7 +20,8 @@ _NVML_TEXT_BYTES = 96  # more than NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 class Reuse(StrEnum):
     """How far a measurement's identity is from the present one, nearest first. Only `EXACT` is a measurement of ours.
 
-    Rows of another kind of device, such as an H100's on an H200, are never more than `SAME_CAPABILITY`.
+    Rows of another kind of device, such as an H100's on an H200, are never more than `SAME_CAPABILITY`, and neither are
+    rows of unknown descent.
     """
 
     EXACT = "exact"

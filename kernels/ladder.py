@@ -4,7 +4,7 @@
     other_driver      the same with another driver
     other_compiler    the same with another triton or ptxas
     other_source      the same with another version of the kernel's source
-    same_capability   measured for this shape on another kind of device of this compute capability
+    same_capability   measured for this shape elsewhere, on a device of this compute capability
     nearest           measured for the nearest other shape, by any of the above
     predicted         ranked by the offline model for this device
     default           the kernel's own default, which needs no tuning
@@ -148,7 +148,7 @@ _EMPTY = {
     Rung.OTHER_DRIVER: "nor with another driver",
     Rung.OTHER_COMPILER: "nor with another triton or ptxas",
     Rung.OTHER_SOURCE: "nor with another version of the kernel's source",
-    Rung.SAME_CAPABILITY: "nor on another device of this compute capability",
+    Rung.SAME_CAPABILITY: "nor elsewhere, on a device of this compute capability",
     Rung.NEAREST: "nothing near was measured on a device of this compute capability",
     Rung.PREDICTED: "the model ranked nothing near for this device",
     Rung.DEFAULT: "no kernel computes this shape on this device",

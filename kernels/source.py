@@ -137,7 +137,7 @@ def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
         if reuse is None:
             return None
         if origin is Origin.BORROWED:
-            reuse = Reuse.SAME_CAPABILITY  # it was none of that device's own when it was stored
+            reuse = Reuse.SAME_CAPABILITY  # stored without having been measured here
         origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
     return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]), reuse=reuse)
 

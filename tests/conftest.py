@@ -1,8 +1,13 @@
-"""What every test shares: tests marked `gpu` are skipped, with the reason, where there is no GPU."""
+"""What every test shares: tests marked `gpu` are skipped, with the reason, where there is no GPU, and what tests miss
+is not written among the misses of the user."""
+
+import os
 
 import pytest
 
 from blocktune.kernels.driver import read_driver
+
+os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -80,7 +80,7 @@ def test_a_neighbour_is_borrowed_and_says_from_where() -> None:
     assert (nearest.rung, nearest.origin, nearest.tuned_for) == (Rung.NEAREST, Origin.BORROWED, neighbour)
     assert Explanation.of(nearest, SHAPE).reason == f"measured on this device for {neighbour.label}"
     borrowed = dataclasses.replace(nearest, reuse=Reuse.SAME_CAPABILITY)
-    assert Explanation.of(borrowed, SHAPE).reason.startswith("measured on another device of this compute capability")
+    assert Explanation.of(borrowed, SHAPE).reason.startswith("measured elsewhere, on a device of this compute")
 
 
 @pytest.mark.parametrize(
