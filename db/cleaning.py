@@ -3,22 +3,14 @@
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
 from blocktune.db.engine import StoreEngines, connect_sqlite
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.user_models import UserBestRow, UserTrialRow
+from blocktune.db.user_models import Base  # with all tables, since each may refer to what is dropped
 
-_PARENTS = (
-    (DeviceRow, ("device_id",)),
-    (ShapeRow, ("shape_id",)),
-    (KernelRow, ("kernel_id",)),
-    (EnvironmentRow, ("environment_id",)),
-    (ConfigRow, ("config_id", "default_config_id", "paper_config_id")),
-)
-_CHILDREN = (TrialRow, BestRow, UserTrialRow, UserBestRow)
+_PARENTS = tuple(row_type.__tablename__ for row_type in (DeviceRow, ShapeRow, KernelRow, EnvironmentRow, ConfigRow))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +64,7 @@ def _drop(connection: Connection, rules: Rules) -> dict[str, int]:
         "old_protocol": old,
         "trials": _count(connection, TrialRow),
         "bests": _count(connection, BestRow),
-        "unreferenced": sum(_drop_unreferenced(connection, row_type, names) for row_type, names in _PARENTS),
+        "unreferenced": sum(_drop_unreferenced(connection, name) for name in _PARENTS),
     }
 
 
@@ -88,10 +80,12 @@ def _delete_trials(connection: Connection, condition: ColumnElement[bool]) -> in
     return connection.execute(delete(TrialRow).where(condition)).rowcount
 
 
-def _drop_unreferenced(connection: Connection, row_type: Any, names: tuple[str, ...]) -> int:
-    links = (getattr(child, name) for child in _CHILDREN for name in names if hasattr(child, name))
-    unused = [row_type.id.not_in(select(link).where(link.is_not(None))) for link in links]
-    return connection.execute(delete(row_type).where(*unused)).rowcount
+def _drop_unreferenced(connection: Connection, name: str) -> int:
+    tables = Base.metadata.tables
+    parent = tables[name]
+    links = [key.parent for table in tables.values() for key in table.foreign_keys if key.column.table is parent]
+    unused = [parent.c.id.not_in(select(link).where(link.is_not(None))) for link in links]
+    return connection.execute(delete(parent).where(*unused)).rowcount
 
 
 def _count(connection: Connection, row_type: type[TrialRow] | type[BestRow]) -> int:

@@ -151,6 +151,8 @@ def translated(target: StoreTarget) -> Iterator[None]:
         raise _store_error(target, error.orig or error) from error
     except sqlite3.Error as error:
         raise _store_error(target, error) from error
+    except UnicodeDecodeError as error:  # SQLite's own message repeats a damaged name
+        raise _corrupt(target, error) from error
     except OverflowError as error:
         raise UsageError(f"A row must hold numbers that fit their columns, but: {error}. Correct the value.") from error
 
@@ -165,10 +167,7 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
             "Wait for it or end it, then try again; what was stored before is safe."
         )
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return StoreCorruptError(
-            f"The store must be a sound SQLite database, but {target.label} is not ({error}). "
-            "Move the file away, or give another one by --db or BLOCKTUNE_DB; `tune run` creates a new one."
-        )
+        return _corrupt(target, error)
     if name.startswith("SQLITE_READONLY"):
         return StoreError(
             f"Writing needs write permission on {target.label} and its directory, but there is none ({error}). "
@@ -181,4 +180,11 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
     return StoreError(
         f"The database {target.label} must be reachable and in order, but it answers: {error}. "
         "See `tune doctor`, or give another one by --db or BLOCKTUNE_DB."
+    )
+
+
+def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
+    return StoreCorruptError(
+        f"The store must be a sound SQLite database, but {target.label} is not ({error}). "
+        "`tune doctor --recover` saves what can be read; or give another one by --db or BLOCKTUNE_DB."
     )

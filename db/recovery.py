@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
-from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines
+from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
 from blocktune.db.merging import Results
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.records import Best, Trial
@@ -20,8 +20,8 @@ from blocktune.db.store import ResultStore
 from blocktune.db.target import StoreTarget
 from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
 
-SMALLEST_ROW_BYTES = 64
-"""No row of a store is smaller: so many ids are tried where the highest one cannot be read."""
+SMALLEST_ROW_BYTES = 128
+"""No trial of a store is smaller: so many ids are tried where the highest one cannot be read."""
 
 MAX_UNREADABLE = 20_000
 """Rows that are tried one by one before the rest of a table is given up."""
@@ -80,8 +80,10 @@ def recover(target: str | Path | None) -> Recovery | None:
 
 def _is_damaged(path: Path) -> bool:
     """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
+    if not path.exists():
+        raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
     try:
-        with ResultStore.open(path, read_only=True) as store:
+        with ResultStore.open(path) as store:  # upgraded where it is older and sound enough
             if not store.health().sound:
                 return True
             store.bests()
@@ -113,11 +115,11 @@ def _salvaged(place: StoreTarget) -> tuple[Results, int]:
     assert place.path is not None
     try:
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
-        with engines.reader.connect() as connection:
+        with translated(place), engines.reader.connect() as connection:
             salvage = _Salvage(connection, highest_id=place.path.stat().st_size // SMALLEST_ROW_BYTES)
             bests, trials = salvage.records(BestRow, best_of), salvage.records(TrialRow, trial_of)
             return Results(bests=tuple(bests), trials=tuple(trials)), salvage.lost
-    except (StoreCorruptError, DBAPIError):  # not one table can be opened
+    except StoreCorruptError:  # not one table can be opened
         return Results(), 0
 
 
