@@ -24,7 +24,8 @@ _FLAGS = {field.name: field for field in fields(ShapeFlags)}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The flags of every shape, the last name of the grid changing fastest. many: whether --grid was given."""
+    """The flags of every shape, the last name of the grid changing fastest; none where a command has its shapes from
+    elsewhere. many: whether --grid was given."""
 
     flags: tuple[ShapeFlags, ...]
     many: bool
@@ -56,6 +57,19 @@ class Grid:
         combinations = itertools.product(*lists.values())
         flags = tuple(ShapeFlags(**given | dict(zip(lists, values, strict=True))) for values in combinations)
         return cls(flags, many=text is not None)
+
+    @classmethod
+    def none(cls, given: dict[str, Any], text: str | None, instead: str) -> "Grid":
+        """No shape, since the flag `instead` brings them.
+
+        Raises:
+            UsageError: a shape flag or --grid is given all the same.
+        """
+        surplus = ["--grid"] if text is not None else []
+        surplus += [f"--{name}" for name, value in given.items() if value not in (None, False, _FLAGS[name].default)]
+        if surplus:
+            raise UsageError(f"`{instead}` brings the shapes, but {', '.join(surplus)} is given too. Leave one out.")
+        return cls((), many=True)
 
 
 def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
@@ -97,7 +111,8 @@ def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded(grid: str | None, **values: Any) -> None:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
-        command(grid=Grid.of(given, grid), **values)
+        chosen = Grid.none(given, grid, "--from-misses") if values.get("from_misses") else Grid.of(given, grid)
+        command(grid=chosen, **values)
 
     parameters = [value.replace(kind=inspect.Parameter.KEYWORD_ONLY) for value in (*shared, _GRID, *own)]
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.grid import Grid, with_grid_flags
+from blocktune.cli.misses import missed_shapes
 from blocktune.cli.options import AsJson, Database, DeviceName
 from blocktune.cli.progress import shown_progress
 from blocktune.cli.render import INTERRUPTED, counts, microseconds, note, percent, print_json, print_table
 from blocktune.cli.winners import COLUMNS, Predictions, predictions, speedup, winner_rows
-from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.kernels.errors import BlocktuneError, NoFeasibleConfigError, UsageError
 from blocktune.tuner.target import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def run(
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try every config, whatever the time.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler and the test data.")] = 0,
+    from_misses: Annotated[
+        bool,
+        typer.Option("--from-misses", help="The shapes that the dispatcher had no measurement of, frequent first."),
+    ] = False,
     device: DeviceName = None,
     db: Database = None,
     as_json: AsJson = False,
@@ -45,8 +50,11 @@ def run(
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
+    tune run --from-misses --time-budget 60
     """
     shapes, spec = grid.shapes(), choose_device(device)  # before heavy imports, so that wrong use fails at once
+    if from_misses:
+        shapes = missed_shapes(spec, db)
 
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.report import Budget
@@ -96,14 +104,17 @@ def _run_many(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool,
     from blocktune.tuner.run import farm_for, tune
 
     reports: list[TuningReport] = []
-    failed: list[NoFeasibleConfigError] = []
+    failed: list[BlocktuneError] = []
     with ResultStore.open(db) as store, farm_for(search["device"]) as compiler:
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             try:
                 with shown_progress() as show:
                     report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
-            except NoFeasibleConfigError as error:
+            except (
+                NoFeasibleConfigError,
+                UsageError,
+            ) as error:  # a shape that cannot be tuned does not stop the others
                 note(f"error: {error}")
                 failed.append(error)
                 continue

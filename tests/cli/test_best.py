@@ -54,7 +54,7 @@ def test_a_neighbour_answers_and_says_so(tune, winner) -> None:
 def test_another_kernel_source_is_borrowed(tune, winner) -> None:
     tune.store(winner(kernel_hash="0123456789abcdef"))
     data = json.loads(tune(*SHAPE, "--json").stdout)
-    assert (data["rung"], data["best"]["origin"]) == ("borrowed", "borrowed")
+    assert (data["rung"], data["best"]["origin"]) == ("other_source", "borrowed")
 
 
 def test_a_prediction_is_called_one(tune, winner) -> None:
