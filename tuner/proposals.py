@@ -13,7 +13,7 @@ first are told as pruned, which teaches TPE to avoid them, and neither is compil
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from blocktune.kernels.config import KernelConfig
@@ -96,7 +96,7 @@ class TpeProposals:
 
     def __init__(self, space: SearchSpace, order: Sequence[KernelConfig], *, startup: int, seed: int):
         self.size = len(order)
-        self._feasible = set(space.feasible)
+        self._feasible = {_identity(config.kernel, config.parameters): config for config in space.feasible}
         self._kernels = tuple(dict.fromkeys(config.kernel for config in space.feasible))
         self._choices = {name: space.choices(name) for name in space.parameter_names}
         self._names = {
@@ -109,7 +109,7 @@ class TpeProposals:
         self._study = _new_study(startup, seed)
 
     def recall(self, config: KernelConfig, score: float | None) -> None:
-        if config in self._feasible:
+        if config in self._feasible.values():
             self._propose_exactly(config)
             self.tell(config, score)
 
@@ -145,7 +145,7 @@ class TpeProposals:
 
         for _ in range(MAX_USELESS_ASKS):
             config, trial = self._ask()
-            if config in self._feasible and config not in self._proposed:
+            if config is not None and config not in self._proposed:
                 return self._accept(config, trial)
             self._study.tell(trial, state=TrialState.PRUNED)
         return None
@@ -155,19 +155,24 @@ class TpeProposals:
         self._open[config] = trial
         return config
 
-    def _ask(self) -> tuple[KernelConfig, Any]:
+    def _ask(self) -> tuple[KernelConfig | None, Any]:
+        """A feasible config, or None for a point that is none, and its trial."""
         trial = self._study.ask()
         kernel = trial.suggest_categorical("kernel", self._kernels)
         values = {
             name: choices[trial.suggest_int(name, 0, len(choices) - 1)] for name, choices in self._choices.items()
         }
-        return KernelConfig.of(kernel, {name: values[name] for name in self._names[kernel]}), trial
+        return self._feasible.get(_identity(kernel, {name: values[name] for name in self._names[kernel]})), trial
 
     def _encode(self, config: KernelConfig) -> dict[str, Any]:
         ranks = {
             name: choices.index(config.parameters.get(name, choices[0])) for name, choices in self._choices.items()
         }
         return {"kernel": config.kernel} | ranks
+
+
+def _identity(kernel: str, parameters: Mapping[str, int]) -> tuple[Any, ...]:
+    return kernel, *parameters.items()
 
 
 def _new_study(startup: int, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Checks and times configs of one shape in this process, which is a worker's: a crash here costs nothing else."""
+"""Checks and times configs in this process, which is a worker's: a crash here costs nothing else."""
 
 import statistics
 import time
@@ -22,7 +22,7 @@ from blocktune.tuner.bench import (
     median_ratio,
 )
 from blocktune.tuner.measurement import Measurement
-from blocktune.tuner.questions import AnyQuestion, questions_of
+from blocktune.tuner.questions import questions_of
 
 Tell = Callable[[str], None]
 """Tells the parent which stage begins, because each has its own deadline: `running` after the first launch returned,
@@ -42,22 +42,17 @@ class Anchor:
     time_us: float
 
 
-class ShapeBench:
-    """Holds the tensors and the right answers of one shape.
+class Bench:
+    """Holds the questions with their right answers: `plain` is timed, both are checked.
 
-    The first config that passes becomes the anchor of all later ones. `device` is a torch device, `kernels` finds a
-    kernel by name.
+    The first config that passes becomes the anchor of all later ones. `bind` makes a launcher of a config.
     """
 
-    def __init__(
-        self, shape: AttentionShape, *, device: str, clock: Clock, kernels: Callable[[str], AttentionKernel], seed: int
-    ):
-        self._shape = shape
+    def __init__(self, plain: Any, hard: Any, *, clock: Clock, bind: Callable[[Any], Launch]):
         self._clock = clock
-        self._kernels = kernels
-        self._plain: AnyQuestion
-        self._hard: AnyQuestion
-        self._plain, self._hard = questions_of(shape, device=device, seed=seed)
+        self._bind = bind
+        self._plain = plain
+        self._hard = hard
         self._out = self._plain.new_result()
         self._anchor_out = self._plain.new_result()
         self._anchor: Anchor | None = None
@@ -129,7 +124,7 @@ class ShapeBench:
         samples = column(rounds, 0)
         return samples, median_ratio(samples, column(rounds, -1))
 
-    def _verify(self, launch: Launch, question: AnyQuestion, tell: Tell | None = None, lse: Any | None = None) -> None:
+    def _verify(self, launch: Launch, question: Any, tell: Tell | None = None, lse: Any | None = None) -> None:
         """Launches once into poisoned memory and compares, so that nothing left by an earlier launch can pass."""
         question.poison(self._out)
         question.thunk(launch, self._out, lse)()
@@ -137,10 +132,17 @@ class ShapeBench:
             tell("running")
         self._judge(question, "in a single launch", lse)
 
-    def _judge(self, question: AnyQuestion, when: str, lse: Any | None = None) -> None:
+    def _judge(self, question: Any, when: str, lse: Any | None = None) -> None:
         problem = question.problem(self._out, lse)
         if problem is not None:
             raise WrongResultError(f"{problem} ({when})")
 
-    def _bind(self, config: KernelConfig) -> Launch:
-        return self._kernels(config.kernel).bind(config, self._shape)
+
+class ShapeBench(Bench):
+    """The bench of one shape. `device` is a torch device, `kernels` finds a kernel by name."""
+
+    def __init__(
+        self, shape: AttentionShape, *, device: str, clock: Clock, kernels: Callable[[str], AttentionKernel], seed: int
+    ):
+        plain, hard = questions_of(shape, device=device, seed=seed)
+        super().__init__(plain, hard, clock=clock, bind=lambda config: kernels(config.kernel).bind(config, shape))

@@ -24,7 +24,7 @@ from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.measurement import OUT_OF_MEMORY
-from blocktune.tuner.shape_bench import ShapeBench, WrongResultError
+from blocktune.tuner.shape_bench import Bench, ShapeBench, WrongResultError
 
 MAX_ERROR_TEXT = 2000
 
@@ -38,45 +38,49 @@ _COMPILE_ERRORS = (
 )
 """Names, since importing their modules here would tie the worker to Triton's layout."""
 
-MakeBench = Callable[[AttentionShape, int], ShapeBench]
+MakeBench = Callable[[Any, int], Bench]
+Parse = Callable[[dict[str, Any]], Any]
 
 
-def serve(make_bench: MakeBench) -> None:
-    """Answers commands until the input ends. `make_bench` builds the bench of a shape and a seed."""
+def serve(
+    make_bench: MakeBench, parse_shape: Parse = AttentionShape.from_json, parse_config: Parse = KernelConfig.from_json
+) -> None:
+    """Answers commands until the input ends. `make_bench` builds the bench of a shape and a seed; the other two make
+    shapes and configs of a command's objects."""
     die_with_parent()
     answers = _private_stdout()
-    bench: ShapeBench | None = None
+    bench: Bench | None = None
     for line in sys.stdin:
         command = json.loads(line)
         try:
             if command["command"] == "setup":
                 bench = None  # frees the tensors of the last shape first
-                bench = make_bench(AttentionShape.from_json(command["shape"]), command["seed"])
+                bench = make_bench(parse_shape(command["shape"]), command["seed"])
                 answer: dict[str, Any] = {"result": {}}
             elif bench is None:
                 raise RuntimeError("setup comes first")
             else:
-                answer = {"result": _run(bench, command, lambda stage: _send(answers, {"stage": stage}))}
+                answer = {"result": _run(bench, command, parse_config, lambda stage: _send(answers, {"stage": stage}))}
         except Exception as error:
             answer = {"failure": _failure(error, bench)}
         _send(answers, answer)
 
 
-def _run(bench: ShapeBench, command: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[str], None]) -> dict[str, Any]:
     match command["command"]:
         case "measure":
-            return bench.measure(KernelConfig.from_json(command["config"]), tell).to_json()
+            return bench.measure(parse(command["config"]), tell).to_json()
         case "finals":
-            configs = [KernelConfig.from_json(config) for config in command["configs"]]
+            configs = [parse(config) for config in command["configs"]]
             return {"samples_us": bench.finals(configs, tell)}
         case "confirm":
-            bench.confirm(KernelConfig.from_json(command["config"]), tell)
+            bench.confirm(parse(command["config"]), tell)
             return {}
         case unknown:
             raise RuntimeError(f"unknown command {unknown!r}")
 
 
-def _failure(error: Exception, bench: ShapeBench | None) -> dict[str, Any]:
+def _failure(error: Exception, bench: Bench | None) -> dict[str, Any]:
     text = f"{type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
     return {"outcome": outcome_of(error), "error": text, "fatal": bench is not None and not _usable(bench)}
 
@@ -93,7 +97,7 @@ def outcome_of(error: Exception) -> str:
     return str(Outcome.COMPILE_ERROR if names & set(_COMPILE_ERRORS) else Outcome.RUN_ERROR)
 
 
-def _usable(bench: ShapeBench) -> bool:
+def _usable(bench: Bench) -> bool:
     """Whether the GPU still answers. CUDA errors are sticky: after an illegal access all calls of the process fail."""
     try:
         bench.synchronize()
