@@ -59,9 +59,10 @@ def _data_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SqliteRows:
-    """The rows of a store's `dispatch` view."""
+    """The rows of a view of a store, by a query that takes a pattern of device keys and the highest number of rows."""
 
     path: Path
+    query: str = _QUERY
 
     def read(self, compute_capability: str) -> list[Mapping[str, Any]]:
         """The rows of all devices of a compute capability, such as `9.0`.
@@ -107,7 +108,7 @@ class SqliteRows:
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             _require_known_schema(connection, self.path)
-            rows = connection.execute(_QUERY, (f"%|{compute_capability}|%", MAX_ROWS)).fetchall()
+            rows = connection.execute(self.query, (f"%|{compute_capability}|%", MAX_ROWS)).fetchall()
             return [dict(row) for row in rows]
         finally:
             connection.close()
