@@ -26,6 +26,8 @@ ALGORITHMS = {
     "v1": "FlashAttention v1, these blocks",
     "v2": "v2, these blocks, no cache",
     "v2_perfect_l2": "v2, every key in L2",
+    "own": "this kernel, no cache",
+    "own_perfect_l2": "this kernel, launches read once",
 }
 """Names of `Analysis.traffic` for people."""
 
@@ -51,6 +53,8 @@ def explain(
     \b
     tune explain --seq 8192 --dim 64
     tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
+    tune explain --seq 8192 --dim 128 --direction backward
+    tune explain --seq 1 --seq-k 8192 --heads 32 --kv-heads 8 --dim 128
     """
     shape, spec = flags.shape(), choose_device(device)
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
@@ -134,6 +138,9 @@ def _show(analysis: "Analysis") -> None:
         typer.echo("")
     print_table(("device memory", "bytes", "FLOP/B", "time at least", "ceiling"), _memory_rows(analysis))
     typer.echo("")
+    if analysis.passes:
+        print_table(("launch", "reads, no cache", "writes", "reads, each once", "writes"), _pass_rows(analysis))
+        typer.echo("")
     if analysis.budget is not None:
         columns = ("on the chip", "rows x columns", "bytes", "where")
         print_table(
@@ -144,11 +151,11 @@ def _show(analysis: "Analysis") -> None:
 
 def _time_rows(analysis: "Analysis") -> list[tuple[str, str, str]]:
     """The terms of the cost model, the largest first, and the total."""
-    from blocktune.tuner.analysis_text import TERMS
+    from blocktune.tuner.analysis_terms import terms_of
 
     breakdown = analysis.breakdown
     assert breakdown is not None
-    times = {words: getattr(breakdown, f"{name}_us") for name, words in TERMS.items()}
+    times = {words: getattr(breakdown, f"{name}_us") for name, words in terms_of(analysis.shape).items()}
     ordered = sorted(times.items(), key=lambda term: -term[1])
     total = breakdown.total_us
     rows = [(words, microseconds(time), percent(round(time / total, 3))) for words, time in ordered if time]
@@ -161,6 +168,18 @@ def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
         line = analysis.rooflines.get(name)
         rows.append((ALGORITHMS[name], f"{traffic.total_bytes:,}", *(("-",) * 3 if line is None else _ceiling(line))))
     return rows
+
+
+def _pass_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
+    """The launches in order, with their bytes by both counts."""
+    from blocktune.tuner.io_passes import Passes
+
+    uncached = analysis.traffic[analysis.uncached]
+    assert isinstance(uncached, Passes)
+    return [
+        (once.name, *(f"{bytes_:,}" for part in (whole, once) for bytes_ in (part.read_bytes, part.written_bytes)))
+        for whole, once in zip(uncached.passes, analysis.passes, strict=True)
+    ]
 
 
 def _ceiling(line: "Roofline") -> tuple[str, str, str]:

@@ -3,22 +3,25 @@
     analysis = analyse(kernel, config, shape, device, resources, measured_us=1690.0)
     analysis.breakdown.binding, analysis.model_error
 
-`tuner/analysis_text.py` says it in words.
+A backward and a decoding are asked about as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
+but for bytes, which tuner/io_kernels.py counts for each kernel. `tuner/analysis_text.py` says it in words.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.flash_kernel import FlashKernel
+from blocktune.kernels.features import NO_FEATURES, MaskKind
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.resources import KernelResources
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost_model import CostBreakdown, missing_rates, predict
+from blocktune.tuner.io_backward import standard_backward_traffic
+from blocktune.tuner.io_kernels import is_plain_v2, traffic_of
 from blocktune.tuner.io_model import (
     Traffic,
     standard_memory_problem,
@@ -26,9 +29,15 @@ from blocktune.tuner.io_model import (
     v1_traffic,
     v2_traffic,
 )
+from blocktune.tuner.io_passes import Pass, Passes
+from blocktune.tuner.io_sparse import USUAL_DENSITY
 from blocktune.tuner.occupancy import Occupancy, Waves, occupancy
-from blocktune.tuner.on_chip import OnChip, on_chip
+from blocktune.tuner.on_chip import OnChip
+from blocktune.tuner.on_chip_kernels import budget_of
 from blocktune.tuner.roofline import Roofline, block_intensity, roofline, waves_of
+
+UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
+"""Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +46,10 @@ class Analysis:
 
     alternatives: shared bytes of a block after one step down of a parameter, by the step's name. waves and breakdown
     are None where no block fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates`
-    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. budget: None for kernels of
-    other families. standard_problem: why standard attention would not fit this device. measured_us: of this very config
-    on this device, None if nobody measured it.
+    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for
+    every byte that a block reads while it walks; None for a backward. density: the share of blocks that a block mask is
+    taken to leave. budget: None for kernels whose tiles nobody has listed. standard_problem: why standard attention
+    would not fit this device. measured_us: of this very config on this device, None if nobody measured it.
     """
 
     device: DeviceSpec
@@ -52,6 +62,8 @@ class Analysis:
     missing_rates: tuple[str, ...]
     traffic: Mapping[str, Traffic] = field(hash=False)
     rooflines: Mapping[str, Roofline] = field(hash=False)
+    block_intensity: float | None
+    density: float
     budget: OnChip | None
     standard_problem: str | None
     measured_us: float | None
@@ -64,9 +76,25 @@ class Analysis:
         return self.breakdown.total_us / self.measured_us - 1
 
     @property
-    def block_intensity(self) -> float:
-        """FLOP for every byte of keys and values that a block reads."""
-        return block_intensity(self.shape, self.config.block_m)
+    def flops(self) -> float:
+        """Of one call."""
+        return self.shape.flops * self.density
+
+    @property
+    def uncached(self) -> str:
+        """The name of the kernel's traffic where nothing is found in a cache."""
+        return next(name for name in UNCACHED if name in self.traffic)
+
+    @property
+    def once(self) -> str:
+        """The name of the kernel's traffic where L2 keeps what the blocks of a launch share."""
+        return next(name for name in ONCE if name in self.traffic)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The kernel's launches, each reading once; empty if there is one only."""
+        traffic = self.traffic[self.once]
+        return traffic.passes if isinstance(traffic, Passes) and len(traffic.passes) > 1 else ()
 
     def to_json(self) -> dict[str, Any]:
         waves = self.waves
@@ -82,6 +110,7 @@ class Analysis:
             "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
             "block_intensity": self.block_intensity,
+            "density": self.density,
             "on_chip": self.budget and self.budget.to_json(),
             "standard_problem": self.standard_problem,
             "measured_us": self.measured_us,
@@ -101,7 +130,7 @@ def analyse(
     """Asks every model about a compiled config.
 
     Args:
-        kernel: a forward kernel.
+        kernel: whose config it is.
         config: its block sizes.
         shape: the problem.
         device: the one that it was compiled for.
@@ -110,21 +139,26 @@ def analyse(
     """
     occupied, missing = occupancy(resources, device.limits), missing_rates(device)
     fits = occupied.blocks_per_sm > 0
+    density = USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
+    blocks, folded = _folded(kernel, config, shape, density)
     traffic = _traffic(shape, config)
+    lines = {name: roofline(shape, moved, device, density=density) for name, moved in traffic.items() if not missing}
     return Analysis(
         device=device,
         shape=shape,
         config=config,
         occupied=occupied,
         alternatives=steps_down(kernel, config, shape, device.limits),
-        waves=waves_of(shape, config.block_m, occupied, device.num_sms) if fits else None,
-        breakdown=predict(shape, config, resources, occupied, device, kernel.softmax_cost(config))
+        waves=waves_of(_gridded(shape, folded), blocks.block_m, occupied, device.num_sms) if fits else None,
+        breakdown=predict(folded, blocks, resources, occupied, device, kernel.softmax_cost(config))
         if fits and not missing
         else None,
         missing_rates=missing,
         traffic=traffic,
-        rooflines={} if missing else {name: roofline(shape, bytes_, device) for name, bytes_ in traffic.items()},
-        budget=on_chip(config, shape, device.limits) if isinstance(kernel, FlashKernel) else None,
+        rooflines=lines,
+        block_intensity=block_intensity(folded, blocks.block_m) if shape.direction is Direction.FORWARD else None,
+        density=density,
+        budget=budget_of(config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),
         measured_us=measured_us,
     )
@@ -157,12 +191,36 @@ def measured_time_us(
     return times[-1] if times else None
 
 
+def _folded(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, density: float
+) -> tuple[KernelConfig, AttentionShape]:
+    """The forward with this config's grid and tiles; under a block mask with so many of the keys that a query sees."""
+    blocks, folded = kernel.as_forward(config, shape)
+    if density == 1.0:
+        return blocks, folded
+    seen = density * folded.visible_pairs / folded.seqlen_q
+    return blocks, replace(folded, seqlen_k=max(1, round(seen)), causal=Causal.NONE, features=NO_FEATURES)
+
+
+def _gridded(shape: AttentionShape, folded: AttentionShape) -> AttentionShape:
+    """The folded shape with a block for every tile of the grid: a backward has one for a key head, not a query head."""
+    return replace(folded, num_heads=shape.num_heads_kv) if shape.direction is Direction.BACKWARD else folded
+
+
 def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:
-    """By algorithm; the last two are the bounds between which a FlashAttention-2 kernel lies."""
+    """By algorithm; the last two are the bounds between which the kernel lies."""
+    backward = shape.direction is Direction.BACKWARD
+    standard: dict[str, Traffic] = {
+        "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)
+    }
     m, n = config.block_m, config.block_n
-    return {
-        "standard": standard_traffic(shape),
-        "v1": v1_traffic(shape, m, n),
-        "v2": v2_traffic(shape, m, n),
-        "v2_perfect_l2": v2_traffic(shape, m, n, perfect_l2=True),
+    if is_plain_v2(config):
+        return standard | {
+            "v1": v1_traffic(shape, m, n),
+            "v2": v2_traffic(shape, m, n),
+            "v2_perfect_l2": v2_traffic(shape, m, n, perfect_l2=True),
+        }
+    return standard | {
+        "own": traffic_of(config, shape),
+        "own_perfect_l2": traffic_of(config, shape, perfect_l2=True),
     }

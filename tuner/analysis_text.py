@@ -1,38 +1,14 @@
 """An analysis in words: what binds, what would lift it, and how much the model can be trusted here."""
 
+from blocktune.kernels.shape import Direction
 from blocktune.tuner.analysis import Analysis
+from blocktune.tuner.analysis_terms import lifts_of, terms_of
 from blocktune.tuner.cost_model import OLDER_MMA_SHARE
 from blocktune.tuner.occupancy_text import explain as explain_occupancy
-from blocktune.tuner.roofline import exp_over_products
+from blocktune.tuner.roofline import Roofline, exp_over_products
 
-TERMS = {
-    "tensor": "matrix products",
-    "exp": "exponentials of the softmax",
-    "arithmetic": "other arithmetic of the softmax",
-    "spill": "registers spilled to local memory",
-    "l2": "keys and values from L2",
-    "hbm": "device memory",
-    "latency": "waiting for no unit: barriers, reductions, first results",
-    "edge": "prologues and epilogues of blocks",
-    "tail": "an uneven last wave",
-}
-"""What each term of the cost model stands for."""
-
-LIFTS = {
-    "tensor": "it is the work itself: only tiles with fewer masked or padded scores do less of it.",
-    "exp": "their number is the number of scores, whatever the blocks; what helps is to compute them while products "
-    "run, by more resident blocks or a `schedule` that runs ahead.",
-    "arithmetic": "a schedule without a running maximum (`schedule` 2) has the least of it; more resident blocks hide "
-    "it behind products.",
-    "spill": "smaller blocks or more warps leave more registers for each row.",
-    "l2": "a larger block_m uses every key more often; block_n does not matter to it.",
-    "hbm": "no block sizes reduce what must be read at least once; splitting the keys over more blocks would keep more "
-    "reads in flight.",
-    "latency": "more resident blocks or warps fill it: see what the occupancy needs.",
-    "edge": "fewer, longer blocks have fewer of them: a larger block_m, if the grid still fills the GPU.",
-    "tail": "another block_m changes the number of waves; many small blocks end more evenly.",
-}
-"""What would make each term smaller."""
+SHORT_US = 50.0
+"""A prediction below which the start of a launch matters, a few microseconds that the model does not count."""
 
 LEVEL = 0.95
 """Terms that reach this share of the largest one bind together with it."""
@@ -57,18 +33,25 @@ def _time(analysis: Analysis) -> list[str]:
     if found is None:
         missing = ", ".join(analysis.missing_rates)
         return [f"No time is predicted: {missing} of {analysis.device.name} is unknown."] if missing else []
-    times = {name: getattr(found, f"{name}_us") for name in TERMS}
+    terms, lifts = terms_of(analysis.shape), lifts_of(analysis.shape, analysis.config)
+    times = {name: getattr(found, f"{name}_us") for name in terms}
     largest = max(times.values())
     binding = [name for name, time_us in times.items() if time_us >= LEVEL * largest]
-    named = " and ".join(f"{name} ({TERMS[name]})" for name in binding)
+    named = " and ".join(f"{name} ({terms[name]})" for name in binding)
     takes = "each takes" if len(binding) > 1 else "it takes"
-    rate = analysis.shape.flops / found.total_us / 1e6
+    rate = analysis.flops / found.total_us / 1e6
     return [
         f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s. Bound by {named}: alone {takes} {largest:,.1f} µs, "
         f"{100 * largest / found.total_us:.0f} % of the time; the rest is what "
         "does not overlap.",
-        *(f"To lift {name}: {LIFTS[name]}" for name in binding),
+        *(f"To lift {name}: {lifts[name]}" for name in binding),
+        *([_launches(analysis)] if found.total_us < SHORT_US else []),
     ]
+
+
+def _launches(analysis: Analysis) -> str:
+    count = max(1, len(analysis.passes))
+    return f"The model counts no start of a launch; so short a time has {count} of them, of a few µs, beside it."
 
 
 def _measured(analysis: Analysis) -> list[str]:
@@ -77,10 +60,21 @@ def _measured(analysis: Analysis) -> list[str]:
         return ["Nobody measured this config for this shape on this device."]
     if error is None:
         return [f"Measured {analysis.measured_us:,.1f} µs."]
+    line = analysis.rooflines[analysis.once]
     return [
         f"Measured {analysis.measured_us:,.1f} µs: the model is {100 * abs(error):.1f} % "
-        f"{'above' if error >= 0 else 'below'} it."
+        f"{'above' if error >= 0 else 'below'} it.",
+        *([_bandwidth(line, analysis.measured_us)] if line.bound_by_memory else []),
     ]
+
+
+def _bandwidth(line: Roofline, measured_us: float) -> str:
+    """The rate at which a problem that memory bounds moves its bytes."""
+    reached = line.hbm_bytes / measured_us / 1e3
+    return (
+        f"In that time it moves {line.hbm_bytes / 1e6:,.1f} MB at least, {reached:,.0f} GB/s: "
+        f"{100 * reached / line.memory_gbs:.0f} % of what the device's memory delivers."
+    )
 
 
 def _exponentials(analysis: Analysis) -> list[str]:
@@ -104,31 +98,67 @@ def _tensor_cores(analysis: Analysis) -> str:
 
 
 def _memory(analysis: Analysis) -> list[str]:
-    lines = [
-        f"A block performs {analysis.block_intensity:.4g} FLOP for every byte of keys and values that it reads, set by "
-        "block_m alone."
-    ]
-    line = analysis.rooflines.get("v2_perfect_l2")
+    lines = [_intensity(analysis)]
+    line = analysis.rooflines.get(analysis.once)
     if line is not None:
         bound = "memory" if line.bound_by_memory else "arithmetic"
+        what = "each launch reading every tensor once" if analysis.passes else "every tensor read once"
         lines.append(
-            f"With every tensor read once the problem has {line.intensity:,.0f} FLOP for every byte of device memory, "
+            f"With {what} the problem has {line.intensity:,.0f} FLOP for every byte of device memory, "
             f"and below {line.ridge_point:,.0f} memory is the ceiling. So {bound} bounds it: at least "
             f"{line.least_us:,.1f} µs."
         )
-    return lines + _cache(analysis) + ([analysis.standard_problem] if analysis.standard_problem else [])
+    lines += _passes(analysis) + _density(analysis) + _cache(analysis)
+    return lines + ([analysis.standard_problem] if analysis.standard_problem else [])
+
+
+def _intensity(analysis: Analysis) -> str:
+    if analysis.shape.direction is Direction.BACKWARD:
+        each = analysis.flops / analysis.traffic[analysis.uncached].total_bytes
+        return (
+            f"All blocks together perform {each:.4g} FLOP for every byte that they read, write or add, wherever it "
+            "comes from: set by the rows that a block owns, not by those it walks."
+        )
+    return (
+        f"A block performs {analysis.block_intensity:.4g} FLOP for every byte of keys and values that it reads, set by "
+        "block_m alone."
+    )
+
+
+def _passes(analysis: Analysis) -> list[str]:
+    """The launches of a kernel that has several, by the bytes that each cannot avoid."""
+    if not analysis.passes:
+        return []
+    largest = max(analysis.passes, key=lambda one: one.total_bytes)
+    named = ", ".join(f"{one.name} {one.total_bytes / 1e6:,.1f} MB" for one in analysis.passes)
+    text = f"Its launches move at least: {named}."
+    line = analysis.rooflines.get(analysis.once)
+    if line is not None:
+        others_us = (line.hbm_bytes - largest.total_bytes) / (line.memory_gbs * 1e3)
+        text += f" Those beside {largest.name} take {others_us:,.1f} µs of device memory."
+    return [text]
+
+
+def _density(analysis: Analysis) -> list[str]:
+    if analysis.density == 1.0:
+        return []
+    return [
+        f"All of this is for a block mask of density {analysis.density:g}, as shapes are tuned with: time and bytes "
+        "follow the density of the mask at hand."
+    ]
 
 
 def _cache(analysis: Analysis) -> list[str]:
-    """Device memory delivers so many bytes in the measured time; the others that v2 reads must have come from L2."""
-    line, time_us = analysis.rooflines.get("v2"), analysis.measured_us
+    """Device memory delivers so many bytes in the measured time; the others must have come from L2."""
+    line, time_us = analysis.rooflines.get(analysis.uncached), analysis.measured_us
     if line is None or time_us is None:
         return []
     memory_us = line.hbm_bytes / (line.memory_gbs * 1e3)
     if time_us >= memory_us:
         return []
+    who = "key tile read its queries" if analysis.shape.direction is Direction.BACKWARD else "query tile read its keys"
     return [
-        f"If every query tile read its keys from device memory, that alone would take {memory_us:,.1f} µs: at least "
+        f"If every {who} from device memory, that alone would take {memory_us:,.1f} µs: at least "
         f"{100 * (1 - time_us / memory_us):.0f} % of these bytes came from L2, which the theorem does not know."
     ]
 

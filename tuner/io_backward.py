@@ -63,7 +63,8 @@ def fused_backward_traffic(
     shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, own_lse: bool = False
 ) -> Passes:
     """One kernel whose blocks own keys and add their parts of dq to float32 sums in memory, which start as zeros and
-    become dq at the end. An addition reads and writes its place in memory, though only the addend leaves the SM.
+    become dq at the end. An addition reads and writes its place in memory, though only the addend leaves the SM. The
+    zeros are counted with the row sums, whether or not a launch of their own writes them.
 
     Args:
         shape: the problem, with its window and mask tensor, if any.

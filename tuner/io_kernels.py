@@ -38,6 +38,11 @@ def traffic_of(config: KernelConfig, shape: AttentionShape, *, perfect_l2: bool 
     return count(config, shape, perfect_l2)
 
 
+def is_plain_v2(config: KernelConfig) -> bool:
+    """Whether the kernel is FlashAttention-2 in one launch, and nothing else."""
+    return COUNTS.get(config.kernel) is _v2
+
+
 def _v1(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
     del perfect_l2  # the output is written anew in every pass
     return v1_kernel_traffic(shape, config.block_m, config.block_n)

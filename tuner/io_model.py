@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.visits import keys_loaded
 
 SCORE_BYTES = 4
@@ -164,8 +164,10 @@ def score_matrix_bytes(shape: AttentionShape) -> int:
 
 def standard_memory_bytes(shape: AttentionShape) -> int:
     """The least device memory of standard attention: its tensors and one float32 matrix for the scores of all heads,
-    which the probabilities replace. A softmax that is not in place needs two."""
-    return shape.tensor_bytes + shape.batch * shape.num_heads * score_matrix_bytes(shape)
+    which the probabilities replace. A softmax that is not in place needs two, and so does a backward: the probabilities
+    and their gradients."""
+    matrices = 2 if shape.direction is Direction.BACKWARD else 1
+    return shape.tensor_bytes + matrices * shape.batch * shape.num_heads * score_matrix_bytes(shape)
 
 
 def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | None:

@@ -66,8 +66,14 @@ class Roofline:
         }
 
 
-def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec) -> Roofline:
+def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec, *, density: float = 1.0) -> Roofline:
     """The problem with one algorithm's traffic under the ceilings of a device.
+
+    Args:
+        shape: the problem.
+        traffic: of one algorithm.
+        device: with its rates.
+        density: the share of pairs that a block mask leaves, which the shape does not know.
 
     Raises:
         UsageError: a rate of the device is unknown.
@@ -75,7 +81,12 @@ def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec) -> Roo
     peak_tflops, memory_gbs = _ceilings(device)
     if shape.element_bytes == 4:
         peak_tflops /= 2  # tf32
-    return Roofline(flops=shape.flops, hbm_bytes=traffic.total_bytes, peak_tflops=peak_tflops, memory_gbs=memory_gbs)
+    return Roofline(
+        flops=round(shape.flops * density),
+        hbm_bytes=traffic.total_bytes,
+        peak_tflops=peak_tflops,
+        memory_gbs=memory_gbs,
+    )
 
 
 def ridge_point(device: DeviceSpec) -> float:

@@ -49,6 +49,24 @@ def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[rang
     return tuple(spans)
 
 
+def whole_key_tiles(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int, ...]:
+    """For every query tile of a head, the key tiles of which all its queries see all keys, so that nothing is masked.
+
+    Args:
+        shape: the problem.
+        block_m: queries a tile.
+        block_n: keys a tile.
+    """
+    left, right = _reach(shape)
+    counts = []
+    for start in range(0, shape.seqlen_q, block_m):
+        last = min(start + block_m, shape.seqlen_q) - 1
+        low = 0 if left == UNLIMITED else max(0, last + shape.diagonal - left)
+        high = shape.seqlen_k if right == UNLIMITED else min(shape.seqlen_k, start + shape.diagonal + right + 1)
+        counts.append(max(0, high // block_n - -(-low // block_n)))
+    return tuple(counts)
+
+
 def rows_in(spans: Iterable[range]) -> int:
     """Rows that are loaded, each as often as it is in a span."""
     return sum(map(len, spans))

@@ -1,8 +1,9 @@
-"""Which key tiles the blocks of a grid visit: what causal skipping leaves to do."""
+"""Which key tiles the blocks of a grid visit: what causal skipping and a window leave to do."""
 
 from dataclasses import dataclass
 
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.tuner.spans import key_spans, whole_key_tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,13 @@ def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> Visits:
     """Counts tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
     block visits one at least."""
     starts = range(0, shape.seqlen_q, block_m)
-    if shape.causal is Causal.NONE:
+    if shape.features.window is None and shape.causal is Causal.NONE:
         visited = max(1, -(-shape.seqlen_k // block_n))
         masked = 1 if shape.seqlen_k % block_n else 0
         return Visits(
             query_tiles=len(starts), total=visited * len(starts), masked=masked * len(starts), longest=visited
         )
-    counts = [_causal_counts(shape, start, block_m, block_n) for start in starts]
+    counts = _counts(shape, block_m, block_n)
     return Visits(
         query_tiles=len(starts),
         total=sum(visited for visited, _ in counts),
@@ -50,6 +51,16 @@ def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int,
         return (shape.seqlen_k,) * len(starts)
     tiles = (-(-_seen(shape, start + block_m) // block_n) for start in starts)
     return tuple(min(count * block_n, shape.seqlen_k) for count in tiles)
+
+
+def _counts(shape: AttentionShape, block_m: int, block_n: int) -> list[tuple[int, int]]:
+    """(visited, masked) key tiles of every query tile."""
+    if shape.features.window is None:
+        starts = range(0, shape.seqlen_q, block_m)
+        return [_causal_counts(shape, start, block_m, block_n) for start in starts]
+    loaded, whole = key_spans(shape, block_m, block_n), whole_key_tiles(shape, block_m, block_n)
+    visited = [max(1, -(-len(span) // block_n)) for span in loaded]
+    return [(tiles, tiles - min(full, tiles)) for tiles, full in zip(visited, whole, strict=True)]
 
 
 def _causal_counts(shape: AttentionShape, start: int, block_m: int, block_n: int) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.analysis import Analysis, analyse, measured_time_us, steps_down
-from blocktune.tuner.analysis_text import LIFTS, TERMS, explain
+from blocktune.tuner.analysis_terms import BACKWARD_LIFTS, BACKWARD_TERMS, DECODE_LIFTS, LIFTS, TERMS
+from blocktune.tuner.analysis_text import explain
 from blocktune.tuner.cost_model import CostBreakdown
 from blocktune.tuner.defaults import complete_shape
 
@@ -87,6 +88,7 @@ def test_terms_that_are_level_bind_together() -> None:
 def test_every_term_of_the_model_has_words() -> None:
     terms = {name.removesuffix("_us") for name in CostBreakdown.__dataclass_fields__} - {"total"}
     assert set(TERMS) == set(LIFTS) == terms
+    assert set(BACKWARD_TERMS) | set(BACKWARD_LIFTS) | set(DECODE_LIFTS) <= terms
 
 
 @pytest.mark.parametrize(
