@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
     from blocktune.kernels.shape import AttentionShape
     from blocktune.kernels.sparse_api import block_sparse_attention
+    from blocktune.kernels.sync import sync_configs
     from blocktune.kernels.tree_mask import tree_words
 
     __version__: str
@@ -34,6 +35,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "sync_configs",
     "tree_attention",
     "tree_words",
 ]
@@ -49,6 +51,7 @@ _HOMES = {
     "flash_attn_func": "blocktune.kernels.flash_api",
     "flash_attn_varlen_func": "blocktune.kernels.flash_api",
     "flash_attn_with_kvcache": "blocktune.kernels.cache_api",
+    "sync_configs": "blocktune.kernels.sync",
     "tree_attention": "blocktune.kernels.cache_api",
     "tree_words": "blocktune.kernels.tree_mask",
 }

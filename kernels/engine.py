@@ -37,10 +37,24 @@ class Engine:
     """
 
     def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
-        self._source = default_source() if source is None else source
         self._strict = strict
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self.use(default_source() if source is None else source)
+
+    @property
+    def source(self) -> ConfigSource:
+        """Where configs come from."""
+        return self._source
+
+    @property
+    def strict(self) -> bool:
+        """Whether only exact measurements are taken."""
+        return self._strict
+
+    def use(self, source: ConfigSource) -> None:
+        """Takes configs from this source from now on, and forgets all plans."""
+        self._source = source
         self.reload()
 
     def reload(self) -> None:

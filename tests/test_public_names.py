@@ -11,6 +11,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher, attention, best_config
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.sparse_api import block_sparse_attention
+from blocktune.kernels.sync import sync_configs
 from blocktune.kernels.tree_mask import tree_words
 
 
@@ -26,6 +27,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
     }
