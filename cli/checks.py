@@ -221,7 +221,7 @@ def _database(db: str | None) -> Iterator[Finding]:
             value=health.integrity,
             level=Level.PROBLEM,
             meaning="The file is damaged; what it answers may be wrong.",
-            fix=f"Save what can be read with `tune export`, move {health.place} away and import the export again.",
+            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one beside it.",
         )
     if health.journal_mode not in ("wal", ""):
         yield Finding(

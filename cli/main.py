@@ -10,7 +10,24 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli import bench, best, devices, doctor, explain, ladder, occupancy, run, store, sweeps
+from blocktune.cli import (
+    bench,
+    best,
+    buckets,
+    devices,
+    diff,
+    doctor,
+    explain,
+    freeze,
+    gc,
+    ladder,
+    merge,
+    occupancy,
+    run,
+    store,
+    sweeps,
+    verify,
+)
 from blocktune.cli.render import INTERRUPTED
 from blocktune.kernels.errors import BlocktuneError
 
@@ -66,6 +83,12 @@ app.command("best")(best.best)
 app.command("list")(store.list_bests)
 app.command("export")(store.export)
 app.command("import")(store.import_)
+app.command("freeze")(freeze.freeze)
+app.command("merge")(merge.merge)
+app.command("diff")(diff.diff)
+app.command("verify")(verify.verify)
+app.command("buckets")(buckets.buckets)
+app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
