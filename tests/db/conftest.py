@@ -135,9 +135,9 @@ def bests(best: Best) -> list[Best]:
 @pytest.fixture(scope="session")
 def new_postgres_database() -> Iterator[Callable[[], str]]:
     """Makes empty databases on a real server that lives as long as the session."""
-    binaries = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
+    binaries = [*_on_path("initdb"), *sorted(glob.glob("/usr/lib/postgresql/*/bin"))]
     if not binaries:
-        pytest.skip("no PostgreSQL server under /usr/lib/postgresql")
+        pytest.skip("no PostgreSQL server: initdb is neither under /usr/lib/postgresql nor on the PATH")
     if find_spec("psycopg") is None:
         pytest.skip("psycopg is not installed, so PostgreSQL cannot be reached")
     # The server refuses to run as root; its socket's path must be short.
@@ -163,6 +163,11 @@ def new_postgres_database() -> Iterator[Callable[[], str]]:
             yield _database_maker(name)
         finally:
             server("pg_ctl", "--pgdata", f"{name}/data", "--mode", "immediate", "--wait", "stop")
+
+
+def _on_path(program: str) -> list[str]:
+    found = shutil.which(program)
+    return [str(Path(found).resolve().parent)] if found else []
 
 
 def _database_maker(socket_directory: str) -> Callable[[], str]:

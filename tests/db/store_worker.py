@@ -1,10 +1,9 @@
 """A process that uses a store, for tests that need several or that kill one.
 
-    store_worker.py create PLACE
     store_worker.py write  PLACE DOCUMENT WRITER COUNT     records COUNT trials; prints a number when it is acknowledged
     store_worker.py hold   PLACE                           keeps the write lock until its standard input ends
 
-Each says `ready` and waits for a line before it begins, so that many begin together.
+A writer says `ready` and waits for a line before it begins.
 """
 
 import json
@@ -28,12 +27,6 @@ def wait_for_start() -> None:
     sys.stdin.readline()
 
 
-def create(place: str) -> None:
-    wait_for_start()
-    with ResultStore.open(place) as store:
-        say(store.health().schema_version)
-
-
 def write(place: str, document: str, writer: str, count: str) -> None:
     _, trials = records_from(json.loads(Path(document).read_text()))
     wait_for_start()
@@ -52,4 +45,4 @@ def hold(place: str) -> None:
 
 
 if __name__ == "__main__":
-    {"create": create, "write": write, "hold": hold}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "hold": hold}[sys.argv[1]](*sys.argv[2:])
