@@ -13,7 +13,7 @@ TERMS = {
     "l2": "keys and values from L2",
     "hbm": "device memory",
     "latency": "waiting for no unit: barriers, reductions, first results",
-    "edge": "prologues and epilogues of blocks",
+    "edge": "launches, prologues and epilogues of blocks",
     "tail": "an uneven last wave",
 }
 """Of a forward."""

@@ -7,9 +7,6 @@ from blocktune.tuner.cost_model import OLDER_MMA_SHARE
 from blocktune.tuner.occupancy_text import explain as explain_occupancy
 from blocktune.tuner.roofline import Roofline, exp_over_products
 
-SHORT_US = 50.0
-"""A prediction below which the start of a launch matters, a few microseconds that the model does not count."""
-
 LEVEL = 0.95
 """Terms that reach this share of the largest one bind together with it."""
 
@@ -45,13 +42,7 @@ def _time(analysis: Analysis) -> list[str]:
         f"{100 * largest / found.total_us:.0f} % of the time; the rest is what "
         "does not overlap.",
         *(f"To lift {name}: {lifts[name]}" for name in binding),
-        *([_launches(analysis)] if found.total_us < SHORT_US else []),
     ]
-
-
-def _launches(analysis: Analysis) -> str:
-    count = max(1, len(analysis.passes))
-    return f"The model counts no start of a launch; so short a time has {count} of them, of a few µs, beside it."
 
 
 def _measured(analysis: Analysis) -> list[str]:
@@ -169,7 +160,10 @@ def _on_chip(analysis: Analysis) -> list[str]:
         return []
     other = resources.shared_bytes - budget.shared_bytes
     beside = f", {other:,} B beside the tiles (barriers, conversions of layouts)" if other > 0 else ""
+    has = f"the code has {resources.registers}"
+    if budget.num_warps < resources.num_warps:
+        has += ", and warps that copy leave most of theirs to those that compute"
     return [
-        f"Tiles fill at least {budget.least_registers} registers a thread (the code has {resources.registers}) and "
+        f"Tiles fill at least {budget.least_registers} registers a thread ({has}) and "
         f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
     ]

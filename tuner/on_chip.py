@@ -37,7 +37,10 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A matrix or a column of statistics in one memory. count: copies of it, such as the buffers of a pipeline."""
+    """A matrix or a column of statistics in one memory.
+
+    count: copies of it, such as the buffers of a pipeline. reuses: it takes the registers of what it is made of.
+    """
 
     name: str
     rows: int
@@ -45,6 +48,7 @@ class Tile:
     element_bytes: int
     place: Place
     count: int = 1
+    reuses: bool = False
 
     @property
     def bytes(self) -> int:
@@ -66,14 +70,13 @@ class Tile:
 class OnChip:
     """The budget of one block.
 
-    tiles: what the loop over key tiles holds. loading_bytes: shared memory that the queries pass through before it.
-    num_warps: of the block. p_replaces_s: the probabilities take the registers of the scores they are made of.
+    tiles: what the loop over tiles holds. loading_bytes: shared memory that the queries pass through before it.
+    num_warps: of the block, those that hold tiles in registers.
     """
 
     tiles: tuple[Tile, ...]
     loading_bytes: int
     num_warps: int
-    p_replaces_s: bool
 
     def bytes_in(self, place: Place) -> int:
         """Of all tiles that live there."""
@@ -88,8 +91,7 @@ class OnChip:
     def least_registers(self) -> int:
         """Registers a thread that the tiles alone fill, without an address, a counter or a temporary: no compiler needs
         fewer unless it spills. It may exceed what a thread can have."""
-        reused = {"P"} if self.p_replaces_s else set()
-        held = _total(tile for tile in self.tiles if tile.place is Place.REGISTERS and tile.name not in reused)
+        held = _total(tile for tile in self.tiles if tile.place is Place.REGISTERS and not tile.reuses)
         return -(-held // (REGISTER_BYTES * WARP_SIZE * self.num_warps))
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +116,6 @@ def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
         tiles=(queries, *_keys(config, shape, limits), *softmax),
         loading_bytes=queries.bytes if queries.place is not Place.TENSOR_MEMORY else 0,
         num_warps=config.num_warps,
-        p_replaces_s=_in_order(config),
     )
 
 
@@ -168,7 +169,7 @@ def _softmax(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits)
     m, n, width_v = config.block_m, config.block_n, padded_width(shape.head_dim_v)
     return [
         Tile(name="S", rows=m, columns=n, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),
-        Tile(name="P", rows=m, columns=n, element_bytes=shape.element_bytes, place=p_place),
+        Tile(name="P", rows=m, columns=n, element_bytes=shape.element_bytes, place=p_place, reuses=_in_order(config)),
         Tile(name="O", rows=m, columns=width_v, element_bytes=FLOAT32_BYTES, place=accumulates_in),
         Tile(name="m", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),
         Tile(name="l", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),

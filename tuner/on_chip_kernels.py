@@ -1,16 +1,22 @@
-"""The on-chip budget of a config, whichever kernel it is of."""
+"""The on-chip budget of a config, whichever kernel it is of: Hopper's own kernels, decoding, and the backward's pass
+over keys. tuner/on_chip.py has the forward of FlashAttention-2, which several kernels share.
 
-from collections.abc import Callable, Mapping
+    budget_of(config, shape, limits_for((9, 0)))
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.flash_decode import WARPGROUP_ROWS, WARPGROUP_WARPS
 from blocktune.kernels.flash_fwd import FlashForward
-from blocktune.kernels.flash_kernel import IN_ORDER
+from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
+from blocktune.kernels.flash_padded import padded_shape
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape
-from blocktune.tuner.on_chip import OnChip, on_chip
+from blocktune.tuner.on_chip import FLOAT32_BYTES, OnChip, Place, Tile, on_chip
 
-Budget = Callable[[KernelConfig, AttentionShape, ComputeLimits], OnChip]
+Budget = Callable[[KernelConfig, AttentionShape, ComputeLimits], OnChip | None]
 
 
 def budget_of(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
@@ -20,9 +26,131 @@ def budget_of(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 
 
 def _as_plain(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """The tiles are those of the plain kernel; one without a parameter `schedule` computes in order."""
+    """The tiles of the plain kernel; one without a parameter `schedule` computes in order."""
     schedule = config.parameters.get("schedule", IN_ORDER)
     return on_chip(replace(config, kernel=FlashForward.name, extra=(("schedule", schedule),)), shape, limits)
+
+
+def _historical(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """Plain multiply-adds take all tiles as float32."""
+    return _as_plain(config, replace(shape, dtype="float32") if limits.mma == "none" else shape, limits)
+
+
+def _padded(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    return _historical(config, padded_shape(shape), limits)
+
+
+def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """Warps that copy hold no tile; the output leaves through shared memory of its own."""
+    del limits
+    m, n, d, short = config.block_m, config.block_n, shape.head_dim, shape.element_bytes
+    computing = WARPGROUP_WARPS * (m // WARPGROUP_ROWS)
+    return OnChip(
+        tiles=(
+            _shared("Q", m, d, short),
+            _shared("K", n, d, short, config.num_stages),
+            _shared("V", n, d, short, config.num_stages),
+            _shared("O on its way out", m, d, short),
+            *_softmax(m, n, d, short),
+        ),
+        loading_bytes=0,
+        num_warps=computing,
+    )
+
+
+def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """Two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves."""
+    del limits
+    m, n, d, short, stages = config.block_m, config.block_n, shape.head_dim, shape.element_bytes, config.num_stages
+    return OnChip(
+        tiles=(
+            *(_shared(name, n, d, short) for name in "KV"),
+            *(_shared(name, m, d, short, stages) for name in ("Q", "dO")),
+            *(_shared(name, m, 1, FLOAT32_BYTES, stages) for name in ("LSE", "delta")),
+            _shared("dS", n, m, short, 2),
+            _shared("dQ on its way out", m, d, FLOAT32_BYTES),
+            *_gradients(m, n, d, d, short),
+        ),
+        loading_bytes=0,
+        num_warps=2 * WARPGROUP_WARPS,
+    )
+
+
+def _decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """Packed rows of a group; `FlashDecode.shared_bytes` says which products read which memory."""
+    m, n, short = config.block_m, config.block_n, shape.element_bytes
+    width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+    cores = limits.mma not in ("none", "mma")
+    whole = cores and m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+    depth = 0 if limits.mma == "none" else config.num_stages - (0 if whole and short == 2 else 1)
+    keys = [_shared("K or V, in turns", n, max(width, width_v), short)]
+    if depth and config.num_stages > 1:
+        keys = [_shared("K", n, width, short, depth), _shared("V", n, width_v, short, depth)]
+    in_shared = limits.mma != "none" and short == 2
+    exchanged = in_shared and not whole and m < width_v
+    queries = _shared("Q", m, width, short) if in_shared else _held("Q", m, width, short)
+    softmax = _softmax(m, n, width_v, short)
+    if exchanged:
+        softmax = [_shared("P", m, n, short) if tile.name == "P" else tile for tile in softmax]
+    return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=0, num_warps=config.num_warps)
+
+
+def _dense_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+    """The pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
+    if limits.mma == "none" or shape.element_bytes != 2:
+        return None
+    m, n, stages = config.block_m, config.block_n, config.num_stages
+    widths = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+    by_warpgroup = limits.mma in ("wgmma", "tcgen05") and n >= WARPGROUP_ROWS
+    depth = stages if by_warpgroup else stages - 1
+    walked = [_shared(name, m, width, 2, depth) for name, width in zip(("Q", "dO"), widths, strict=True) if depth]
+    if not depth:
+        walked = [_shared("Q or dO, in turns", m, sum(widths) // 2, 2)]
+    if stages > 1:
+        walked += [_shared(name, m, 1, FLOAT32_BYTES, stages - 1) for name in ("LSE", "delta")]
+    if not by_warpgroup and n < widths[0]:
+        walked.append(_shared("dS", n, m, 2))
+    owned = [_shared(name, n, width, 2) for name, width in zip("KV", widths, strict=True)]
+    place = Place.TENSOR_MEMORY if limits.mma == "tcgen05" else Place.REGISTERS
+    tiles = (*owned, *walked, *_gradients(m, n, *widths, 2, place))
+    return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
+
+
+def _softmax(m: int, n: int, width_v: int, element_bytes: int) -> list[Tile]:
+    """Scores, probabilities in their place, accumulator and the statistics of every row, in registers."""
+    return [
+        _held("S", m, n, FLOAT32_BYTES),
+        _held("P", m, n, element_bytes, reuses=True),
+        _held("O", m, width_v, FLOAT32_BYTES),
+        _held("m", m, 1, FLOAT32_BYTES),
+        _held("l", m, 1, FLOAT32_BYTES),
+    ]
+
+
+def _gradients(
+    m: int, n: int, width: int, width_v: int, element_bytes: int, accumulators: Place = Place.REGISTERS
+) -> Iterable[Tile]:
+    """Transposed scores and their gradients, from which P and dS are made in place, and what is summed along the walk;
+    dQ of a tile is made when scores are gone."""
+    return (
+        _held("S", n, m, FLOAT32_BYTES),
+        _held("P", n, m, element_bytes, reuses=True),
+        _held("dP", n, m, FLOAT32_BYTES),
+        replace(_held("dK", n, width, FLOAT32_BYTES), place=accumulators),
+        replace(_held("dV", n, width_v, FLOAT32_BYTES), place=accumulators),
+    )
+
+
+def _shared(name: str, rows: int, columns: int, element_bytes: int, count: int = 1) -> Tile:
+    return Tile(
+        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=Place.SHARED_MEMORY, count=count
+    )
+
+
+def _held(name: str, rows: int, columns: int, element_bytes: int, *, reuses: bool = False) -> Tile:
+    return Tile(
+        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=Place.REGISTERS, reuses=reuses
+    )
 
 
 BUDGETS: Mapping[str, Budget] = {
@@ -30,6 +158,12 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_fwd_tma": on_chip,
     "flash_fwd_general": _as_plain,
     "flash_fwd_sparse": _as_plain,
-    "flash_fwd_transposed": _as_plain,
+    "flash_fwd_transposed": _historical,
+    "flash_fwd_padded": _padded,
+    "flash_fwd_hopper": _hopper_forward,
+    "flash_bwd_hopper": _hopper_backward,
+    "flash_bwd_fused": _dense_backward,
+    "flash_bwd_split": _dense_backward,
+    "flash_decode": _decode,
 }
-"""By kernel name."""
+"""By kernel name; v1 and the block-sparse backward are missing."""

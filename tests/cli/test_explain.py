@@ -104,6 +104,40 @@ def test_a_kernel_that_is_named_starts_from_its_default(tune, winner, compiled) 
     )
 
 
+def test_a_backward_shows_its_launches(tune, compiled) -> None:
+    words = ("explain", "--seq", 4096, "--dim", 128, "--direction", "backward", "--device", "h200")
+    result = tune(*words)
+    assert result.exit_code == 0, result.stderr
+    for part in (
+        "queries and gradients from L2",
+        "this kernel, launches read once",
+        "launch ",
+        "delta",
+        "dk_dv",
+        "dQ on",
+    ):
+        assert part in result.stdout
+    data = json.loads(tune(*words, "--json").stdout)
+    assert data["shape"]["direction"] == "backward"
+    assert data["traffic"]["own"]["dq"]["dq_written"] == 4 * 16 * 4096 * 128 * 2
+
+
+def test_decoding_shows_what_splits_cost(tune, compiled) -> None:
+    words = ("explain", "--seq", 1, "--seq-k", 8192, "--dim", 128, "--heads", 32, "--kv-heads", 8, "--batch", 1)
+    data = json.loads(tune(*words, "--device", "h200", "--param", "splits=16", "--json").stdout)
+    assert data["traffic"]["own"]["merge"]["partial_read"] == 16 * 32 * 128 * 4
+    assert data["block_intensity"] == 4
+    assert data["rooflines"]["own_perfect_l2"]["bound_by"] == "memory"
+
+
+def test_features_are_explained(tune, compiled) -> None:
+    words = ("explain", "--seq", 4096, "--dim", 64, "--features", "window=1023:0+boolean", "--device", "a100_sxm4_80")
+    data = json.loads(tune(*words, "--json").stdout)
+    assert data["config"]["kernel"] == "flash_fwd_general"
+    assert data["traffic"]["own"]["forward"]["mask_read"] > 0
+    assert data["density"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

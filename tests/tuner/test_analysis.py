@@ -10,9 +10,10 @@ from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, device_named
+from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.analysis import Analysis, analyse, measured_time_us, steps_down
 from blocktune.tuner.analysis_terms import BACKWARD_LIFTS, BACKWARD_TERMS, DECODE_LIFTS, LIFTS, TERMS
 from blocktune.tuner.analysis_text import explain
@@ -34,6 +35,12 @@ def analysis(
 ) -> Analysis:
     values = {"registers": 168, "shared_bytes": 131_072, "num_warps": 8, "tensor_cores": "wgmma"} | changes
     return analyse(KERNEL, config, shape, device, KernelResources(**values), measured_us=measured_us)
+
+
+def bound_by(found: Analysis, **terms: float) -> Analysis:
+    """The same with a prediction of 1000 µs in which only these terms matter, whatever the cost model says."""
+    zeros = dict.fromkeys(CostBreakdown.__dataclass_fields__, 1.0)
+    return replace(found, breakdown=CostBreakdown(**(zeros | terms | {"total_us": 1000.0})))
 
 
 def test_every_model_takes_part() -> None:
@@ -69,20 +76,21 @@ def test_the_model_s_error_is_a_fraction_of_the_measured_time() -> None:
 
 
 def test_the_words_name_what_binds_and_what_lifts_it() -> None:
-    text = explain(analysis())
-    assert "Bound by tensor (matrix products)" in text
+    text = explain(bound_by(analysis(), tensor_us=900.0))
+    assert "Predicted 1,000.0 µs" in text
+    assert "Bound by tensor (matrix products): alone it takes 900.0 µs, 90 % of the time" in text
     assert f"To lift tensor: {LIFTS['tensor']}" in text
     assert "run on tensor cores (wgmma)" in text
     assert "For 2 blocks you need ≤ 128 registers/thread (now 168) and ≤ 115,712 B of shared memory" in text
     assert "num_stages 3→2 gives 98,304 B" in text
-    spilling = explain(analysis(spill_bytes=20_000, stack_bytes=20_000))
+    spilling = explain(bound_by(analysis(), spill_us=900.0))
     assert f"To lift spill: {LIFTS['spill']}" in spilling
 
 
 def test_terms_that_are_level_bind_together() -> None:
-    text = explain(analysis(complete_shape(8192, 64), shared_bytes=65_536))
+    text = explain(bound_by(analysis(), tensor_us=800.0, exp_us=784.0))
     assert "Bound by tensor (matrix products) and exp (exponentials of the softmax): alone each takes" in text
-    assert "Exponentials take 1.00 times as long" in text
+    assert "Exponentials take 0.98 times as long" in text
 
 
 def test_every_term_of_the_model_has_words() -> None:
@@ -130,6 +138,93 @@ def test_an_unknown_rate_leaves_the_rest() -> None:
     text = explain(found)
     assert "No time is predicted: memory_gbs of NVIDIA H200 is unknown." in text
     assert "1 block/SM" in text
+
+
+def of_kernel(
+    name: str, shape: AttentionShape, measured_us: float | None = None, device: DeviceSpec = H200
+) -> Analysis:
+    """The kernel's default config, with resources of Hopper."""
+    kernel = get_kernel(name)
+    config = kernel.default_config(shape, device.limits)
+    resources = KernelResources(
+        registers=120, shared_bytes=70_000, num_warps=kernel.total_warps(config), tensor_cores=device.limits.mma
+    )
+    return analyse(kernel, config, shape, device, resources, measured_us=measured_us)
+
+
+BACKWARD = replace(complete_shape(4096, 128, batch=2, heads=16, kv_heads=4), direction=Direction.BACKWARD)
+DECODE = replace(complete_shape(8192, 128, batch=1, heads=32, kv_heads=8), seqlen_q=1)
+
+
+def test_a_backward_is_explained_by_its_own_loops() -> None:
+    found = bound_by(of_kernel("flash_bwd_hopper", BACKWARD, measured_us=800.0), tensor_us=700.0)
+    assert list(found.traffic) == ["standard", "own", "own_perfect_l2"]
+    assert [one.name for one in found.passes] == ["delta", "dk_dv", "dq"]
+    assert found.waves is not None
+    assert found.waves.grid_blocks == 32 * 2 * 4, "a block for every 128 keys of every key head"
+    assert found.block_intensity is None
+    text = explain(found)
+    for part in (
+        "Bound by tensor (matrix products)",
+        "five products in one pass",
+        "Its launches move at least: delta ",
+        "set by the rows that a block owns",
+        "Measured 800.0 µs: the model is 25.0 % above it",
+        "and warps that copy leave most of theirs",
+    ):
+        assert part in text
+    assert found.to_json()["traffic"]["own"]["dk_dv"]["sums_read"] > 0
+
+
+def test_decoding_is_bound_by_memory_and_told_in_gigabytes_a_second() -> None:
+    found = bound_by(of_kernel("flash_decode", DECODE, measured_us=20.0), hbm_us=900.0)
+    assert found.block_intensity == 4, "four query heads share every key"
+    assert found.waves is not None
+    assert found.waves.grid_blocks == 8 * dict(found.config.extra)["splits"]
+    text = explain(found)
+    moved = found.traffic["own_perfect_l2"].total_bytes
+    assert f"{moved / 1e6:,.1f} MB at least, {moved / 20e3:,.0f} GB/s" in text
+    assert "To lift hbm: nothing in the kernel does" in text
+
+
+def test_a_window_takes_time_and_bytes_away() -> None:
+    plain = complete_shape(8192, 64)
+    wide, narrow = (
+        of_kernel("flash_fwd_general", replace(plain, features=features))
+        for features in (Features(softcap=True), Features(window=(1023, 0)))
+    )
+    assert wide.breakdown is not None
+    assert narrow.breakdown is not None
+    assert wide.breakdown.tensor_us > 6 * narrow.breakdown.tensor_us
+    assert wide.traffic["own"].total_bytes > 5 * narrow.traffic["own"].total_bytes
+    assert narrow.budget is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"), [("flash_fwd_sparse", Direction.FORWARD), ("flash_bwd_sparse", Direction.BACKWARD)]
+)
+def test_a_block_mask_is_taken_to_leave_a_quarter(name: str, direction: Direction) -> None:
+    shape = replace(complete_shape(8192, 64), direction=direction, features=Features(mask=MaskKind.BLOCK_SPARSE))
+    found = of_kernel(name, shape)
+    assert found.density == 0.25
+    assert found.flops == shape.flops / 4
+    assert found.rooflines["own"].flops == shape.flops // 4
+    assert found.breakdown is not None
+    seconds = 8192**2 / 4 * 64 / (132 * H200.limits.exp_per_clock * 0.9 * 1.83e9)
+    assert found.breakdown.exp_us == pytest.approx(seconds * 1e6, rel=0.02)
+    assert "a block mask of density 0.25" in explain(found)
+
+
+@pytest.mark.parametrize("device", ["h200", "a100_sxm4_80", "rtx2070"])
+@pytest.mark.parametrize("name", ["flash_bwd_split", "flash_bwd_fused", "flash_decode"])
+def test_every_device_is_explained_without_a_gpu(device: str, name: str) -> None:
+    spec = device_named(device)
+    shape = replace(DECODE if name == "flash_decode" else BACKWARD, dtype="float16", head_dim=64, head_dim_v=64)
+    kernel = get_kernel(name)
+    resources = KernelResources(registers=100, shared_bytes=30_000, num_warps=4, tensor_cores=spec.limits.mma)
+    found = analyse(kernel, kernel.default_config(shape, spec.limits), shape, spec, resources)
+    assert found.breakdown is not None
+    assert explain(found).startswith("Predicted ")
 
 
 def trial(config: KernelConfig, time_us: float | None, **changes: Any) -> Trial:

@@ -107,7 +107,7 @@ def test_v2_reads_keys_once_a_query_tile_from_l2_and_about_once_from_dram() -> N
 
 
 def test_v1_moves_output_and_statistics_through_l2_once_a_key_tile() -> None:
-    """64 blocks have 1.5 MiB of queries and float32 output each in flight, twice what L2 keeps: much of the theorem's
+    """64 blocks have 1.5 MiB of queries and float32 output each in flight, more than L2 keeps: much of the theorem's
     traffic does reach DRAM, unlike that of v2."""
     blocks = config("flash_v1", 64, 64, stages=1)
     found = counted(PREFILL, blocks)
