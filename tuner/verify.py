@@ -169,12 +169,11 @@ def _earlier_trials(best: Best, store: ResultStore) -> dict[KernelConfig, Trial]
 
 def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial]) -> dict[KernelConfig, str]:
     """Who is timed again, and as what; the present default first, since it is the anchor."""
-    rivals = [config for config in earlier if config != best.config][:RUNNERS_UP]
     roles: dict[KernelConfig, str] = {contenders.default: "default", best.config: "winner"}
-    for config, role in ((contenders.paper, "paper rule"), *((config, "runner-up") for config in rivals)):
-        if config is not None:
-            roles.setdefault(config, role)
-    return roles
+    if contenders.paper is not None:
+        roles.setdefault(contenders.paper, "paper rule")
+    runners_up = [config for config in earlier if config not in roles][:RUNNERS_UP]
+    return roles | dict.fromkeys(runners_up, "runner-up")
 
 
 def _refusal(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> str | None:
