@@ -38,25 +38,29 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "quer
         UsageError: they do not.
     """
     tensors = (query, key, value)
-    dtypes, devices = ({str(getattr(tensor, what)) for tensor in tensors} for what in ("dtype", "device"))
-    if len(dtypes) > 1 or len(devices) > 1 or not query.is_floating_point():
+    if any(tensor.dtype != query.dtype or tensor.device != query.device for tensor in tensors):
+        kinds = ", ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
         raise UsageError(
-            f"{names} must have one floating-point data type and be on one device, but got {sorted(dtypes)} on "
-            f"{sorted(devices)}. Convert or move them."
+            f"{names} must have one data type and be on one device, but got {kinds}. Convert or move them."
         )
-    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    if not query.is_floating_point():
+        raise UsageError(f"{names} must be of a floating-point type, but got {query.dtype}. Convert them.")
     if any(tensor.dim() != 4 for tensor in tensors):
-        raise UsageError(f"{names} must have four dimensions (batch, heads, length, dim), but got {sizes}.")
+        raise UsageError(f"{names} must have four dimensions (batch, heads, length, dim), but got {_shapes(tensors)}.")
     if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise UsageError(
             f"{names} must agree in batch, head_dim of queries and keys, and heads and length of keys and values, but "
-            f"got [batch, heads, length, dim] {sizes}. Check which is which."
+            f"got [batch, heads, length, dim] {_shapes(tensors)}. Check which is which."
         )
     if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
         raise UsageError(
             f"`num_heads % num_heads_kv == 0` must hold, but got {query.shape[1]} query heads and {key.shape[1]} key "
             "heads. Each key head serves an equal group of query heads."
         )
+
+
+def _shapes(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
 def check_dropout(dropout_p: float) -> None:

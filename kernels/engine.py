@@ -5,6 +5,8 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -140,9 +142,9 @@ class Engine:
         if plans is not None:
             return plans[1].backward(query, key, value, out, lse, grad, call)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
-        with torch.enable_grad():
+        with torch.enable_grad(), autograd_within_an_op():
             again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
-        found = torch.autograd.grad(again, leaves, grad)
+            found = torch.autograd.grad(again, leaves, grad)
         dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
         return dq, dk, dv
 
@@ -191,6 +193,21 @@ def drawn(call: Call, device: torch.device) -> Call:
     offset = generator.get_offset()
     generator.set_offset(offset + OFFSET_STEP)
     return call.with_seed(generator.initial_seed() & (2**64 - 1), offset)
+
+
+@contextmanager
+def autograd_within_an_op() -> Iterator[None]:
+    """Autograd records here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
+    autograd then."""
+    keys = [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
+    excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    try:
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+    finally:
+        for key, before in zip(keys, excluded, strict=True):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, before)
 
 
 def _check_capture(query: Tensor, key: Tensor, call: Call, explanation: Explanation) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.call import EXTRA_TENSORS, Call
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import UNLIMITED
 from blocktune.kernels.plan import empty_output
 
@@ -129,9 +130,21 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     return *gradients, None, *(None for _ in ctx.asked), *(None for _ in tensors)
 
 
+def _no_second(ctx: Any, *grads: Tensor | None) -> None:
+    """Raises:
+    UsageError: always; the gradients of attention have no gradients.
+    """
+    del ctx, grads
+    raise UsageError(
+        "Attention can be differentiated once, but a gradient of its gradients is asked for. Take "
+        "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
+    )
+
+
 for _device in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_forward", _forward, _device)
     _LIBRARY.impl("attention_backward", _backward, _device)
 torch.library.register_fake("blocktune::attention_forward", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("blocktune::attention_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("blocktune::attention_forward", _gradients, setup_context=_keep, lib=_LIBRARY)
+torch.library.register_autograd("blocktune::attention_backward", _no_second, lib=_LIBRARY)

@@ -189,14 +189,14 @@ def is_capturing(query: Tensor) -> bool:
     return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
-def autocasted(*tensors: Tensor | None) -> tuple[Any, ...]:
+def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
     but for float64."""
-    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    device = query.device.type
     if not torch.is_autocast_enabled(device):
-        return tensors
+        return query, *others
     dtype = torch.get_autocast_dtype(device)
-    return tuple(_converted(tensor, device, dtype) for tensor in tensors)
+    return tuple(_converted(tensor, device, dtype) for tensor in (query, *others))
 
 
 def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:

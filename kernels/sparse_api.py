@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.call_values import check_sizes
@@ -40,17 +41,8 @@ def block_sparse_attention(
             "Make the BlockMask there."
         )
     check_sizes(query, key, value)
-    block_mask.check_fits(
-        AttentionShape(
-            batch=query.shape[0],
-            num_heads=query.shape[1],
-            num_heads_kv=key.shape[1],
-            seqlen_q=query.shape[2],
-            seqlen_k=key.shape[2],
-            head_dim=query.shape[3],
-            head_dim_v=value.shape[3],
-        )
-    )
+    if not is_compiling():  # a launch checks it too
+        block_mask.check_fits(_shape_of(query, key, value))
     out, _ = attention.attend(
         query,
         key,
@@ -61,3 +53,17 @@ def block_sparse_attention(
         block_mask=block_mask,
     )
     return out
+
+
+def _shape_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionShape:
+    """The sizes of a call; a mask fits these, whatever the data type."""
+    batch, num_heads, seqlen_q, head_dim = query.shape
+    return AttentionShape(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_kv=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        head_dim_v=value.shape[3],
+    )
