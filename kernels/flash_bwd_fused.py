@@ -85,12 +85,13 @@ class FlashBackwardFused(FlashBackward):
         "reduce": (BY_ATOMICS, BY_COPY_ENGINE),
     }
     preferences = (
+        (64, 64, 4, 2, BY_COPY_ENGINE),
         (64, 64, 4, 2, BY_ATOMICS),
-        (64, 64, 8, 2, BY_ATOMICS),
+        (64, 128, 8, 2, BY_ATOMICS),
         (32, 64, 8, 1, BY_ATOMICS),
         (32, 32, 4, 1, BY_ATOMICS),
     )
-    preferred_width: ClassVar[Mapping[int, int]] = {64: 0, 128: 1, 256: 2}
+    preferred_width: ClassVar[Mapping[int, int]] = {64: 0, 128: 2, 256: 3}
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Besides the range of every parameter: what the copy engine can add."""

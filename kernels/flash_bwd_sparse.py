@@ -16,6 +16,8 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import MaskKind
+from blocktune.kernels.flash_backward import gradient_strides, launch_options, row_sums, row_sums_spec
+from blocktune.kernels.flash_backward_memory import pass_bytes
 from blocktune.kernels.flash_fwd_sparse import fitting_mask, sparse_shape_problem
 from blocktune.kernels.flash_kernel import LOG2_E, RUN_TIME_SIZES, contiguous_strides, heads_per_group, padded_width
 from blocktune.kernels.flash_sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
@@ -24,15 +26,6 @@ from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
-
-DELTA_ROWS, DELTA_WARPS = 64, 4
-"""Rows and warps of a program that takes row sums: it waits for memory, whatever they are."""
-
-ROW_VALUES_BYTES = 8
-"""Of a query row, in float32: its log-sum-exp and delta."""
-
-WARPGROUP_ROWS = 64
-"""Rows of the smallest product of four warps, which reads both operands' buffers itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +46,7 @@ class SparseBackwardLaunch:
         row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
         column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
-        delta = lse.new_empty(lse.shape)
-        self._launch_delta(out, dout, delta)
-        inputs, scales = (q, k, v, dout, lse, delta), (scale, scale * LOG2_E)
+        inputs, scales = (q, k, v, dout, lse, row_sums(out, dout, lse)), (scale, scale * LOG2_E)
         strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
         shape, sizes, options = self.shape, tuple(run_time_sizes(self.shape).values()), launch_options(self.config)
         dq_kernel[(tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)](
@@ -71,14 +62,6 @@ class SparseBackwardLaunch:
     def _shifts(self, *blocks: tuple[str, int]) -> tuple[int, ...]:
         """log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""
         return tuple(tile_shift(name, block, self.config.parameters[name]) for name, block in blocks)
-
-    def _launch_delta(self, out: Any, dout: Any, delta: Any) -> None:
-        shape = self.shape
-        constants = (shape.head_dim_v, padded_width(shape.head_dim_v), DELTA_ROWS)
-        delta_kernel[(tiles(shape.seqlen_q, DELTA_ROWS), shape.batch * shape.num_heads)](
-            out, dout, delta, *out.stride()[:3], *dout.stride()[:3], shape.num_heads, shape.seqlen_q, *constants,
-            num_warps=DELTA_WARPS,
-        )  # fmt: skip
 
 
 class FlashBackwardSparse(AttentionKernel):
@@ -125,8 +108,8 @@ class FlashBackwardSparse(AttentionKernel):
         """Of the hungrier function: the tiles that a program owns, the buffers of those that it walks, and ds where
         warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
         own = config.parameters
-        dq = _tile_bytes(own["block_m"], own["block_n"], 0, config, shape, limits)
-        dkv = _tile_bytes(own["kv_block_n"], own["kv_block_m"], ROW_VALUES_BYTES, config, shape, limits)
+        dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
+        dkv = pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
         return max(dq, dkv)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
@@ -149,17 +132,13 @@ class FlashBackwardSparse(AttentionKernel):
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments = _common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
         for letter, name in (("k", "dk"), ("v", "dv")):
-            arguments |= _gradient_strides(shape, letter, name)
+            arguments |= gradient_strides(shape, letter, name)
         return specialize(dkv_kernel, arguments | dkv_constants(config, shape), launch_options(config))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        tensor, numbers = TensorArgument(shape.dtype), TensorArgument("float32")
-        arguments = _common_arguments(shape) | {"Dq": tensor} | _gradient_strides(shape, "q", "dq")
+        arguments = _common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
         dq = specialize(dq_kernel, arguments | dq_constants(config, shape), launch_options(config))
-        row_sums = {"Out": tensor, "Dout": tensor, "Delta": numbers} | contiguous_strides(shape, "o")
-        row_sums |= _gradient_strides(shape, "o", "do") | {"num_heads": 1, "seqlen_q": 1, "BLOCK_M": DELTA_ROWS}
-        row_sums |= {"HEAD_DIM_V": shape.head_dim_v, "WIDTH_V": padded_width(shape.head_dim_v)}
-        return dq, specialize(delta_kernel, row_sums, {"num_warps": DELTA_WARPS})
+        return dq, row_sums_spec(shape)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseBackwardLaunch:
         return SparseBackwardLaunch(shape, config)
@@ -167,29 +146,6 @@ class FlashBackwardSparse(AttentionKernel):
     @cached_property
     def source_hash(self) -> str:
         return hash_of_sources(delta_kernel, dq_kernel, dkv_kernel)
-
-
-def _tile_bytes(
-    owned: int, walked: int, values_bytes: int, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
-) -> int:
-    """Shared memory of a function whose programs own `owned` rows and walk tiles of `walked` rows, with values_bytes of
-    row values each."""
-    row_bytes = (padded_width(shape.head_dim) + padded_width(shape.head_dim_v)) * shape.element_bytes
-    owned_bytes, walked_bytes = owned * row_bytes, walked * row_bytes
-    short, stages = shape.element_bytes == 2, config.num_stages
-    warpgroup = limits.mma in ("wgmma", "tcgen05") and owned >= WARPGROUP_ROWS
-    if limits.mma == "none":  # no asynchronous copies: operands on their way to other threads
-        return (2 if short else 1) * owned_bytes + walked_bytes
-    if warpgroup and limits.mma == "tcgen05" and not short:  # half of what is owned may be in tensor memory
-        return owned_bytes // 2 + (stages - 1) * walked_bytes
-    if not short:  # each operand is split into two tf32 ones
-        buffers = stages * walked_bytes if warpgroup else max(stages - 2, 0) * walked_bytes + walked_bytes // 2
-        return 2 * owned_bytes + buffers
-    values = (stages - 1) * walked * values_bytes
-    if warpgroup:
-        return owned_bytes + stages * walked_bytes + values
-    exchanged = owned * walked * shape.element_bytes if owned < padded_width(shape.head_dim) else 0
-    return owned_bytes + ((stages - 1) * walked_bytes or walked_bytes // 2) + values + exchanged
 
 
 def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
@@ -200,10 +156,6 @@ def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) ->
 def tiles(length: int, block: int) -> int:
     """How many tiles of `block` rows cover a length."""
     return -(-length // block)
-
-
-def launch_options(config: KernelConfig) -> dict[str, int]:
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def run_time_sizes(shape: AttentionShape) -> dict[str, int]:
@@ -250,9 +202,4 @@ def _common_arguments(shape: AttentionShape) -> dict[str, Any]:
     arguments |= {"scale": 1.0, "scale_log2": 1.0} | dict.fromkeys(LIST_SIZES, 1) | run_time_sizes(shape)
     for letter in "qkv":
         arguments |= contiguous_strides(shape, letter)
-    return arguments | _gradient_strides(shape, "o", "do")
-
-
-def _gradient_strides(shape: AttentionShape, letter: str, name: str) -> dict[str, int]:
-    """The strides of the gradient `name` of a contiguous tensor."""
-    return {key.replace(f"_{letter}", f"_{name}"): value for key, value in contiguous_strides(shape, letter).items()}
+    return arguments | gradient_strides(shape, "o", "do")

@@ -79,11 +79,10 @@ class FlashBackwardSplit(FlashBackward):
     }
     preferences = (
         (64, 64, 4, 2, 64, 64, 4, 2),
-        (64, 64, 8, 2, 64, 64, 4, 2),
         (32, 64, 8, 1, 64, 32, 8, 1),
         (32, 32, 4, 1, 32, 32, 4, 1),
     )
-    preferred_width: ClassVar[Mapping[int, int]] = {64: 0, 128: 1, 256: 2}
+    preferred_width: ClassVar[Mapping[int, int]] = {128: 0, 256: 1}
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Of the hungrier pass."""

@@ -2,11 +2,12 @@
 
     comparison = compare(shape, store=store, device=current_device())
 
-Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, PyTorch's back ends (`cudnn`,
-`fa2`), and on request `standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked
-against the reference before anything is timed; who fails or is missing stays in the comparison, with the reason. Times
-are taken as tuner/bench.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
-cool, and `sustained`, in which it works without a break, as in training.
+Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best config of every other
+kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), and on request `standard`
+attention and what stock autotune finds (`triton_autotune`). Each result is checked against the reference before
+anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/bench.py
+says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
+which it works without a break, as in training.
 """
 
 import time
@@ -72,6 +73,7 @@ def compare(
     question, _ = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
     line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
+    line_up.invite_own(best_of_others(store, device, shape, tuned))
     for name, backend in PEERS.items():
         line_up.invite_torch(name, backend)
     if standard:
@@ -105,6 +107,22 @@ def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) 
             f"Tune it first: {tune_command(shape)}"
         )
     return best.config
+
+
+def best_of_others(
+    store: ResultStore, device: DeviceSpec, shape: AttentionShape, tuned: KernelConfig
+) -> dict[str, KernelConfig | None]:
+    """The fastest stored config of every kernel but the winner's, by the kernel's name; of trials that ran with the
+    kernels as they are. Historical kernels have the ladder instead."""
+    sources = {kernel.name: kernel.source_hash for kernel in competing() if kernel.name != tuned.kernel}
+    fastest: dict[str, tuple[float, KernelConfig]] = {}
+    for trial in store.trials(device, shape):
+        name = trial.config.kernel
+        if trial.time_us is None or sources.get(name) != trial.kernel_hash:
+            continue
+        if name not in fastest or trial.time_us < fastest[name][0]:
+            fastest[name] = trial.time_us, trial.config
+    return {name: fastest[name][1] for name in sources if name in fastest}
 
 
 def tune_command(shape: AttentionShape) -> str:

@@ -34,6 +34,7 @@ CONFIGS = pytest.mark.parametrize("config", [SPLIT, FUSED], ids=["split", "fused
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="real sizes are too much for Triton's interpreter")
 # Relative Frobenius error against float64. dS is rounded to the data type before the last product, as is every result.
@@ -50,9 +51,8 @@ def expected(
 ) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
     """Output, log-sum-exp and gradients by autograd of the float64 reference."""
     leaves = [tensor.double().requires_grad_() for tensor in qkv]
-    out, lse = attention_reference(
-        *leaves, causal=shape.causal, dtype=torch.float64, features=shape.features, extras=extras
-    )
+    features = replace(shape.features, deterministic=False)  # a matter of kernels
+    out, lse = attention_reference(*leaves, causal=shape.causal, dtype=torch.float64, features=features, extras=extras)
     gradients = torch.autograd.grad(out, leaves, dout.double(), allow_unused=True, materialize_grads=True)
     return out.detach(), lse.detach(), gradients
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.db.records import Best, Environment
+from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import device_named
@@ -161,6 +161,27 @@ def test_a_shape_without_a_usable_winner_names_the_command(
 def test_the_command_names_what_differs_from_the_defaults() -> None:
     shape = complete_shape(512, 64, kv_heads=4, seq_k=1024, dim_v=128, dtype="fp16", causal="lower_right")
     assert tune_command(shape).endswith("--kv-heads 4 --seq-k 1024 --dim-v 128 --dtype fp16 --causal-lower-right")
+
+
+def test_the_best_of_every_other_kernel_takes_part(run: Callable[..., Comparison], store: ResultStore) -> None:
+    def record(name: str, time_us: float | None, block_n: int, **changes: Any) -> None:
+        config = replace(get_kernel(name).default_config(SHAPE, DEVICE.limits), block_n=block_n)
+        known = {"device": DEVICE, "environment": winner().environment, "shape": SHAPE, "config": config}
+        known |= {"kernel_hash": get_kernel(name).source_hash, "outcome": Outcome.OK, "time_us": time_us}
+        store.record(Trial(**known | changes))
+
+    record("flash_fwd_tma", 9.0, 128)
+    record("flash_fwd_tma", 7.0, 32)
+    record("flash_fwd_tma", None, 64, outcome=Outcome.WRONG_RESULT)
+    record("flash_fwd_hopper", 5.0, 64, kernel_hash="0" * 16)
+    record("flash_fwd", 1.0, 64)
+    comparison = run(clock=FakeClock())
+    assert [entry.name for entry in comparison.entries[2:5]] == ["paper", "flash_fwd_tma", "cudnn"]
+    entry = comparison.entry("flash_fwd_tma")
+    assert entry is not None
+    assert entry.config is not None
+    assert entry.config.block_n == 32
+    assert entry.timing is not None
 
 
 def test_a_lost_gpu_ends_the_comparison(run: Callable[..., Comparison]) -> None:
