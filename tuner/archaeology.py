@@ -186,7 +186,7 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
     """The step with all that the models say."""
     if step.problem:
         return step
-    traffic = bytes_of(step.name, shape, step.config)
+    traffic = bytes_of(shape, step.config)
     if step.config is None:
         problem = standard_memory_problem(shape, device) or ""
         predicted = None if missing_rates(device) else predicted_standard_us(shape, device)

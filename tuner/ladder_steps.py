@@ -15,7 +15,8 @@ from blocktune.kernels.flash_padded import next_width
 from blocktune.kernels.kernel import SoftmaxCost
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.comparison import Timing
-from blocktune.tuner.io_model import SCORE_BYTES, standard_traffic, v1_traffic, v2_traffic
+from blocktune.tuner.io_kernels import traffic_of
+from blocktune.tuner.io_model import standard_traffic
 from blocktune.tuner.occupancy import Occupancy
 from blocktune.tuner.roofline import roofline
 
@@ -113,21 +114,13 @@ class Step:
         }
 
 
-def bytes_of(name: str, shape: AttentionShape, config: KernelConfig | None) -> Bytes:
-    """What a step moves. Beside the IO model's own counts: the transpose reads and writes K once, and v1 turns its
-    float32 output into 16 bits at the end."""
+def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
+    """What a step moves, all its launches together."""
     if config is None:
         total = standard_traffic(shape).total_bytes
         return Bytes(counted=total, least=total)
-    m, n = config.block_m, config.block_n
-    if name == V1:
-        total = v1_traffic(shape, m, n).total_bytes + _conversion_bytes(shape)
-        return Bytes(counted=total, least=total)
-    further = further_bytes(name, shape)
-    return Bytes(
-        counted=v2_traffic(shape, m, n).total_bytes + further,
-        least=v2_traffic(shape, m, n, perfect_l2=True).total_bytes + further,
-    )
+    counted, least = (traffic_of(config, shape, perfect_l2=perfect).total_bytes for perfect in (False, True))
+    return Bytes(counted=counted, least=least)
 
 
 def further_bytes(name: str, shape: AttentionShape) -> int:
@@ -255,12 +248,6 @@ def size(size_bytes: int) -> str:
             break
         value /= 1000
     return f"{value:.3g} {unit}"
-
-
-def _conversion_bytes(shape: AttentionShape) -> int:
-    if shape.element_bytes == SCORE_BYTES:
-        return 0
-    return shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim_v * (SCORE_BYTES + shape.element_bytes)
 
 
 def last_timed(steps: Sequence[Step]) -> Step | None:

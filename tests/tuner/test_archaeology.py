@@ -225,11 +225,11 @@ def test_only_a_plain_forward_has_a_ladder(changes: dict[str, Any]) -> None:
 def test_bytes_are_those_of_the_io_model() -> None:
     steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, ())}
     rows = 2 * 32 * 8192
-    assert bytes_of("standard", LONG, None).counted == standard_traffic(LONG).total_bytes
-    assert bytes_of("v1", LONG, steps["v1"]).counted == v1_traffic(LONG, 64, 64).total_bytes + rows * 64 * (4 + 2)
+    assert bytes_of(LONG, None).counted == standard_traffic(LONG).total_bytes
+    assert bytes_of(LONG, steps["v1"]).counted == v1_traffic(LONG, 64, 64).total_bytes + rows * 64 * (4 + 2)
     float32 = complete_shape(8192, 64, dtype="fp32")
-    assert bytes_of("v1", float32, steps["v1"]).counted == v1_traffic(float32, 64, 64).total_bytes
-    found = bytes_of("v2", LONG, steps["v2"])
+    assert bytes_of(float32, steps["v1"]).counted == v1_traffic(float32, 64, 64).total_bytes
+    found = bytes_of(LONG, steps["v2"])
     assert found.counted == v2_traffic(LONG, 64, 64).total_bytes
     assert found.least == v2_traffic(LONG, 64, 64, perfect_l2=True).total_bytes < found.counted
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import UsageError
@@ -22,7 +23,7 @@ from blocktune.tuner.io_forward import general_traffic
 from blocktune.tuner.io_kernels import COUNTS, traffic_of
 from blocktune.tuner.io_model import Traffic, v1_traffic, v2_traffic
 from blocktune.tuner.io_passes import Passes
-from blocktune.tuner.io_sparse import random_blocks, sparse_backward_traffic, sparse_forward_traffic
+from blocktune.tuner.io_sparse import Blocks, random_blocks, sparse_backward_traffic, sparse_forward_traffic
 
 H200 = device_named("h200")
 MIB = 1 << 20
@@ -126,6 +127,18 @@ def test_block_sparse_traffic_follows_the_density() -> None:
     assert growth(whole_back, quarter_back) == pytest.approx(4, rel=0.1)
     split = split_backward_traffic(replace(problem, features=Features()), keys=(64, 64), queries=(64, 64))
     assert whole_back.total_bytes == split.total_bytes
+
+
+def test_a_mask_s_own_blocks_are_counted() -> None:
+    problem = replace(shape(1024, mask=MaskKind.BLOCK_SPARSE), num_heads=2, num_heads_kv=2)
+    diagonal = BlockMask.from_predicate(
+        lambda row, column: row == column, seqlen_q=1024, seqlen_k=1024, block_q=128, block_k=128
+    )
+    blocks = Blocks.of(diagonal)
+    assert blocks.density == diagonal.density == 1 / 8
+    moved = sparse_forward_traffic(problem, 64, 64, blocks)
+    assert moved.passes[0].read["k"] == 2 * (1024 // 64) * 128 * 64 * 2
+    assert sparse_forward_traffic(problem, 64, 64, blocks, perfect_l2=True).passes[0].read["k"] == 2 * 1024 * 64 * 2
 
 
 def test_a_window_makes_traffic_linear_and_a_mask_tensor_makes_it_quadratic() -> None:
