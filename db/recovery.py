@@ -15,7 +15,7 @@ from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
 from blocktune.db.merging import Results
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.records import Best, Trial
-from blocktune.db.rows import best_of, trial_of
+from blocktune.db.rows import UNREADABLE, best_of, trial_of
 from blocktune.db.store import ResultStore
 from blocktune.db.target import StoreTarget
 from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
@@ -23,10 +23,10 @@ from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
 SMALLEST_ROW_BYTES = 128
 """No trial of a store is smaller: so many ids are tried where the highest one cannot be read."""
 
-MAX_UNREADABLE = 20_000
+MAXUNREADABLE = 20_000
 """Rows that are tried one by one before the rest of a table is given up."""
 
-_UNREADABLE = (DBAPIError, sqlite3.Error, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_DAMAGED = (DBAPIError, sqlite3.Error, *UNREADABLE)
 """What reading a damaged row, or making a record of it, can raise."""
 
 _DIMENSIONS = (DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
@@ -130,7 +130,7 @@ class _Salvage:
         self.lost = 0
         self._connection = connection
         self._highest_id = highest_id
-        self._tries = MAX_UNREADABLE
+        self._tries = MAXUNREADABLE
         # Indices may be damaged while their table is not, so every table is read by its ids alone.
         self._dimensions: dict[Any, dict[int, Any]] = {
             row_type: {values["id"]: row_type(**values) for values in self._rows(row_type)} for row_type in _DIMENSIONS
@@ -142,7 +142,7 @@ class _Salvage:
         for values in self._rows(row_type):
             try:
                 found.append(convert(self._linked(row_type, values)))
-            except _UNREADABLE:
+            except _DAMAGED:
                 self.lost += 1
         return found
 
@@ -164,7 +164,7 @@ class _Salvage:
         table = row_type.__table__
         try:
             highest = self._connection.execute(select(func.max(table.c.id))).scalar_one() or 0
-        except _UNREADABLE:
+        except _DAMAGED:
             highest = self._highest_id
         yield from self._between(table, 1, highest)
 
@@ -175,7 +175,7 @@ class _Salvage:
         try:
             query = select(table).where(table.c.id.between(low, high))
             found = [dict(row) for row in self._connection.execute(query).mappings()]
-        except _UNREADABLE:
+        except _DAMAGED:
             if low == high:
                 self.lost += 1
                 self._tries -= 1

@@ -28,6 +28,9 @@ _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 IMPORTED = "imported"
 """Stands where the UUID of the GPU stands otherwise: the trial came in a document and nobody made it again here."""
 
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What making a record of a row that anyone may have written can raise; `UsageError` is a ValueError."""
+
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
 
 
@@ -205,7 +208,7 @@ def device_of(row: DeviceRow) -> DeviceSpec:
     """The device of this row.
 
     Raises:
-        ValueError, TypeError: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
     return _parsed_device(row.document, None)
 
@@ -214,7 +217,7 @@ def trial_of(row: TrialRow) -> Trial:
     """The record of this row.
 
     Raises:
-        ValueError, TypeError: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
     resources = {name: getattr(row, name) for name in _RESOURCES}
     imported = row.gpu_uuid == IMPORTED
@@ -248,7 +251,7 @@ def best_of(row: BestRow) -> Best:
     """The record of this row.
 
     Raises:
-        ValueError, TypeError: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
     best = Best(
         device=_parsed_device(row.device.document, row.gpu_uuid),

@@ -17,7 +17,7 @@ from blocktune.db.importing import records_from
 from blocktune.db.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.records import Best, Environment, Trial
-from blocktune.db.rows import IMPORTED, RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
 from blocktune.db.schema import make_current, require_current
 from blocktune.db.target import StoreTarget, default_store_path
 from blocktune.kernels.config import TunedConfig
@@ -236,7 +236,7 @@ class ResultStore:
         """The records of rows, none of which is believed before it has passed the bounds of its record."""
         try:
             return [convert(row) for row in rows]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except UNREADABLE as error:
             raise StoreCorruptError(
                 f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: {error} "
                 "`tune doctor --recover` saves the others."
