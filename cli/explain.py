@@ -54,7 +54,7 @@ def explain(
     tune explain --seq 8192 --dim 64
     tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
     tune explain --seq 8192 --dim 128 --direction backward
-    tune explain --seq 1 --seq-k 8192 --heads 32 --kv-heads 8 --dim 128
+    tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
     """
     shape, spec = flags.shape(), choose_device(device)
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}

@@ -93,14 +93,20 @@ def _memory(analysis: Analysis) -> list[str]:
     line = analysis.rooflines.get(analysis.once)
     if line is not None:
         bound = "memory" if line.bound_by_memory else "arithmetic"
-        what = "each launch reading every tensor once" if analysis.passes else "every tensor read once"
         lines.append(
-            f"With {what} the problem has {line.intensity:,.0f} FLOP for every byte of device memory, "
+            f"With {_premise(analysis)} the problem has {line.intensity:,.0f} FLOP for every byte of device memory, "
             f"and below {line.ridge_point:,.0f} memory is the ceiling. So {bound} bounds it: at least "
             f"{line.least_us:,.1f} µs."
         )
     lines += _passes(analysis) + _density(analysis) + _cache(analysis)
     return lines + ([analysis.standard_problem] if analysis.standard_problem else [])
+
+
+def _premise(analysis: Analysis) -> str:
+    """Of the fewest bytes that the kernel is counted with."""
+    if analysis.traffic[analysis.once].total_bytes == analysis.traffic[analysis.uncached].total_bytes:
+        return "this traffic, of which blocks share nothing,"
+    return "each launch reading every tensor once" if analysis.passes else "every tensor read once"
 
 
 def _intensity(analysis: Analysis) -> str:

@@ -215,6 +215,14 @@ def test_a_block_mask_is_taken_to_leave_a_quarter(name: str, direction: Directio
     assert "a block mask of density 0.25" in explain(found)
 
 
+def test_v1_has_one_count_whatever_the_cache() -> None:
+    found = of_kernel("flash_v1", complete_shape(4096, 64))
+    assert found.traffic["own"] == found.traffic["own_perfect_l2"]
+    assert found.waves is not None
+    assert found.waves.grid_blocks == found.shape.batch * found.shape.num_heads
+    assert "With this traffic, of which blocks share nothing, the problem has" in explain(found)
+
+
 @pytest.mark.parametrize("device", ["h200", "a100_sxm4_80", "rtx2070"])
 @pytest.mark.parametrize("name", ["flash_bwd_split", "flash_bwd_fused", "flash_decode"])
 def test_every_device_is_explained_without_a_gpu(device: str, name: str) -> None:
