@@ -2,7 +2,7 @@
 
 A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
 canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,
-problem, config, time_us, triton. All are created by `migrations/versions/0002_user_kernels.py`.
+problem, config, time_us, triton, ptxas, driver. All are created by `migrations/versions/0002_user_kernels.py`.
 """
 
 from datetime import datetime

@@ -15,7 +15,9 @@ SELECT
     user_best.problem AS problem,
     user_best.config AS config,
     user_best.time_us AS time_us,
-    environment.triton AS triton
+    environment.triton AS triton,
+    environment.ptxas AS ptxas,
+    environment.driver AS driver
 FROM user_best
 JOIN device ON device.id = user_best.device_id
 JOIN environment ON environment.id = user_best.environment_id

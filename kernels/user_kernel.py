@@ -1,0 +1,320 @@
+"""`@tuned`: people's own Triton kernels, searched, checked, kept and dispatched as ours.
+
+    @tuned(
+        parameters={"block": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)},
+        constraints={"a block covers a row": lambda config, x: config["block"] >= x.shape[1]},
+        reference=lambda x: torch.softmax(x, dim=-1),
+    )
+    def softmax(x, *, block, num_warps):
+        out = torch.empty_like(x)
+        softmax_kernel[(x.shape[0],)](out, x, x.stride(0), x.shape[1], BLOCK=block, num_warps=num_warps)
+        return out
+
+    softmax(x)  # with the best parameters known for these sizes on this device
+
+`blocktune.tuner.user_kernel.tune_function(softmax, x)` finds them.
+"""
+
+import inspect
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.device import DeviceSpec, current_device
+from blocktune.kernels.errors import BlocktuneError, UsageError
+from blocktune.kernels.plan import is_capturing
+from blocktune.kernels.resolver import MAX_PLANS
+from blocktune.kernels.source_hash import hash_of_sources
+from blocktune.kernels.user_config import Problem, UserConfig
+from blocktune.kernels.user_ladder import UserExplanation, UserRung, UserWinner, candidates, stored_winners
+
+logger = logging.getLogger("blocktune")
+
+Constraint = Callable[..., bool]
+"""Takes a config's parameters, then the arguments of the call, and says whether the config can run it."""
+
+MAX_CONFIGS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What serves a kind of call: the function with these parameters, or the reference."""
+
+    run: Callable[..., Any]
+    parameters: Mapping[str, int]
+    explanation: UserExplanation
+
+
+def tuned(
+    *,
+    parameters: Mapping[str, Sequence[int]],
+    reference: Callable[..., Any],
+    constraints: Mapping[str, Constraint] | None = None,
+    default: Mapping[str, int] | None = None,
+    tolerance: float | None = None,
+) -> "Callable[[Callable[..., Any]], TunedFunction]":
+    """Makes a function that launches Triton kernels choose its parameters by what was measured.
+
+    The function takes tensors and plain values, and its parameters as keywords. It returns new tensors, one or a tuple,
+    and leaves its arguments alone. To be tuned it has to be importable, since candidates run in a process of their own.
+
+    Args:
+        parameters: the choices of each; all are integers. `num_warps` and `num_stages` are parameters like others.
+        reference: takes the same arguments without the parameters and returns what is right.
+        constraints: by their rule in words, what a config must fulfil to run a call; nothing that is only slow.
+        default: the parameters that serve until something better is known; the first ones that fulfil the constraints
+            unless given.
+        tolerance: the largest relative error of 64 rows of an output, in the Frobenius norm; by its data type unless
+            given.
+
+    Raises:
+        UsageError: a parameter has no choices, or the function does not take it.
+    """
+
+    def decorate(function: Callable[..., Any]) -> TunedFunction:
+        return TunedFunction(
+            function,
+            parameters={name: tuple(choices) for name, choices in parameters.items()},
+            reference=reference,
+            constraints=dict(constraints or {}),
+            default=default,
+            tolerance=tolerance,
+        )
+
+    return decorate
+
+
+class TunedFunction:
+    """A function with its choices of parameters; `tuned` makes one. Threads may share it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        parameters: Mapping[str, tuple[int, ...]],
+        reference: Callable[..., Any],
+        constraints: Mapping[str, Constraint],
+        default: Mapping[str, int] | None,
+        tolerance: float | None,
+    ) -> None:
+        self.fn = function
+        self.parameters = parameters
+        self.reference = reference
+        self.constraints = constraints
+        self.tolerance = tolerance
+        self.name = f"{function.__module__}:{function.__qualname__}"
+        self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
+        self._signature = _signature_without(function, parameters)
+        self._configs = self._all_configs()
+        self._default = None if default is None else self._config(default)
+        self._lock = threading.RLock()
+        self.reload()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, with the parameters that serve this kind of call best.
+
+        Raises:
+            UsageError: an argument is neither a tensor nor a plain value, or the call is new while a CUDA graph is
+                captured.
+        """
+        try:
+            plan = self._plans.get(_place(args, kwargs))
+        except TypeError:  # an argument that is no key is none that a problem knows, which is said below
+            plan = None
+        if plan is None:
+            return self._call_slowly(args, kwargs)
+        return plan.run(*args, **kwargs, **plan.parameters)
+
+    def explain(self, *args: Any, **kwargs: Any) -> UserExplanation:
+        """What serves a call with these arguments, and why; the function runs if the call is new."""
+        place = _place(args, kwargs)
+        if place not in self._plans:
+            self._call_slowly(args, kwargs)
+        return self._plans[place].explanation
+
+    def run(self, config: UserConfig, *args: Any, **kwargs: Any) -> Any:
+        """The function's result with these parameters, whatever is known."""
+        return self.fn(*args, **kwargs, **config.parameters)
+
+    def reload(self) -> None:
+        """Forgets all plans and reads the store again at the next new call."""
+        self._plans: dict[Any, _Plan] = {}
+        self._winners: dict[int | None, list[UserWinner]] = {}
+
+    @cached_property
+    def source_hash(self) -> str:
+        """16 hexadecimal digits that change with the function's source or that of the jitted functions it calls."""
+        return hash_of_sources(self)
+
+    @property
+    def size(self) -> int:
+        """How many configs there are, whether or not they can run a call."""
+        return len(self._configs)
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name, defaults included.
+
+        Raises:
+            UsageError: they are not those of the function.
+        """
+        try:
+            binding = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"`{self.name}` takes {self._signature} besides its parameters: {error}.") from error
+        binding.apply_defaults()
+        return dict(binding.arguments)
+
+    def configs(self, arguments: Mapping[str, Any]) -> tuple[UserConfig, ...]:
+        """The configs that fulfil all constraints for these arguments, in the order of the choices."""
+        return tuple(config for config in self._configs if not self.violations(config, arguments))
+
+    def violations(self, config: UserConfig, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The rules that a config breaks for these arguments; empty if it can run."""
+        given = config.parameters
+        if given.keys() != self.parameters.keys():
+            return (f"`parameters of {self.name}` are {', '.join(self.parameters)}, but got {', '.join(given)}.",)
+        broken = [
+            f"`{name}` must be one of {choices}, but got {given[name]}."
+            for name, choices in self.parameters.items()
+            if given[name] not in choices
+        ]
+        broken += [
+            f"`{rule}` must hold, but does not for {config.label}."
+            for rule, holds in self.constraints.items()
+            if not broken and not holds(given, **arguments)
+        ]
+        return tuple(broken)
+
+    def default_config(self, arguments: Mapping[str, Any]) -> UserConfig | None:
+        """What serves without any tuning; None if no config can run these arguments."""
+        if self._default is not None and not self.violations(self._default, arguments):
+            return self._default
+        return next((config for config in self._configs if not self.violations(config, arguments)), None)
+
+    def _call_slowly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        arguments = self.bound(args, kwargs)
+        tensor = next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_cuda), None)
+        if tensor is not None and is_capturing(tensor):
+            raise UsageError(
+                f"A call must have run once before a CUDA graph captures it, but {Problem.of(arguments).label} is new "
+                f"to {self.name}. Call it before."
+            )
+        with self._lock:
+            plan, result = self._resolve(arguments, None if tensor is None else tensor.device.index, args, kwargs)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans = {}
+            self._plans[_place(args, kwargs)] = plan
+        return result
+
+    def _resolve(
+        self, arguments: Mapping[str, Any], device: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Plan, Any]:
+        """The best plan that has run this very call, and its result."""
+        problem, passed_over = Problem.of(arguments), list[str]()
+        for rung, winner in candidates(self._winners_on(device), problem):
+            broken = self.violations(winner.config, arguments)
+            result = None
+            if not broken:
+                broken, result = self._tried(winner.config, args, kwargs)
+            if not broken:
+                explanation = UserExplanation(
+                    rung=rung,
+                    problem=problem,
+                    config=winner.config,
+                    tuned_for=winner.problem,
+                    time_us=winner.time_us,
+                    passed_over=tuple(passed_over),
+                )
+                return _Plan(self.fn, winner.config.parameters, explanation), result
+            passed_over.append(f"{rung}: {broken[0]}")
+        default = self.default_config(arguments)
+        rung = UserRung.REFERENCE if default is None else UserRung.DEFAULT
+        explanation = UserExplanation(rung=rung, problem=problem, config=default, passed_over=tuple(passed_over))
+        logger.info("%s: %s", self.name, explanation)
+        if default is None:
+            return _Plan(self.reference, {}, explanation), self.reference(*args, **kwargs)
+        return _Plan(self.fn, default.parameters, explanation), self.run(default, *args, **kwargs)
+
+    def _tried(self, config: UserConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, ...], Any]:
+        """What a stored config breaks by running, and the result."""
+        try:
+            return (), self.run(config, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers and drivers raise what they like; the default is the function's own
+            logger.warning("%s does not run: %.500s. The next rung is taken.", config.label, error)
+            return (f"{config.label} does not run: {type(error).__name__}: {error}",), None
+
+    def _winners_on(self, device: int | None) -> list[UserWinner]:
+        """What is stored for a GPU, read once; nothing without one, where kernels run in the interpreter."""
+        if device is not None and device not in self._winners:
+            self._winners[device] = self._read(device)
+        return [] if device is None else self._winners[device]
+
+    def _read(self, index: int) -> list[UserWinner]:
+        try:
+            device: DeviceSpec = current_device(index)
+        except BlocktuneError as error:
+            logger.warning("%s is not tuned here: %s", self.name, error)
+            return []
+        return stored_winners(self.name, self.source_hash, device)
+
+    def _all_configs(self) -> tuple[UserConfig, ...]:
+        count = 1
+        for name, choices in self.parameters.items():
+            count *= len(choices)
+            if not choices or count > MAX_CONFIGS:
+                raise UsageError(
+                    f"Each parameter has choices, and all together up to {MAX_CONFIGS} combinations, but `{name}` of "
+                    f"{self.name} has {len(choices)}, which makes {count}. Name other choices."
+                )
+        names = tuple(self.parameters)
+        return tuple(
+            UserConfig(self.name, tuple(zip(names, values, strict=True)))
+            for values in itertools.product(*self.parameters.values())
+        )
+
+    def _config(self, parameters: Mapping[str, int]) -> UserConfig:
+        config = UserConfig(
+            self.name, tuple((name, parameters[name]) for name in self.parameters if name in parameters)
+        )
+        if config not in self._configs:
+            raise UsageError(
+                f"`default` of {self.name} is one of the choices of every parameter, but got {dict(parameters)}. "
+                "Add it to the choices."
+            )
+        return config
+
+
+def _place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The key of a plan: the kinds of all arguments as they were passed."""
+    kinds = [
+        (value.dtype, value.shape, value.stride(), value.device) if isinstance(value, Tensor) else (type(value), value)
+        for value in (*args, *kwargs.values())
+    ]
+    return (*kinds, *kwargs)
+
+
+def _signature_without(function: Callable[..., Any], parameters: Mapping[str, Any]) -> inspect.Signature:
+    """The function's signature without the tuned parameters.
+
+    Raises:
+        UsageError: it does not take one of them.
+    """
+    signature = inspect.signature(function)
+    missing = [name for name in parameters if name not in signature.parameters]
+    if missing:
+        raise UsageError(
+            f"A tuned function takes its parameters as keywords, but {function.__qualname__}{signature} takes no "
+            f"{', '.join(missing)}. Add it behind `*`."
+        )
+    return signature.replace(
+        parameters=[entry for name, entry in signature.parameters.items() if name not in parameters]
+    )
