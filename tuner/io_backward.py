@@ -12,7 +12,7 @@ keeps what several of its blocks read or add to.
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.io_model import STATISTIC_BYTES, score_matrix_bytes
 from blocktune.tuner.io_passes import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
-from blocktune.tuner.spans import key_spans, query_spans, rows_covered, rows_in
+from blocktune.tuner.spans import key_spans, pairs_in, query_spans, rows_covered, rows_in
 
 SUM_BYTES = 4
 """Of an element of dq while it is summed in memory: float32."""
@@ -100,7 +100,7 @@ def keys_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: 
     """Blocks of block_n keys of a key head, which walk the queries of every query head of the group that see them."""
     spans = query_spans(shape, block_m, block_n)
     walked = shape.batch * shape.num_heads * (rows_covered(spans) if perfect_l2 else rows_in(spans))
-    pairs = sum(len(span) * min(block_n, shape.seqlen_k - number * block_n) for number, span in enumerate(spans))
+    pairs = pairs_in(spans, block_n, shape.seqlen_k)
     return keys_pass_of(shape, walked, mask_bytes=mask_traffic(shape, pairs, perfect_l2=perfect_l2))
 
 
@@ -123,7 +123,7 @@ def queries_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l
     """Blocks of block_m queries of a query head, which walk the keys that they see."""
     spans = key_spans(shape, block_m, block_n)
     by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
-    pairs = sum(len(span) * min(block_m, shape.seqlen_q - number * block_m) for number, span in enumerate(spans))
+    pairs = pairs_in(spans, block_m, shape.seqlen_q)
     walked = shape.batch * (by_group if perfect_l2 else by_tile)
     return queries_pass_of(shape, walked, mask_bytes=mask_traffic(shape, pairs, perfect_l2=perfect_l2))
 

@@ -8,7 +8,7 @@ v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.io_model import STATISTIC_BYTES, v1_traffic, v2_traffic
 from blocktune.tuner.io_passes import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
-from blocktune.tuner.spans import key_spans, rows_covered, rows_in
+from blocktune.tuner.spans import key_spans, pairs_in, rows_covered, rows_in
 
 ACCUMULATOR_BYTES = 4
 """Of an element of v1's output between its updates: float32."""
@@ -33,7 +33,7 @@ def general_traffic(
     by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
     keys = shape.batch * (by_group if perfect_l2 else by_tile)
     rows = query_rows(shape)
-    pairs = sum(len(span) * min(block_m, shape.seqlen_q - number * block_m) for number, span in enumerate(spans))
+    pairs = pairs_in(spans, block_m, shape.seqlen_q)
     read = {
         "q": rows * shape.head_dim * shape.element_bytes,
         "k": keys * shape.head_dim * shape.element_bytes,

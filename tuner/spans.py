@@ -72,6 +72,12 @@ def rows_in(spans: Iterable[range]) -> int:
     return sum(map(len, spans))
 
 
+def pairs_in(spans: Sequence[range], block: int, length: int) -> int:
+    """(query, key) pairs of the visited tiles inside both sequences, where the owner of span i has rows i * block.. of
+    so many."""
+    return sum(len(span) * min(block, length - number * block) for number, span in enumerate(spans))
+
+
 def rows_covered(spans: Sequence[range]) -> int:
     """Different rows among them."""
     covered = reached = 0
