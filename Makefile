@@ -60,6 +60,7 @@ results: $(VENV)/.installed
 typings:
 	mkdir -p typings/blocktune
 	ln -sfn ../../blocktune/__init__.py typings/blocktune/__init__.py
+	ln -sfn ../../blocktune/integrations.py typings/blocktune/integrations.py
 	ln -sfn ../../blocktune/py.typed typings/blocktune/py.typed
 	$(foreach room,$(ROOMS),ln -sfn ../../$(room) typings/blocktune/$(room);)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.sparse_api import block_sparse_attention
     from blocktune.kernels.sync import sync_configs
     from blocktune.kernels.tree_mask import tree_words
+    from blocktune.kernels.user_kernel import tuned
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "sync_configs",
     "tree_attention",
     "tree_words",
+    "tuned",
 ]
 
 _HOMES = {
@@ -54,6 +56,7 @@ _HOMES = {
     "sync_configs": "blocktune.kernels.sync",
     "tree_attention": "blocktune.kernels.cache_api",
     "tree_words": "blocktune.kernels.tree_mask",
+    "tuned": "blocktune.kernels.user_kernel",
 }
 
 

@@ -13,6 +13,7 @@ from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.sparse_api import block_sparse_attention
 from blocktune.kernels.sync import sync_configs
 from blocktune.kernels.tree_mask import tree_words
+from blocktune.kernels.user_kernel import tuned
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -30,6 +31,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
+        "tuned": tuned,
     }
 
 
