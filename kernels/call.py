@@ -9,7 +9,7 @@ from torch import Tensor
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.features import NO_FEATURES, UNLIMITED, Features, MaskKind
-from blocktune.kernels.plan import ALIGNMENT_BYTES, DTYPE_NAMES, layout_obstacle, tensor_obstacle
+from blocktune.kernels.plan import ALIGNMENT_BYTES, DTYPE_NAMES, layout_obstacle, plan_key, tensor_obstacle
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 
 EXTRA_TENSORS = (
@@ -22,6 +22,8 @@ EXTRA_TENSORS = (
     "tree_mask",
 )
 """The extras that are tensors."""
+
+_NO_TENSORS = (None,) * len(EXTRA_TENSORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,10 @@ class Call:
             page_size=page_size,
             deterministic=deterministic,
         )
-        extras = Extras(softcap=softcap, dropout_p=dropout_p, block_mask=block_mask, **tensors)  # type: ignore[arg-type]
+        given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        if softcap or dropout_p or block_mask is not None:
+            given |= {"softcap": softcap, "dropout_p": dropout_p, "block_mask": block_mask}
+        extras = Extras(**given) if given else NO_EXTRAS
         if lengths is not None:
             batch, seqlen_q, seqlen_k = lengths
             lengths = batch, seqlen_q, seqlen_k
@@ -111,34 +116,24 @@ class Call:
     def kind(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
         """All that a plan depends on beside lengths and direction. The values in tensors are no part of it, and of
         packed sequences not even how many tokens there are.
-
-        Raises:
-            RuntimeError: a tensor has no strides or memory.
         """
-        first = 1 if self.features.varlen else 0
-        tensors = tuple(
-            (
-                _sizes(tensor, first),
-                tensor.stride()[first:],
-                tensor.dtype,
-                tensor.device,
-                tensor.data_ptr() % ALIGNMENT_BYTES == 0,
-            )
-            for tensor in (query, key, value)
-        )
+        if self.features.varlen:
+            own: Any = tuple(_packed_kind(tensor) for tensor in (query, key, value))
+        else:
+            own = plan_key(query, key, value, False, True)
+        if self.extras is NO_EXTRAS:
+            return own, self.causal, self.features
         kinds = tuple(
             (name, tensor.dim(), tensor.dtype, tensor.device)
             for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True)
             if tensor is not None
         )
-        return (*tensors, self.causal, self.features, self.block_sizes, *kinds)
+        return own, self.causal, self.features, self.block_sizes, kinds
 
     def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> tuple[Any, ...] | None:
         """The key of the plan, or None for tensors without strides or memory."""
-        try:
-            return direction, self.lengths, self.kind(query, key, value)
-        except RuntimeError:
-            return None
+        kind = self.kind(query, key, value)
+        return None if kind[0] is None else (direction, self.lengths, kind)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:
@@ -162,10 +157,13 @@ class Call:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The extras that are tensors, in the order of `EXTRA_TENSORS`."""
-        return tuple(getattr(self.extras, name) for name in EXTRA_TENSORS)
+        extras = self.extras
+        return _NO_TENSORS if extras is NO_EXTRAS else tuple(getattr(extras, name) for name in EXTRA_TENSORS)
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
         """The call with these tensors in its extras, in the order of `EXTRA_TENSORS`."""
+        if self.extras is NO_EXTRAS:
+            return self
         changed: dict[str, Any] = dict(zip(EXTRA_TENSORS, tensors, strict=True))
         return replace(self, extras=replace(self.extras, **changed))
 
@@ -174,10 +172,10 @@ class Call:
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
 
 
-def _sizes(tensor: Tensor, first: int) -> tuple[int, ...]:
-    """Of packed sequences without the first dimension, which is 1, and the tokens."""
-    sizes = tuple(tensor.shape)
-    return (sizes[1], *sizes[3:]) if first else sizes
+def _packed_kind(tensor: Tensor) -> tuple[Any, ...]:
+    """All of a tensor [1, heads, tokens, dim] but how many tokens there are."""
+    aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return tensor.shape[1], tensor.shape[3], tensor.stride()[1:], tensor.dtype, tensor.device, aligned
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:

@@ -7,7 +7,7 @@ same.
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from blocktune.kernels import ops
 from blocktune.kernels.call import Call
 from blocktune.kernels.call_values import check_dropout, check_mask
 from blocktune.kernels.device import DeviceSpec, device_named
-from blocktune.kernels.engine import Engine, run
+from blocktune.kernels.engine import Engine, Plans, run
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.ladder import Rung
@@ -36,7 +36,6 @@ from blocktune.kernels.plan import (
     torch_attention,
 )
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.kernels.training import GeneralPlan
 
 
 class Dispatcher(Engine):
@@ -112,8 +111,10 @@ class Dispatcher(Engine):
             raise UsageError(
                 "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
             )
-        plan = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return plan if isinstance(plan, Explanation) else plan[0].explanation
+        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        plan = found[0][0] if isinstance(found, tuple) else found
+        return plan if isinstance(plan, Explanation) else plan.explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
         """Resolves, compiles and loads what calls with these shapes need, on the current GPU.
@@ -167,14 +168,15 @@ class Dispatcher(Engine):
         enable_gqa: bool,
     ) -> Tensor:
         _check_options(attn_mask, dropout_p, is_causal)
-        arguments = (query, key, value, attn_mask)
-        plan = self._decided(*arguments, dropout_p, is_causal, scale, enable_gqa)
-        if isinstance(plan, Explanation):
-            return torch_attention(*arguments, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        query, key, value, attn_mask = autocasted(*arguments)
-        if len(plan) == 1:
-            return plan[0].run(query, key, value, scale)
-        return run(plan, query, key, value, _call_with(query, key, attn_mask, dropout_p, is_causal, scale))[0]
+        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if isinstance(found, tuple):
+            plans, call = found
+            return run(plans, query, key, value, call)[0]
+        if isinstance(found, Explanation):
+            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+            return torch_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+        return found.run(query, key, value, scale)
 
     def _decided(
         self,
@@ -186,20 +188,21 @@ class Dispatcher(Engine):
         is_causal: bool,
         scale: float | None,
         enable_gqa: bool,
-    ) -> tuple[Plan] | tuple[GeneralPlan, GeneralPlan | None] | Explanation:
+    ) -> Plan | tuple[Plans, Call] | Explanation:
         """The plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
         obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
+        if obstacle is None:
+            if attn_mask is not None:
+                check_mask(attn_mask, query, key)
+            elif not dropout_p and not needs_gradients(query, key, value):
+                return self._plan(query, key, value, is_causal, enable_gqa)
+            if query.dim() != 4 or key.dim() != 4 or (not enable_gqa and query.shape[1] != key.shape[1]):
+                obstacle = layout_obstacle(query, key, value, enable_gqa)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)
-        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-        if attn_mask is not None:
-            check_mask(attn_mask, query, key)
-        elif not dropout_p and not needs_gradients(query, key, value):
-            return (self._plan(query, key, value, is_causal, enable_gqa),)
-        obstacle = layout_obstacle(query, key, value, enable_gqa)
-        if obstacle is not None:
-            return Explanation(rung=Rung.SDPA, reason=obstacle)
-        return self.plans(query, key, value, _call_with(query, key, attn_mask, dropout_p, is_causal, scale))
+        call = _call(query, key, attn_mask, dropout_p, is_causal, scale)
+        plans = self.plans(query, key, value, call)
+        return plans if isinstance(plans, Explanation) else (plans, call)
 
     def _traced(
         self,
@@ -267,10 +270,20 @@ def _asked(
     }
 
 
-def _call_with(
+def _call(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Call:
+    if mask is None and not dropout_p:
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        return _plain_call(is_causal, factor, torch.are_deterministic_algorithms_enabled())
     return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
+
+
+@lru_cache(maxsize=256)
+def _plain_call(is_causal: bool, scale: float, deterministic: bool) -> Call:
+    """That of a training step, which has nothing in it that is new."""
+    causal = Causal.UPPER_LEFT if is_causal else Causal.NONE
+    return Call.of(causal=causal, scale=scale, deterministic=deterministic)
 
 
 def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:

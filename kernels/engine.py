@@ -19,7 +19,7 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.masked_math import is_pytorchs, mathematics
-from blocktune.kernels.plan import autocasted, call_obstacle, empty_output, is_capturing, needs_gradients
+from blocktune.kernels.plan import autocasted, call_obstacle, empty_output, is_capturing, needs_gradients, strides_like
 from blocktune.kernels.resolver import Resolver
 from blocktune.kernels.shape import Direction
 from blocktune.kernels.source import ConfigSource, default_source
@@ -27,6 +27,10 @@ from blocktune.kernels.training import Attention, GeneralPlan
 
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
+
+
+Plans = tuple[GeneralPlan, GeneralPlan | None]
+"""Of the forward, and of the backward if a gradient is needed."""
 
 
 class Engine:
@@ -81,26 +85,25 @@ class Engine:
             return ops.attend(query, key, value, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
-        plans = self.plans(query, key, value, call)
-        if not isinstance(plans, Explanation):
-            return run(plans, query, key, value, call)
-        if is_capturing(query):
-            _check_capture(query, key, call, plans)
-        return mathematics(query, key, value, drawn(call, query.device), lse=lse)
+        obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
+        if obstacle is None:
+            plans = self.plans(query, key, value, call)
+            if not isinstance(plans, Explanation):
+                return run(plans, query, key, value, call)
+        if is_capturing(query) and not is_pytorchs(query, key, call):
+            self._check_capture(query, key, value, call)
+        out, sums = mathematics(query, key, value, drawn(call, query.device), lse=lse)
+        return _in_order_of(query, out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Looks at the values in the call's tensors, see `Resolver.check`."""
         self._resolver.check(query, key, value, call)
 
-    def plans(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call
-    ) -> tuple[GeneralPlan, GeneralPlan | None] | Explanation:
-        """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call."""
-        obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
-        if obstacle is None and not call.scale > 0:  # the kernels take a row's maximum before they scale it
-            obstacle = f"the scale is {call.scale}"
-        if obstacle is not None:
-            return Explanation(rung=Rung.SDPA, reason=obstacle)
+    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plans | Explanation:
+        """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
+        which has no `call_obstacle`."""
+        if not call.scale > 0:  # the kernels take a row's maximum before they scale it
+            return Explanation(rung=Rung.SDPA, reason=f"the scale is {call.scale}")
         backward = None
         if needs_gradients(query, key, value):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
@@ -159,6 +162,27 @@ class Engine:
         both = isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan)
         return (forward, backward) if both else None  # type: ignore[return-value]
 
+    def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Raises:
+        UsageError: the mathematics that stand in for the call cannot be captured, or need not be once it is warm.
+        """
+        if call.features.dropout:
+            raise UsageError(
+                "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
+                f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
+            )
+        cold = call.place(query, key, value, Direction.FORWARD) not in self._resolver.general_plans
+        if cold and call.obstacle(query, key, value) is None:
+            label = call.shape(query, key, value, Direction.FORWARD).label
+            raise UsageError(
+                f"A call must have run once before a CUDA graph captures it, but {label} is new. Call it before."
+            )
+        if call.features.varlen:
+            raise UsageError(
+                "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
+                f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
+            )
+
     def _miss_lock(self) -> threading.RLock:
         """Only misses take it. A forked child may have inherited it locked by a thread that it does not have."""
         if os.getpid() != self._pid:
@@ -166,9 +190,7 @@ class Engine:
         return self._lock
 
 
-def run(
-    plans: tuple[GeneralPlan, GeneralPlan | None], query: Tensor, key: Tensor, value: Tensor, call: Call
-) -> tuple[Tensor, Tensor]:
+def run(plans: Plans, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp by our kernels, with pairs to drop that nobody has drawn before."""
     forward, backward = plans
     call = drawn(call, query.device)
@@ -210,22 +232,13 @@ def autograd_within_an_op() -> Iterator[None]:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, before)
 
 
-def _check_capture(query: Tensor, key: Tensor, call: Call, explanation: Explanation) -> None:
-    """Raises:
-    UsageError: PyTorch's stand-in for the call cannot be captured as it is.
-    """
-    if is_pytorchs(query, key, call):
-        return
-    if call.features.dropout:
-        raise UsageError(
-            "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same pairs, "
-            f"but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
-        )
-    if explanation.shape is not None:
-        raise UsageError(
-            f"A call must have run once before a CUDA graph captures it, but {explanation.shape.label} is new. Call it "
-            "before."
-        )
+def _in_order_of(query: Tensor, out: Tensor) -> Tensor:
+    """The output with the dimension order of the query, without writing to memory: a transform may be watching."""
+    strides = strides_like(query.stride(), out.shape)
+    if out.stride() == strides:
+        return out
+    order = sorted(range(out.dim()), key=strides.__getitem__, reverse=True)
+    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.dim())])
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import UNLIMITED
 from blocktune.kernels.shape import Causal
 
+UNBOUNDED = (UNLIMITED, UNLIMITED)
+"""No window."""
+
 Attended: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
 
 
@@ -22,7 +25,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    window_size: tuple[int, int] = UNBOUNDED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -45,6 +48,12 @@ def flash_attn_func(
     query, key, value = (tensor.transpose(1, 2) if tensor.dim() == 4 else tensor for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
     asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None
+    if plain and tuple(window_size) == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
+        is_grouped = query.shape[1] != key.shape[1]
+        return attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=is_grouped).transpose(
+            1, 2
+        )  # the short way
     out, lse = attention.attend(
         query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
     )
@@ -63,7 +72,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    window_size: tuple[int, int] = UNBOUNDED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,

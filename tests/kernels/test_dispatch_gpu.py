@@ -106,7 +106,9 @@ def test_what_pytorch_computes_is_right_for_misaligned_slices_too(dispatcher: Di
     query, key, value = aligned()
     memory = torch.randn(key.numel() + 1, dtype=torch.bfloat16, device="cuda")
     key = memory[1:].view_as(key)
-    mask = torch.ones(512, 512, dtype=torch.bool, device="cuda").tril()
+    hidden = torch.ones(512, 512, dtype=torch.bool, device="cuda").triu(1)
+    mask = torch.zeros(512, 512, dtype=torch.bfloat16, device="cuda").masked_fill(hidden, float("-inf"))
+    mask.requires_grad_()  # which is PyTorch's to compute
     expected = reference(query, key, value, is_causal=True, scale=None)
     torch.testing.assert_close(dispatcher(query, key, value, mask).double(), expected, atol=2e-2, rtol=2e-2)
 

@@ -163,6 +163,18 @@ def test_bad_masks_and_shares_are_refused_before_any_launch(
     assert kernels[0].launched == kernels[1].launched == []
 
 
+def test_grouped_heads_and_other_dimensions_are_pytorchs_matter(kernels: Kernels) -> None:
+    leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
+    mask = torch.ones(20, KEYS, dtype=torch.bool)
+    with pytest.raises(RuntimeError):
+        dispatcher(*leaves, mask)
+    three = [tensor[0, :2] for tensor in leaves]
+    torch.testing.assert_close(dispatcher(*three, mask), sdpa(*three, mask))
+    five = [tensor[None, :, :2] for tensor in leaves]
+    torch.testing.assert_close(dispatcher(*five, mask), sdpa(*five, mask))
+    assert kernels[0].launched == []
+
+
 def test_without_a_backward_pytorch_computes_both_directions(kernels: Kernels) -> None:
     kernels[1].broken.add(kernels[1].default_config(None, None))  # type: ignore[arg-type]
     leaves, dispatcher = inputs(), Dispatcher(ListSource())
@@ -303,4 +315,8 @@ def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, mo
         dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0)
     with pytest.raises(UsageError, match="cannot be captured"):
         dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0, dropout_p=0.5)
+    packed = {"cu_seqlens_q": torch.zeros(2, dtype=torch.int32), "cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}
+    doubles = [tensor[:1].double() for tensor in leaves]
+    with pytest.raises(UsageError, match="lengths are read"):
+        dispatcher.attend(*doubles, causal=Causal.NONE, scale=0.25, lengths=(1, 20, KEYS), **packed)
     assert kernels[0].launched == []

@@ -74,7 +74,7 @@ def assert_right(got: Tensor, right: Tensor, device: str) -> None:
 
 def assert_ours(device: str) -> None:
     plans = attention._resolver.general_plans
-    assert device == "cpu" or plans
+    assert bool(plans) or device == "cpu"
     assert not any(isinstance(plan, Explanation) for plan in plans.values() if device == "cuda")
 
 
@@ -121,6 +121,17 @@ def test_it_is_attention_from_the_lower_right(device: str, options: dict[str, An
     for one, wanted in zip(got, expected, strict=True):
         assert_right(one, wanted, device)
     assert_ours(device)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_short_way_is_the_long_way(device: str, causal: bool) -> None:
+    q, k, v = random(2, 48, 4, 32, device=device), *(random(2, 48, 2, 32, device=device) for _ in "kv")
+    short = flash_attn_func(q, k, v, causal=causal)
+    long, *_ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    torch.testing.assert_close(short, long, atol=BOUND[device], rtol=BOUND[device])
+    assert short.stride() == long.stride() == q.stride()
+    assert len(attention._plans) == 1
 
 
 @pytest.mark.parametrize("options", OPTIONS)
