@@ -55,6 +55,8 @@ def _recover(db: str | None, as_json: bool) -> None:
         note("The database is sound; nothing was changed.")
     else:
         note(f"saved {found.bests} winners and {found.trials} trials in {found.place}; at most {found.lost} are lost")
+        if found.user_rows:
+            note(f"saved {found.user_rows} rows of kernels that others wrote (@tuned)")
         note(f"the damaged database is {found.kept}")
 
 

@@ -84,12 +84,17 @@ def require_sound_best(best: Best) -> None:
 def _require_provenance(record: Trial | Best) -> None:
     _names(64, kernel_hash=record.kernel_hash)
     _names(MAX_NAME, device=record.device.name)
-    _require_environment(record.environment)
+    require_sound_environment(record.environment)
     if not isinstance(record.created_at, datetime) or record.created_at.tzinfo is None:
         raise _broken("a time with its zone", "created_at", record.created_at)
 
 
-def _require_environment(environment: Environment) -> None:
+def require_sound_environment(environment: Environment) -> None:
+    """Checks the versions of the software, as those of a trial or winner.
+
+    Raises:
+        UsageError: one is no printable text, or a number is out of range.
+    """
     values = asdict(environment)
     _whole(COUNT, protocol=values.pop("protocol"))
     _whole(POWER_W, power_limit_w=values.pop("power_limit_w"))

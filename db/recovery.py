@@ -1,29 +1,36 @@
-"""What can still be read of a damaged store, in a fresh one beside which the damaged one is kept."""
+"""What can still be read of a damaged store, in a fresh one beside which the damaged one is kept.
+
+Rows of people's own kernels are copied as they are where SQLite can read them: who loads them checks them.
+"""
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
+from blocktune.db.bounds import require_sound_environment
 from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
 from blocktune.db.merging import Results
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.records import Best, Trial
-from blocktune.db.rows import UNREADABLE, best_of, trial_of
+from blocktune.db.records import Best, Environment, Trial
+from blocktune.db.rows import UNREADABLE, RowWriter, best_of, device_of, environment_of, trial_of
 from blocktune.db.store import ResultStore
 from blocktune.db.target import StoreTarget
+from blocktune.db.user_models import UserBestRow, UserTrialRow
+from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
 
 SMALLEST_ROW_BYTES = 128
 """No trial of a store is smaller: so many ids are tried where the highest one cannot be read."""
 
-MAXUNREADABLE = 20_000
+MAX_UNREADABLE = 20_000
 """Rows that are tried one by one before the rest of a table is given up."""
 
 _DAMAGED = (DBAPIError, sqlite3.Error, *UNREADABLE)
@@ -36,20 +43,24 @@ Record = TypeVar("Record", Trial, Best)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was saved. kept: where the damaged file is now. lost: how many trials and winners are lost at most: every
-    id that cannot be read may have been one, and every row that breaks a rule was."""
+    """What was saved.
+
+    kept: where the damaged file is now. user_rows: trials and winners of people's own kernels. lost: how many trials
+    and winners are lost at most: every id that cannot be read may have been one, and every row that breaks a rule was.
+    """
 
     place: str
     kept: str
     bests: int
     trials: int
+    user_rows: int
     lost: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def recover(target: str | Path | None) -> Recovery | None:
+def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Recovery | None:
     """Makes a fresh store of what is readable in a damaged one; None where nothing is damaged.
 
     Nobody should use the store meanwhile: what another process writes at the same time stays in the damaged file.
@@ -63,27 +74,36 @@ def recover(target: str | Path | None) -> Recovery | None:
         raise UsageError(
             f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
         )
-    if not _is_damaged(place.path):
+    if not _is_damaged(place.path, lock_timeout_seconds):
         return None
-    results, lost = _salvaged(place)
+    salvaged = _salvaged(place)
     fresh = place.path.with_name(f".{place.path.name}.recovering-{os.getpid()}")
     fresh.unlink(missing_ok=True)
     try:
         with ResultStore.open(fresh) as store:
-            store.merge([results], trust=True)
+            store.merge([salvaged.results], trust=True)
+        user_rows = _copy(salvaged.user_rows, fresh)
         kept = _exchange(place.path, fresh)
     finally:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{fresh}{suffix}").unlink(missing_ok=True)
-    return Recovery(place=place.label, kept=str(kept), bests=len(results.bests), trials=len(results.trials), lost=lost)
+    return Recovery(
+        place=place.label,
+        kept=str(kept),
+        bests=len(salvaged.results.bests),
+        trials=len(salvaged.results.trials),
+        user_rows=user_rows,
+        lost=salvaged.lost + len(salvaged.user_rows) - user_rows,
+    )
 
 
-def _is_damaged(path: Path) -> bool:
+def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
     """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
     if not path.exists():
         raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
     try:
-        with ResultStore.open(path) as store:  # upgraded where it is older and sound enough
+        # upgraded where it is older and sound enough
+        with ResultStore.open(path, lock_timeout_seconds=lock_timeout_seconds) as store:
             if not store.health().sound:
                 return True
             store.bests()
@@ -110,17 +130,63 @@ def _exchange(path: Path, fresh: Path) -> Path:
     return kept
 
 
-def _salvaged(place: StoreTarget) -> tuple[Results, int]:
-    """All records that can be made of readable rows, and how many rows could not be read."""
+@dataclass(frozen=True, slots=True)
+class _UserRow:
+    """A trial or winner of somebody's own kernel, with what its ids stood for."""
+
+    row_type: type[UserTrialRow] | type[UserBestRow]
+    values: dict[str, Any]
+    device: DeviceSpec
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True)
+class _Salvaged:
+    """All that can be made of readable rows, and how many rows could not be read."""
+
+    results: Results = field(default_factory=Results)
+    user_rows: tuple[_UserRow, ...] = ()
+    lost: int = 0
+
+
+class _Copier(RowWriter):
+    """Writes rows of people's own kernels into a store that has none."""
+
+    def copy(self, row: _UserRow) -> bool:
+        """Returns whether the row keeps the rules of its table."""
+        key = {"digest": row.environment.digest}
+        links = {
+            "device_id": self._device(row.device),
+            "environment_id": self._id_of(EnvironmentRow, key, asdict(row.environment)),
+        }
+        try:
+            with self._session.begin_nested():
+                self._session.add(row.row_type(**row.values | links))
+        except DBAPIError:
+            return False
+        return True
+
+
+def _copy(rows: Sequence[_UserRow], path: Path) -> int:
+    """Writes the rows to a fresh store and returns how many it took."""
+    place = StoreTarget(path=path)
+    engines = open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+    with translated(place), Session(engines.writer) as session, session.begin():
+        copier = _Copier(session)
+        return sum(copier.copy(row) for row in rows)
+
+
+def _salvaged(place: StoreTarget) -> _Salvaged:
     assert place.path is not None
     try:
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         with translated(place), engines.reader.connect() as connection:
             salvage = _Salvage(connection, highest_id=place.path.stat().st_size // SMALLEST_ROW_BYTES)
             bests, trials = salvage.records(BestRow, best_of), salvage.records(TrialRow, trial_of)
-            return Results(bests=tuple(bests), trials=tuple(trials)), salvage.lost
+            own = (*salvage.user_rows(UserTrialRow), *salvage.user_rows(UserBestRow))
+            return _Salvaged(Results(bests=tuple(bests), trials=tuple(trials)), own, salvage.lost)
     except StoreCorruptError:  # not one table can be opened
-        return Results(), 0
+        return _Salvaged()
 
 
 class _Salvage:
@@ -130,7 +196,8 @@ class _Salvage:
         self.lost = 0
         self._connection = connection
         self._highest_id = highest_id
-        self._tries = MAXUNREADABLE
+        self._tries = MAX_UNREADABLE
+        self._tables = set(inspect(connection).get_table_names())
         # Indices may be damaged while their table is not, so every table is read by its ids alone.
         self._dimensions: dict[Any, dict[int, Any]] = {
             row_type: {values["id"]: row_type(**values) for values in self._rows(row_type)} for row_type in _DIMENSIONS
@@ -145,6 +212,18 @@ class _Salvage:
             except _DAMAGED:
                 self.lost += 1
         return found
+
+    def user_rows(self, row_type: type[UserTrialRow] | type[UserBestRow]) -> Iterator[_UserRow]:
+        for values in self._rows(row_type):
+            try:
+                device = device_of(self._dimensions[DeviceRow][values.pop("device_id")])
+                environment = environment_of(self._dimensions[EnvironmentRow][values.pop("environment_id")])
+                require_sound_environment(environment)
+            except _DAMAGED:
+                self.lost += 1
+                continue
+            del values["id"]
+            yield _UserRow(row_type, values, device, environment)
 
     def _linked(self, row_type: type[TrialRow] | type[BestRow], values: dict[str, Any]) -> TrialRow | BestRow:
         """The row with its device, shape and so on, by their ids."""
@@ -162,6 +241,8 @@ class _Salvage:
 
     def _rows(self, row_type: Any) -> Iterator[dict[str, Any]]:
         table = row_type.__table__
+        if table.name not in self._tables:  # an older schema that is too damaged to be upgraded
+            return
         try:
             highest = self._connection.execute(select(func.max(table.c.id))).scalar_one() or 0
         except _DAMAGED:

@@ -223,7 +223,7 @@ def trial_of(row: TrialRow) -> Trial:
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
         device=_parsed_device(row.device.document, None if imported else row.gpu_uuid),
-        environment=_environment_of(row.environment),
+        environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
@@ -255,7 +255,7 @@ def best_of(row: BestRow) -> Best:
     """
     best = Best(
         device=_parsed_device(row.device.document, row.gpu_uuid),
-        environment=_environment_of(row.environment),
+        environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
@@ -276,7 +276,8 @@ def best_of(row: BestRow) -> Best:
     return best
 
 
-def _environment_of(row: EnvironmentRow) -> Environment:
+def environment_of(row: EnvironmentRow) -> Environment:
+    """The software of this row; what it is part of checks it."""
     return Environment(**{name: getattr(row, name) for name in _ENVIRONMENT})
 
 

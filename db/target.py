@@ -13,7 +13,10 @@ from blocktune.kernels.errors import UsageError
 
 def default_store_path() -> Path:
     """The database in the user's data directory, where nothing else says which to take."""
-    return user_data_path("blocktune", appauthor=False) / "blocktune.db"
+    directory = user_data_path("blocktune", appauthor=False)
+    if not directory.is_absolute():  # older platformdirs follow a relative XDG_DATA_HOME into the working directory
+        directory = Path.home() / ".local" / "share" / "blocktune"
+    return directory / "blocktune.db"
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,10 +181,7 @@ def _refusal(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) ->
     kernel = KERNELS.get(config.kernel)
     if kernel is None:
         return f"there is no kernel {config.kernel} any more"
-    if set(config.parameters) != set(kernel.parameters):
-        return f"the parameters of {config.kernel} are now {', '.join(kernel.parameters)}"
-    problems = [kernel.unsupported(shape, device.limits), *kernel.violations(config, shape, device.limits)]
-    return next((problem for problem in problems if problem), None)
+    return next(iter(kernel.violations(config, shape, device.limits)), None)
 
 
 def _kernels(configs: Sequence[KernelConfig]) -> dict[str, Any]:

@@ -269,6 +269,16 @@ def test_the_default_place_is_private_and_never_the_working_directory(
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_no_variable_leads_the_default_into_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in ("", ".", "data", "../data"):
+        monkeypatch.setenv("XDG_DATA_HOME", value)
+        assert default_store_path().is_absolute()
+        assert tmp_path not in default_store_path().resolve().parents
+
+
 def test_the_environment_variable_names_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "mine.db"))
     with ResultStore.open() as store:

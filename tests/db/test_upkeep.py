@@ -232,6 +232,26 @@ def test_rows_that_break_a_rule_are_left_behind(path: Path, best: Best, trial: T
     assert recover(path) is None
 
 
+def test_rows_of_own_kernels_are_saved_as_they_are(path: Path, best: Best, trial: Trial) -> None:
+    filled(path, best, trial, 3)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO user_best (device_id, environment_id, kernel, source_hash, problem, config, default_config, "
+            "created_at, time_us, trials) SELECT device.id, environment.id, 'mine:add', 'ab', '{}', '{}', '{}', "
+            "'2026-11-20 12:00:00.000000', 5.5, 3 FROM device, environment"
+        )
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE trial SET time_us = -1 WHERE id = 2")
+    found = recover(path)
+    assert found is not None
+    assert (found.bests, found.trials, found.user_rows, found.lost) == (1, 2, 1, 1)
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            "SELECT device.key, kernel, problem, time_us FROM user_best JOIN device ON device.id = device_id"
+        ).fetchall()
+    assert rows == [(best.device.key, "mine:add", "{}", 5.5)]
+
+
 def test_a_file_of_noise_becomes_a_fresh_store_and_is_kept(path: Path) -> None:
     noise = random.Random(1).randbytes(20_000)
     path.write_bytes(noise)
@@ -268,14 +288,13 @@ def test_random_damage_never_loses_the_file_nor_invents_a_row(tmp_path: Path, be
             assert len(store.trials()) == found.trials <= len(trials)
 
 
-def test_a_lock_is_no_damage(path: Path, best: Best, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_no_damage(path: Path, best: Best, trial: Trial) -> None:
     filled(path, best, trial, 3)
-    monkeypatch.setattr("blocktune.db.engine.LOCK_TIMEOUT_SECONDS", 0.1)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreLockedError):
-            recover(path)
+            recover(path, lock_timeout_seconds=0.1)
     assert files(path.parent) == [path.name]
 
 
