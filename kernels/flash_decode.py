@@ -28,8 +28,9 @@ from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
 
-MAX_QUERIES, MAX_TREE_QUERIES = 16, 64
-"""Queries of one call; more of them are better served by blocks of query rows. A tree's bits are two words a query."""
+MAX_QUERIES, MAX_TREE_QUERIES = 32, 64
+"""Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing (docs/decoding.md); 64 fill a tile
+by themselves. A tree's bits are two words a query."""
 
 MIN_PAGE, MAX_PAGE = 16, 256
 WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4

@@ -195,7 +195,7 @@ def test_groups_of_query_heads(heads: tuple[int, int], splits: int) -> None:
 
 @runs
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("seqlen_q", [1, 2, 5, 16])
+@pytest.mark.parametrize("seqlen_q", [1, 2, 5, 32])
 def test_few_queries(seqlen_q: int, causal: Causal) -> None:
     check(config_of(splits=2), case_of(shape_of(seqlen_q=seqlen_q, seqlen_k=70, causal=causal)))
 
@@ -363,7 +363,7 @@ def test_tree_words_refuse_what_is_no_tree(parents: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"seqlen_q": 17}, "`seqlen_q <= 16` must hold"),
+        ({"seqlen_q": 33}, "`seqlen_q <= 32` must hold"),
         ({"seqlen_q": 65, "features": Features(mask=MaskKind.TREE)}, "`seqlen_q <= 64` must hold"),
         ({"features": Features(cached=True, page_size=8)}, "`16 <= page_size <= 256` must hold"),
         ({"head_dim": 8}, "`16 <= head_dim <= 256` must hold"),
@@ -440,7 +440,7 @@ GPU_HEADS = [(32, 8), (8, 8), (28, 4), (16, 1)]
 @pytest.mark.parametrize(("block_m", "block_n", "warps", "stages"), [(16, 64, 4, 3), (32, 128, 8, 2), (64, 32, 4, 1)])
 def test_real_sizes(dtype: str, heads: tuple[int, int], block_m: int, block_n: int, warps: int, stages: int) -> None:
     sizes = {"num_heads": heads[0], "num_heads_kv": heads[1], "head_dim": 128, "dtype": dtype}
-    for seqlen_q, splits in ((1, 1), (1, 64), (4, 8), (16, 128)):
+    for seqlen_q, splits in ((1, 1), (1, 64), (4, 8), (32, 128)):
         shape = shape_of(Features(cached=True), seqlen_q=seqlen_q, seqlen_k=5000, causal=Causal.LOWER_RIGHT, **sizes)
         check(config_of(block_m, block_n, splits, warps, stages), case_of(shape, (5000, 1234)))
 
