@@ -1,10 +1,14 @@
 """How other libraries come to use blocktune. Nothing here acts on import; every integration is a call that asks for it.
 
-from blocktune.integrations import register_with_transformers
+from blocktune.integrations import register_with_transformers, replace_sdpa_flash, restore_sdpa_flash
 
 model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
+
+replace_sdpa_flash()  # torch.nn.functional.scaled_dot_product_attention, where it would call FlashAttention
+restore_sdpa_flash()
 """
 
+from blocktune.kernels.sdpa_override import replace_sdpa_flash, restore_sdpa_flash
 from blocktune.kernels.transformers_attention import register_with_transformers
 
-__all__ = ["register_with_transformers"]
+__all__ = ["register_with_transformers", "replace_sdpa_flash", "restore_sdpa_flash"]
