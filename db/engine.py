@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from blocktune.db.target import StoreTarget
 from blocktune.kernels.errors import StoreCorruptError, StoreError, StoreLockedError, UsageError
+from blocktune.kernels.fork_gate import GatedConnection
 
 LOCK_TIMEOUT_SECONDS = 30.0
 """How long a writer waits for another one before it gives up."""
@@ -77,7 +78,9 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
     `timeout` sets SQLite's busy handler before anything else runs, since even a PRAGMA can meet a lock. `mmap_size`
     stays 0: mapped files turn damage into crashes.
     """
-    connection = sqlite3.connect(uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None)
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None, factory=GatedConnection
+    )
     try:
         for pragma in CONNECTION_PRAGMAS:
             connection.execute(pragma)

@@ -19,6 +19,7 @@ from blocktune.kernels.errors import (
     StoreError,
     StoreLockedError,
 )
+from blocktune.kernels.fork_gate import GatedConnection
 
 NEWEST_SCHEMA = 2
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
@@ -100,7 +101,7 @@ class SqliteRows:
     def _query(self, compute_capability: str, options: str) -> list[Mapping[str, Any]]:
         deadline = time.monotonic() + READ_SECONDS
         uri = f"{self.path.absolute().as_uri()}?{options}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, factory=GatedConnection)
         try:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _lenient_text

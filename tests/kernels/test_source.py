@@ -22,9 +22,6 @@ from blocktune.kernels import registry, source
 from blocktune.kernels.config import Origin
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import (
-    ForeignStoreError,
-    SchemaTooNewError,
-    StoreCorruptError,
     StoreError,
     StoreLockedError,
 )
@@ -33,6 +30,7 @@ from blocktune.kernels.ladder import ConfigTable
 from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source, usable_rows
 from blocktune.kernels.store_file import user_store_path
 
+from .bad_stores import BAD_STORES, held_exclusively
 from .dispatch_fakes import H200, BrokenSource, ListSource, PlainKernel, best, config, shape_like, store_with, tuned
 
 SHAPE = shape_like()
@@ -220,80 +218,7 @@ def answer(path: Path) -> tuple[Exception | None, float]:
     return error, min(seconds)
 
 
-def missing(path: Path) -> None:
-    path.unlink()
-
-
-def directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def random_bytes(path: Path) -> None:
-    path.write_bytes(random.Random(0).randbytes(20_000))
-
-
-def overwritten_middle(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[100 : len(content)] = random.Random(0).randbytes(len(content) - 100)
-    path.write_bytes(content)
-
-
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:5000])
-
-
-def changed_by(statement: str) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(statement)
-
-    return change
-
-
-def foreign(path: Path) -> None:
-    path.unlink()
-    changed_by("CREATE TABLE studies (id)")(path)
-
-
-def endless(path: Path) -> None:
-    """A view that never ends, as a hostile file may have."""
-    changed_by("DROP VIEW dispatch")(path)
-    columns = (
-        "CAST(n AS TEXT) device_key, '' shape_json, '' config_json, '' kernel_hash, '' origin, 1 time_us, '' triton,"
-        "'' ptxas, '' driver"
-    )
-    changed_by(
-        f"CREATE VIEW dispatch AS WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT 1 FROM t) SELECT {columns} FROM t"
-    )(path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "error"),
-    [
-        (missing, StoreError),
-        (directory, StoreError),
-        (pipe, StoreError),
-        (empty, ForeignStoreError),
-        (foreign, ForeignStoreError),
-        (random_bytes, StoreCorruptError),
-        (overwritten_middle, StoreCorruptError),
-        (truncated, StoreCorruptError),
-        (changed_by("UPDATE blocktune_schema SET version_num = '0099'"), SchemaTooNewError),
-        (changed_by("UPDATE blocktune_schema SET version_num = 'x'"), SchemaTooNewError),
-        (changed_by("DROP VIEW dispatch"), ForeignStoreError),
-        (endless, StoreLockedError),
-    ],
-)
+@pytest.mark.parametrize(("damage", "error"), BAD_STORES)
 def test_a_bad_store_is_answered_in_time(store: Path, damage: Callable[[Path], None], error: type[StoreError]) -> None:
     damage(store)
     caught, seconds = answer(store)
@@ -316,26 +241,9 @@ def test_random_damage_never_raises_anything_but_a_store_error(store: Path, tmp_
         assert unexpected == []
 
 
-@pytest.fixture
-def locked(store: Path) -> Iterator[Path]:
-    """The store, while another process holds it exclusively."""
-    hold = (
-        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
-        "c.execute('PRAGMA locking_mode=EXCLUSIVE'); c.execute('PRAGMA journal_mode=DELETE');"
-        "c.execute('BEGIN EXCLUSIVE'); print('held', flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", hold, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield store
-        process.kill()
-
-
-def test_a_locked_store_is_answered_in_time(locked: Path) -> None:
-    caught, seconds = answer(locked)
+def test_a_locked_store_is_answered_in_time(store: Path) -> None:
+    with held_exclusively(store):
+        caught, seconds = answer(store)
     assert type(caught) is StoreLockedError
     assert seconds < ANSWER_SECONDS
 

@@ -1,0 +1,177 @@
+"""The dispatcher above a store that fails: every call gets its attention, in time, with one warning."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from blocktune.kernels import dispatch, misses, plan, registry, resolver
+from blocktune.kernels.dispatch import Dispatcher
+from blocktune.kernels.identity import driver_version, ptxas_version, triton_version
+from blocktune.kernels.ladder import Rung
+from blocktune.kernels.misses import MissLog
+from blocktune.kernels.plan import scaled_dot_product_attention
+from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
+
+from .bad_stores import BAD_STORES, held_exclusively, random_bytes
+from .dispatch_fakes import H200, ListSource, PlainKernel, best, config, shape_like, store_with, tensors
+
+SHAPE = shape_like(32)
+LOST_SECONDS = 0.05
+"""What a store may cost a call."""
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
+    """The CPU as an H200 with one kernel, in a process that knows its software by now."""
+    kernel = PlainKernel()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
+    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    assert triton_version() + ptxas_version(90) + driver_version() != ""
+    return kernel
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return store_with(tmp_path / "store.db", best(SHAPE, config()))
+
+
+def assert_right(dispatcher: Dispatcher) -> None:
+    arguments = tensors(SHAPE)
+    torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+
+
+def seconds_of_first_call(path: Path) -> float:
+    """The fastest first call of three dispatchers, since other programs may take the processor away."""
+    arguments, seconds = tensors(SHAPE), []
+    for _ in range(3):
+        dispatcher = Dispatcher(SqliteConfigs(path))
+        start = time.perf_counter()
+        dispatcher(*arguments)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+@pytest.mark.parametrize("damage", [damage for damage, _ in BAD_STORES])
+def test_a_bad_store_costs_one_warning_and_little_time(
+    store: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = seconds_of_first_call(store)
+    damage(store)
+    assert seconds_of_first_call(store) < sound + LOST_SECONDS
+    caplog.clear()
+    dispatcher = Dispatcher(SqliteConfigs(store))
+    for _ in range(20):
+        assert_right(dispatcher)
+    assert [record.levelno for record in caplog.records if record.levelno >= logging.WARNING] == [logging.WARNING]
+    explanation = dispatcher.explain(*tensors(SHAPE))
+    assert explanation.rung is Rung.DEFAULT
+    assert len(explanation.warnings) == 1
+    assert str(store) in explanation.warnings[0]
+    assert dispatcher.misses() == {SHAPE: 20}
+
+
+def test_a_lock_that_another_process_keeps_costs_little_time(store: Path) -> None:
+    dispatcher = Dispatcher(SqliteConfigs(store))
+    sound = seconds_of_first_call(store)
+    with held_exclusively(store):  # for as long as it likes: nobody waits for it
+        assert seconds_of_first_call(store) < sound + LOST_SECONDS
+        assert_right(dispatcher)
+        assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.DEFAULT
+    dispatcher.reload()
+    assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.EXACT
+
+
+def test_results_of_the_package_stand_in_for_a_bad_store(store: Path) -> None:
+    random_bytes(store)
+    shipped = ListSource(SqliteConfigs(store_with(store.with_name("shipped.db"), best(SHAPE, config()))).configs(H200))
+    explanation = Dispatcher(LayeredConfigs((SqliteConfigs(store), shipped))).explain(*tensors(SHAPE))
+    assert (explanation.rung, len(explanation.warnings)) == (Rung.EXACT, 1)
+
+
+def test_a_store_that_is_deleted_is_missed_at_the_next_reload(store: Path) -> None:
+    dispatcher = Dispatcher(SqliteConfigs(store))
+    assert_right(dispatcher)
+    store.unlink()
+    assert_right(dispatcher)
+    assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.EXACT  # as read before
+    dispatcher.reload()
+    assert_right(dispatcher)
+    assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.DEFAULT
+
+
+def test_a_file_that_comes_and_goes_while_it_is_read_gives_all_or_nothing(store: Path) -> None:
+    copy, done = store.with_name("copy.db"), threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            shutil.copyfile(store, copy)  # half a file, for a moment
+            copy.unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(100):
+            rows, problems = read_source(SqliteConfigs(copy), H200)
+            assert len(rows) + len(problems) == 1
+            assert not any(problem.startswith("SqliteConfigs cannot be read") for problem in problems)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_results_that_are_cut_off_cost_one_warning(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text('{"format": "blocktune-results", "schema": 1, "bests": [')
+    explanation = Dispatcher(JsonConfigs(file)).explain(*tensors(SHAPE))
+    assert (explanation.rung, len(explanation.warnings)) == (Rung.DEFAULT, 1)
+
+
+def test_a_full_disk_stops_the_counting_of_misses_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MissLog(Path("/dev/full"))
+    monkeypatch.setattr(misses, "_log", lambda: log)
+    dispatcher = Dispatcher(ListSource())
+    for _ in range(3):
+        assert_right(dispatcher)
+        log.write()
+    log.close()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "Misses are not counted" in caplog.text
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user can reach, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    path.chmod(0o755)
+    shutil.rmtree(path)
+
+
+def test_a_store_of_another_user_is_a_store_error(open_directory: Path) -> None:
+    path = store_with(open_directory / "store.db", best(SHAPE, config()))
+    path.chmod(0o000 if os.geteuid() else 0o600)
+    code = (
+        "import os, sys; from pathlib import Path; from blocktune.kernels.source import SqliteConfigs, read_source\n"
+        "from blocktune.kernels.device import device_named\n"
+        "device = device_named('h200')\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(read_source(SqliteConfigs(Path(sys.argv[1])), device))"
+    )
+    command = [sys.executable, "-P", "-c", code, str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert told.startswith("([], ['The store must be readable, but ")
