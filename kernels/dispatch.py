@@ -7,17 +7,16 @@ same.
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from blocktune.kernels import ops
 from blocktune.kernels.call import Call
-from blocktune.kernels.call_values import check_dropout, check_mask
+from blocktune.kernels.call_values import check_mask
 from blocktune.kernels.device import DeviceSpec, device_named
 from blocktune.kernels.engine import Engine, Plans, run
 from blocktune.kernels.errors import UsageError
@@ -32,9 +31,9 @@ from blocktune.kernels.plan import (
     layout_obstacle,
     needs_gradients,
     plan_key,
-    scaled_dot_product_attention,
     torch_attention,
 )
+from blocktune.kernels.sdpa_call import call_of, check_options, traced_attention
 from blocktune.kernels.shape import AttentionShape, Causal
 
 
@@ -74,7 +73,7 @@ class Dispatcher(Engine):
                 is outside [0, 1). PyTorch raises for all other wrong arguments.
         """
         if is_compiling():
-            return self._traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and not dropout_p and is_plain_call(query, key, value):
             plan = self._plans.get(plan_key(query, key, value, is_causal, enable_gqa))
             if plan is not None:
@@ -167,7 +166,7 @@ class Dispatcher(Engine):
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
-        _check_options(attn_mask, dropout_p, is_causal)
+        check_options(attn_mask, dropout_p, is_causal)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if isinstance(found, tuple):
@@ -200,29 +199,9 @@ class Dispatcher(Engine):
                 obstacle = layout_obstacle(query, key, value, enable_gqa)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)
-        call = _call(query, key, attn_mask, dropout_p, is_causal, scale)
+        call = call_of(query, key, attn_mask, dropout_p, is_causal, scale)
         plans = self.plans(query, key, value, call)
         return plans if isinstance(plans, Explanation) else (plans, call)
-
-    def _traced(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Tensor:
-        """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
-        _check_options(attn_mask, dropout_p, is_causal)
-        given = (query, key, value, attn_mask)
-        query, key, value, attn_mask = autocasted(*given)
-        if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
-            return scaled_dot_product_attention(*given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-        return ops.attend(query, key, value, lse=False, **asked)[0]
 
     def _plan(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         place = plan_key(query, key, value, is_causal, enable_gqa)
@@ -232,58 +211,6 @@ class Dispatcher(Engine):
                 resolver = self._resolver
                 plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
         return plan
-
-
-def _check_options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
-    if attn_mask is not None and is_causal:
-        raise UsageError(
-            "Only one of `attn_mask` and `is_causal` can be given, but got both. Put the triangle in the mask."
-        )
-    check_dropout(dropout_p)
-
-
-def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
-    """Whether a graph that is traced with these tensors calls PyTorch's attention."""
-    tensors = [query, key, value] if mask is None else [query, key, value, mask]
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
-        return True
-    if mask is not None:
-        if mask.requires_grad or mask.device != query.device:
-            return True
-        check_mask(mask, query, key)
-    return layout_obstacle(query, key, value, enable_gqa) is not None
-
-
-def _asked(
-    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> dict[str, Any]:
-    """PyTorch's arguments, of tensors without an obstacle, as those of `Call.of`."""
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
-        mask = mask.expand(-1, -1, -1, key.shape[2])
-    return {
-        "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
-        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
-        "dropout_p": dropout_p,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "mask": mask,
-    }
-
-
-def _call(
-    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> Call:
-    if mask is None and not dropout_p:
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
-        return _plain_call(is_causal, factor, torch.are_deterministic_algorithms_enabled())
-    return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
-
-
-@lru_cache(maxsize=256)
-def _plain_call(is_causal: bool, scale: float, deterministic: bool) -> Call:
-    """That of a training step, which has nothing in it that is new."""
-    causal = Causal.UPPER_LEFT if is_causal else Causal.NONE
-    return Call.of(causal=causal, scale=scale, deterministic=deterministic)
 
 
 def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,12 +15,13 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels import ops
 from blocktune.kernels.call import Call
+from blocktune.kernels.call_values import check_values
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.masked_math import is_pytorchs, mathematics
 from blocktune.kernels.plan import autocasted, call_obstacle, empty_output, is_capturing, needs_gradients, strides_like
-from blocktune.kernels.resolver import Resolver
+from blocktune.kernels.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.shape import Direction
 from blocktune.kernels.source import ConfigSource, default_source
 from blocktune.kernels.training import Attention, GeneralPlan
@@ -67,6 +68,7 @@ class Engine:
         """Forgets all plans and reads the sources again at the next call. Calls in other threads are not disturbed."""
         self._resolver = Resolver(self._source, strict=self._strict)
         self._plans = self._resolver.plans
+        self._checked: set[Any] = set()  # kinds of calls whose values were looked at
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
@@ -96,8 +98,23 @@ class Engine:
         return _in_order_of(query, out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
-        """Looks at the values in the call's tensors, see `Resolver.check`."""
-        self._resolver.check(query, key, value, call)
+        """Looks at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
+
+        Raises:
+            UsageError: lengths or tables of the call point outside the tensors.
+        """
+        if call.lengths is None:
+            return
+        if query.device.type == "cpu":
+            check_values(query, key, call)
+            return
+        kind = call.kind(query, key, value)
+        if kind in self._checked or is_capturing(query):
+            return
+        check_values(query, key, call)
+        if len(self._checked) >= MAX_PLANS:
+            self._checked.clear()
+        self._checked.add(kind)
 
     def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plans | Explanation:
         """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.call import Call
-from blocktune.kernels.call_values import check_values
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec, current_device
 from blocktune.kernels.explanation import Explanation
@@ -53,7 +52,6 @@ class Resolver:
             str, tuple[ConfigTable, tuple[str, ...]]
         ] = {}  # with the sources' problems, by DeviceSpec.key
         self._failures: dict[tuple[Any, ...], str] = {}
-        self._checked: set[Any] = set()  # kinds of calls whose values were looked at
 
     def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
@@ -102,25 +100,6 @@ class Resolver:
         if isinstance(result, GeneralPlan):
             watch(result)
         return result
-
-    def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
-        """Looks at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
-
-        Raises:
-            UsageError: lengths or tables of the call point outside the tensors.
-        """
-        if call.lengths is None:
-            return
-        if query.device.type == "cpu":
-            check_values(query, key, call)
-            return
-        kind = call.kind(query, key, value)
-        if kind in self._checked or is_capturing(query):
-            return
-        check_values(query, key, call)
-        if len(self._checked) >= MAX_PLANS:
-            self._checked.clear()
-        self._checked.add(kind)
 
     def _climb_general(
         self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call
