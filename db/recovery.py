@@ -25,7 +25,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.target import StoreTarget
 from blocktune.db.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
+from blocktune.kernels.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
 
 SMALLEST_ROW_BYTES = 128
 """No trial of a store is smaller: so many ids are tried where the highest one cannot be read."""
@@ -101,6 +101,11 @@ def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
     """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
     if not path.exists():
         raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
+    if _is_text(path):
+        raise ForeignStoreError(
+            f"Only a database can be recovered, but {path} is a text file. `tune import` reads exports; correct --db "
+            "or BLOCKTUNE_DB."
+        )
     try:
         # upgraded where it is older and sound enough
         with ResultStore.open(path, lock_timeout_seconds=lock_timeout_seconds) as store:
@@ -112,6 +117,16 @@ def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
     except StoreCorruptError:
         return True
     return False
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the file begins as no database does, damaged or not: with nothing but text."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            beginning = file.read(512)
+    except UnicodeDecodeError:
+        return False
+    return bool(beginning) and all(sign.isprintable() or sign.isspace() for sign in beginning)
 
 
 def _exchange(path: Path, fresh: Path) -> Path:

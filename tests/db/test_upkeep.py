@@ -299,6 +299,11 @@ def test_a_lock_is_no_damage(path: Path, best: Best, trial: Trial) -> None:
 
 
 def test_what_cannot_be_recovered_is_refused(tmp_path: Path) -> None:
+    export = tmp_path / "h200.json"
+    export.write_text('{"format": "blocktune-results"}\n')
+    with pytest.raises(ForeignStoreError, match="is a text file"):
+        recover(export)
+    assert files(tmp_path) == ["h200.json"]
     with pytest.raises(UsageError, match="Only a SQLite file"):
         recover("postgresql+psycopg://user:secret@host/name")
     with pytest.raises(StoreError, match="there is no"):
