@@ -13,6 +13,8 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch import attention
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import UNLIMITED
+from blocktune.kernels.shape import Causal
 
 DEFAULT_NAME = "blocktune"
 
@@ -73,6 +75,7 @@ def transformers_attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
@@ -81,8 +84,8 @@ def transformers_attention(
     mask sliding_window is in the mask already; without one it is the number of last keys that a query sees.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not served (softcap, attention sinks, position bias, a paged
-            cache, weights, packed sequences without a mask), or is not known here.
+        NotImplementedError: a keyword asks for what is not served (attention sinks, position bias, a paged cache,
+            weights, packed sequences without a mask), or is not known here.
     """
     refuse_others(others, has_mask=attention_mask is not None)
     queries = query.shape[2]
@@ -90,19 +93,41 @@ def transformers_attention(
     causal = queries > 1 and attention_mask is None and bool(wanted)
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
-    if attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]:
-        attention_mask, causal = window_mask(queries, key.shape[2], sliding_window, causal, query.device), False
-    out = attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
+    if softcap is None and not is_windowed:
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+        out = attention(query, key, value, attention_mask, dropout, **options)
+    else:
+        window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
+        out, _ = attention.attend(
+            query,
+            key,
+            value,
+            causal=_diagonal(queries, causal, is_windowed),
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=window,
+            softcap=softcap or 0.0,
+            dropout_p=dropout,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            mask=attention_mask,
+        )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:
+    """Where a window stands: causal from the upper left, or for a single query at the last key.
+
+    Raises:
+        NotImplementedError: a window is asked for around many queries without a direction.
+    """
+    if is_windowed and not causal and queries > 1:
+        raise NotImplementedError(
+            f"`sliding_window` without a mask needs causal attention or one query, but got {queries} queries. Load the "
+            "model with attn_implementation='sdpa'."
+        )
+    if causal:
+        return Causal.UPPER_LEFT
+    return Causal.LOWER_RIGHT if is_windowed else Causal.NONE
 
 
 def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
@@ -123,20 +148,3 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
             f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
             "attn_implementation='eager' or 'sdpa'."
         )
-
-
-def window_mask(queries: int, keys: int, window: int, causal: bool, device: torch.device) -> Tensor:
-    """bool [1, 1, queries, keys] of a sliding window: the last `window` keys up to the query, which is causal from the
-    upper left, or stands at the last key if it is alone.
-
-    Raises:
-        NotImplementedError: the window is asked for around many queries without a direction.
-    """
-    if not causal and queries > 1:
-        raise NotImplementedError(
-            f"`sliding_window` = {window} without a mask needs causal attention or one query, but got {queries} "
-            "queries. Load the model with attn_implementation='sdpa'."
-        )
-    rows = torch.arange(queries, device=device)[:, None] + (0 if causal else keys - 1)
-    columns = torch.arange(keys, device=device)[None]
-    return ((columns <= rows) & (columns > rows - window))[None, None]
