@@ -85,7 +85,9 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
     leading = zip(reversed(query.shape[:-2]), reversed(key.shape[:-2]), strict=False)
     wanted = [key.shape[-2], query.shape[-2], *(max(sizes) for sizes in leading)]
     given = list(reversed(mask.shape))
-    if len(given) > len(wanted) or any(size not in (1, most) for size, most in zip(given, wanted, strict=False)):
+    if not 2 <= len(given) <= len(wanted) or any(
+        size not in (1, most) for size, most in zip(given, wanted, strict=False)
+    ):
         raise UsageError(
             f"`attn_mask` must broadcast to {tuple(reversed(wanted))}, but got {tuple(mask.shape)}. The last two "
             "dimensions are queries and keys; give 1 for a dimension that shares the mask."

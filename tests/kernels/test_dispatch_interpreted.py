@@ -66,3 +66,78 @@ def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["exact"] * 3
+
+
+FEATURES = """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+    from blocktune import attention, flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels import plan, resolver
+    from blocktune.kernels.device import device_named
+    from blocktune.kernels.dropout import keep_mask
+
+    plan.KERNEL_DEVICE = "cpu"
+    resolver.current_device = lambda index: device_named("rtx2070")
+
+
+    def compare(attend, expected):
+        torch.manual_seed(0)
+        leaves = [torch.randn(1, h, l, 16).requires_grad_() for h, l in ((4, 20), (2, 24), (2, 24))]
+        torch.manual_seed(1)
+        out = attend(*leaves)
+        torch.manual_seed(1)
+        right = expected(*leaves)
+        grad = torch.randn_like(right)
+        got, wanted = ([one, *torch.autograd.grad(one, leaves, grad)] for one in (out, right))
+        torch.testing.assert_close(got, wanted, atol=2e-3, rtol=2e-3)
+
+
+    def dropped(q, k, v):
+        seed, offset = torch.randint(2**62, (2,)).tolist()
+        kept = keep_mask(1, 4, 20, 24, 0.3, seed, offset)
+        k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+        return ((q @ k.mT / 4).softmax(-1) * kept / 0.7) @ v
+
+
+    def packed(q, k, v):
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
+        bounds = [torch.tensor([0, 7, last], dtype=torch.int32) for last in (20, 24)]
+        return flash_attn_varlen_func(q, k, v, *bounds, 13, 17).transpose(0, 1)[None]
+
+
+    def apart(q, k, v):
+        seen = torch.arange(20)[:, None].lt(7) == torch.arange(24)[None].lt(7)
+        return sdpa(q, k, v, seen, enable_gqa=True)
+
+
+    def windowed(q, k, v):
+        turned = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+        return flash_attn_func(*turned, causal=True, window_size=(5, -1)).transpose(1, 2)
+
+
+    def near(q, k, v):
+        distance = torch.arange(24)[None] - torch.arange(20)[:, None] - 4
+        return sdpa(q, k, v, (distance <= 0) & (distance >= -5), enable_gqa=True)
+
+
+    for mask in (torch.arange(24)[None, None, None] < 17, torch.randn(4, 20, 1)):
+        compare(lambda *t: attention(*t, mask, enable_gqa=True), lambda *t: sdpa(*t, mask, enable_gqa=True))
+    compare(lambda *t: attention(*t, dropout_p=0.3, enable_gqa=True), dropped)
+    compare(packed, apart)
+    compare(windowed, near)
+    plans = attention._resolver.general_plans.values()
+    print(*sorted({str(plan.explanation.config.kernel if hasattr(plan, "launch") else plan) for plan in plans}))
+    print(len(plans))
+"""
+
+
+@pytest.mark.slow
+def test_calls_with_features_train_by_the_real_kernels() -> None:
+    command = [sys.executable, "-P", "-c", textwrap.dedent(FEATURES)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    served, count = result.stdout.splitlines()
+    assert "flash_fwd_general" in served
+    assert set(served.split()) <= {"flash_bwd_fused", "flash_bwd_split", "flash_decode", "flash_fwd_general"}
+    assert int(count) == 10  # a forward and a backward of every call

@@ -144,6 +144,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("broadcast to", {"attn_mask": torch.ones(20, KEYS + 1, dtype=torch.bool)}),
     ("broadcast to", {"attn_mask": torch.ones(3, 1, 20, KEYS, dtype=torch.bool)}),
     ("broadcast to", {"attn_mask": torch.ones(1, 2, 1, 20, KEYS, dtype=torch.bool)}),
+    ("broadcast to", {"attn_mask": torch.ones(KEYS, dtype=torch.bool)}),
     ("must be boolean", {"attn_mask": torch.ones(20, KEYS, dtype=torch.int64)}),
     ("must be boolean", {"attn_mask": torch.ones(20, KEYS, dtype=torch.float64)}),
     ("Only one of `attn_mask` and `is_causal`", {"attn_mask": torch.ones(20, KEYS), "is_causal": True}),
