@@ -2,6 +2,7 @@
 # make test         set up and pass every test that needs no GPU
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU
+# make fault-test   the tests of a store under fire, with their full counts
 # make results      the README's tables, from results/*.bench.json
 # make typings      the link tree by which type checkers find the packages
 # make clean        remove what make made
@@ -32,7 +33,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-newest gpu-test check results typings clean
+.PHONY: run test test-newest gpu-test fault-test check results typings clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -53,6 +54,9 @@ test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu
+
+fault-test: $(VENV)/.installed-test
+	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/test_killed_runs.py
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.readme
