@@ -1,12 +1,15 @@
 """Freezing, merging, comparing, cleaning and recovering, as people do it."""
 
 import json
+import shlex
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from blocktune.cli.main import app
 from blocktune.db.merging import Results
 from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
@@ -262,6 +265,16 @@ def test_an_imported_winner_is_verified_here(tune, winner, tmp_path: Path) -> No
     assert all(each["outcome"] == "ok" for each in found["rechecks"])
     assert origins(tune) == [Origin.MEASURED]
     assert json.loads(tune("verify", "--json").stdout)["verified"] == []
+
+
+def test_the_page_about_the_store_shows_commands_that_exist() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+    commands = typer.main.get_command(app).commands
+    lines = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("tune ")]
+    assert {words[1] for words in lines} == {"merge", "diff", "freeze", "verify", "gc", "buckets", "doctor"}
+    for words in lines:
+        known = {name for parameter in commands[words[1]].params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, words
 
 
 SECRET = "hunter2"
