@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from blocktune.db.cleaning import Rules
 from blocktune.db.records import Best, Outcome, Trial
@@ -114,7 +115,7 @@ def test_a_damaged_row_is_said(target: str, user_best: UserBest) -> None:
     with UserKernelStore.open(target) as store:
         store.set_best(user_best)
         place = target if "://" in target else f"sqlite:///{target}"
-        with create_engine(place).begin() as connection:
+        with create_engine(place, poolclass=NullPool).begin() as connection:
             connection.execute(text("UPDATE user_best SET config = '[]'"))
         with pytest.raises(StoreCorruptError, match="tune again"):
             store.best(user_best.device, KERNEL, SOURCE, PROBLEM)
