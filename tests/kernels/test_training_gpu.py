@@ -12,7 +12,11 @@ from blocktune.kernels.dropout import keep_mask
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.ladder import Rung
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
+]
 
 ERROR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative Frobenius error of a gradient."""
