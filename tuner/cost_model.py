@@ -8,6 +8,7 @@ are resident; causal skipping, waves, prologue and epilogue and the bytes of dev
     print(f"{breakdown.total_us:.0f} us, bound by {breakdown.binding}")
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,26 +31,73 @@ L2_BYTES_PER_CLOCK = 64.0
 LOCAL_BYTES_PER_CLOCK = 64.0
 """Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
 
-LOAD_LATENCY_CYCLES = 1000.0
-"""From the request of a tile to its use: about 260 cycles from an idle L2 on Hopper, several times that when busy."""
+SPILLED_ROUNDS = 0.4
+"""Share of the spilled bytes that is stored and loaded in every key tile; the rest is spilled outside the loop."""
 
-ROUND_LATENCY_CYCLES = 300.0
+OPERAND_BYTES_PER_CLOCK = 128.0
+"""Of one SM: shared memory feeds both operands of a score product, one bank's word each of 32 banks a clock."""
+
+LOAD_LATENCY_CYCLES = 600.0
+"""From the request of a tile to its use when L2 holds it: about 260 cycles when idle on Hopper, more when busy."""
+
+MEMORY_LATENCY_CYCLES = 1000.0
+"""What a tile takes longer that nobody has read before: device memory under load, and the way there."""
+
+LATENCY_REGULARITY = 2.0
+"""Exponent by which waiting for a tile dwindles as it is requested earlier, in its mean latency: 1 would be for
+latencies that vary as much as an exponential distribution."""
+
+HELD_ROUNDS = 0.2
+"""How much longer than a round a tile keeps its buffer where a product runs on into the next one."""
+
+ROUND_LATENCY_CYCLES = 250.0
 """Waiting of a warpgroup in every key tile that uses no unit: starting and draining two matrix products (about 60
 each), two reductions across four lanes (two shuffles each, about 30 a shuffle), and the barrier of the pipeline."""
 
-CROSS_WARP_CYCLES = 200.0
+ROW_OPERATIONS = 140.0
+"""Of a row in every key tile: maximum and sum across the four lanes that share it (four shuffles, each of which takes
+the place of four operations), new factor and old sum, all of it in all four."""
+
+SOFTMAX_OVERLAP = 1.6
+"""Exponent by which exponentials and the other arithmetic of the softmax are joined. They have units of their own, but
+one thread issues them in turn, and warps that share a scheduler reach their softmax together: nearer the sum (1) than
+the maximum."""
+
+CROSS_WARP_CYCLES = 500.0
 """More waiting where the scores of a row lie in several warps: two reductions through shared memory and a barrier."""
 
-SECOND_WARPGROUP = 0.5
+SECOND_WARPGROUP = 0.3
 """What a further warpgroup of the same block adds to the overlap, as a share of an independent one: both wait at a
 barrier in every key tile, so that they drift apart within a tile only."""
+
+WARPGROUP_ROWS = 64
+"""Rows of a warpgroup that walks along the keys on its own, since other warps copy for it."""
+
+BLOCK_START_CYCLES = 5500.0
+"""Of a block beside its rounds: its launch, the way of queries and first keys from device memory, one after the other,
+and its output's way back."""
+
+NEXT_TILE_CYCLES = 600.0
+"""The same where the warps that copy fetch the next queries and keys while the last ones are computed with."""
+
+UNEVEN_END = 1.0
+"""Blocks of mean length that causal blocks leave uneven at the end, although the longest start first."""
+
+LAUNCH_US = 3.0
+"""From the event before a launch to its first block, and from the last one to the event behind it."""
+
+MERGE_US = 3.0
+"""A second launch, which waits for the first and merges what its blocks found out about shares of the keys."""
+
+MEMORY_SHARE = 0.92
+"""What device memory delivers of its rate: the rest goes to refreshing and to turning from reads to writes."""
 
 SUSTAINED_CLOCK = 0.9
 """Clock under this load over that of the advertised matrix rate: an H200 at its power limit holds 1.54 to 1.75 GHz of
 1.83 in attention."""
 
-BURSTINESS = 3.0
-"""Exponent by which compute and loads of comparable size are joined: neither comes evenly, so that they wait for each
+BURSTINESS = 2.0
+"""Exponent by which times of comparable size that overlap are joined: neither comes evenly, so that they wait for each
 other; 1 would be the sum, infinity the maximum."""
 
 MMA_ROWS = 16
@@ -67,8 +115,8 @@ class CostBreakdown:
     """The prediction, in microseconds.
 
     Every term but the last two is what its unit would take if it alone worked, evenly on all SMs; they overlap, so the
-    total is less than their sum. latency_us: waiting of the resident warpgroups for no unit. edge_us: prologues and
-    epilogues. tail_us: what an uneven last wave adds.
+    total is less than their sum. latency_us: waiting of the resident warpgroups for no unit. edge_us: launches, and
+    prologues and epilogues of blocks. tail_us: what an uneven last wave adds.
     """
 
     tensor_us: float
@@ -99,6 +147,7 @@ def predict(
     occupied: Occupancy,
     device: DeviceSpec,
     softmax: SoftmaxCost | None = None,
+    parts: int = 1,
 ) -> CostBreakdown:
     """The predicted time of a compiled config.
 
@@ -109,6 +158,7 @@ def predict(
         occupied: the answer of `occupancy` for these resources on this device.
         device: with its rates.
         softmax: what the kernel's softmax costs; None is the textbook form.
+        parts: shares that the keys of every query are cut into; a second launch merges more than one.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
@@ -116,7 +166,7 @@ def predict(
     require_rates(device)
     if occupied.blocks_per_sm == 0:
         raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
-    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost()).breakdown()
+    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost(), parts).breakdown()
 
 
 def predict_us(
@@ -133,8 +183,14 @@ def predict_us(
     """
     occupied = occupancy(resources, device.limits)
     softmax = kernel.softmax_cost(config)
-    config, shape = kernel.as_forward(config, shape)
-    return predict(shape, config, resources, occupied, device, softmax).total_us
+    config, folded = kernel.as_forward(config, shape)
+    return predict(folded, config, resources, occupied, device, softmax, parts_of(folded, shape)).total_us
+
+
+def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
+    """Into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every share
+    is a batch entry of its own."""
+    return max(1, folded.batch // shape.batch)
 
 
 def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
@@ -166,18 +222,21 @@ class _Model:
         occupied: Occupancy,
         device: DeviceSpec,
         softmax: SoftmaxCost,
+        parts: int,
     ) -> None:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
-        self._softmax = softmax
+        self._softmax, self._parts = softmax, parts
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self._visits: Visits = visits_of(shape, config.block_m, config.block_n)
         self._heads = shape.batch * shape.num_heads
         self._grid = self._visits.query_tiles * self._heads
         self._blocks = min(occupied.blocks_per_sm, -(-self._grid // device.num_sms))
-        self._tensor = self._tensor_cycles()
-        self._exp = self._scores / device.limits.exp_per_clock
-        self._arithmetic = self._arithmetic_cycles()
-        self._spill = 2 * resources.spill_bytes * WARP_SIZE * self._warps / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
+        share = self._computed_share()
+        self._tensor = share * self._tensor_cycles()
+        self._exp = share * self._scores / device.limits.exp_per_clock
+        self._arithmetic = share * self._arithmetic_cycles()
+        spilled = SPILLED_ROUNDS * resources.spill_bytes * WARP_SIZE * self._warps
+        self._spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
 
     def breakdown(self) -> CostBreakdown:
@@ -185,7 +244,8 @@ class _Model:
         edges = self._grid / self._device.num_sms * self._edge_cycles() / self._blocks
         even = tiles * self._tile_cycles(self._blocks) + edges
         whole = self._makespan_cycles()
-        hbm = self._hbm_bytes() / (self._memory_gbs * 1e3)
+        hbm = self._hbm_bytes() / (MEMORY_SHARE * self._memory_gbs * 1e3)
+        launches = LAUNCH_US + (MERGE_US if self._parts > 1 else 0.0)
         return CostBreakdown(
             tensor_us=self._us(tiles * self._tensor),
             exp_us=self._us(tiles * self._exp),
@@ -193,13 +253,23 @@ class _Model:
             spill_us=self._us(tiles * self._spill),
             l2_us=self._us(tiles * self._load),
             hbm_us=hbm,
-            latency_us=self._us(tiles * self._waiting_cycles() / self._blocks),
-            edge_us=self._us(edges),
+            latency_us=self._us(tiles * self._waiting_cycles(self._blocks) / self._blocks),
+            edge_us=launches + self._us(edges),
             tail_us=self._us(max(0.0, whole - even)),
-            total_us=max(self._us(whole), hbm),
+            total_us=launches + _joined(self._us(whole), hbm, BURSTINESS),
         )
 
     # ---- what one key tile needs
+
+    def _computed_share(self) -> float:
+        """How much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its own
+        diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
+        groups = self._config.block_m // WARPGROUP_ROWS
+        if not self._softmax.copying_warps or self._shape.causal is Causal.NONE or groups < 2:
+            return 1.0
+        own = visits_of(self._shape, WARPGROUP_ROWS, self._config.block_n)
+        beyond = self._visits.query_tiles * groups - own.query_tiles
+        return (own.total + beyond * own.longest) / (self._visits.total * groups)
 
     @property
     def _scores(self) -> int:
@@ -217,8 +287,8 @@ class _Model:
 
     def _tensor_cycles(self) -> float:
         """Dimensions are padded to powers of two, as Triton multiplies them."""
-        widths = padded_width(self._shape.head_dim) + padded_width(self._shape.head_dim_v)
-        flops = self._softmax.products * self._scores * widths
+        width = padded_width(self._shape.head_dim)
+        flops = self._softmax.products * self._scores * (width + padded_width(self._shape.head_dim_v))
         instruction = self._resources.tensor_cores
         if instruction == "none":
             return flops / (2 * self._lanes)
@@ -227,11 +297,16 @@ class _Model:
             rate /= 2  # tf32
         if instruction == "mma" and self._device.limits.mma != "mma":
             rate *= OLDER_MMA_SHARE
-        return flops / rate
+        starved = 0.0
+        if instruction == "wgmma":  # with few keys, reading both operands of the scores takes longer than their product
+            read = self._scores * (1 / WARPGROUP_ROWS + 1 / self._config.block_n) * width * self._shape.element_bytes
+            starved = max(0.0, read / OPERAND_BYTES_PER_CLOCK - 2 * self._scores * width / rate)
+        return flops / rate + starved
 
     def _arithmetic_cycles(self) -> float:
         masked = MASK_INSTRUCTIONS * self._visits.masked / self._visits.total
         operations = self._scores * (self._softmax.instructions_per_score + masked)
+        operations += self._config.block_m * ROW_OPERATIONS
         if self._softmax.rescales:
             operations += self._config.block_m * padded_width(self._shape.head_dim_v)
         operations += self._softmax.address_instructions * self._config.block_n * self._row_bytes / 16
@@ -240,37 +315,53 @@ class _Model:
     # ---- how they overlap
 
     def _tile_cycles(self, blocks: int) -> float:
-        """Cycles an SM takes for one key tile when so many blocks are resident. Tiles are requested num_stages - 1
-        rounds of their block ahead, which bounds how fast rounds can follow each other."""
-        ahead = self._config.num_stages - 1
-        return max(self._joined(blocks), LOAD_LATENCY_CYCLES / (ahead * blocks) if ahead else 0.0)
+        """Cycles an SM takes for one key tile when so many blocks are resident. Warpgroups for which others copy wait
+        for the same tile at the same time; else one may compute while another waits."""
+        waiting = self._late_cycles(blocks)
+        if self._softmax.copying_warps:
+            return self._round_cycles(blocks, 0.0) + waiting / blocks
+        return self._round_cycles(blocks, waiting)
 
-    def _waiting_cycles(self) -> float:
-        """Of a warpgroup in every round; without a second buffer it waits for its tile too."""
+    def _waiting_cycles(self, blocks: int) -> float:
+        """Of a warpgroup in every round, for no unit."""
+        return self._idle_cycles() + self._late_cycles(blocks)
+
+    def _idle_cycles(self) -> float:
+        """The same where every tile is there in time."""
         rows_a_warp = self._config.block_m // self._warps
-        reductions = CROSS_WARP_CYCLES if rows_a_warp < MMA_ROWS else 0.0
-        return ROUND_LATENCY_CYCLES + reductions + (LOAD_LATENCY_CYCLES if self._config.num_stages == 1 else 0.0)
+        return ROUND_LATENCY_CYCLES + (CROSS_WARP_CYCLES if rows_a_warp < MMA_ROWS else 0.0)
 
-    def _joined(self, blocks: int) -> float:
+    def _late_cycles(self, blocks: int) -> float:
+        """Waiting for a tile, which is requested as many rounds of its block ahead as there are free buffers."""
+        held = HELD_ROUNDS if self._softmax.products_overlap else 0.0
+        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._round_cycles(blocks, 0.0)
+        latency = LOAD_LATENCY_CYCLES + MEMORY_LATENCY_CYCLES / self._visits.query_tiles + self._load
+        return latency * math.exp(-LATENCY_REGULARITY * ahead / latency)
+
+    def _round_cycles(self, blocks: int, late: float) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
-        per_block = max(1, self._warps // self._device.limits.sub_partitions)
+        per_block = self._warps / self._device.limits.sub_partitions
         # warpgroups that a copying warp feeds wait for tiles, not for each other
         drift = 1.0 if self._softmax.copying_warps else SECOND_WARPGROUP
-        others = [cycles / per_block for cycles in (self._exp, self._arithmetic, self._spill)]
-        compute = per_block * round_cycles(
+        strands = blocks * (1 + (per_block - 1) * drift if per_block > 1 else per_block)
+        softmax = _joined(self._exp, self._arithmetic, SOFTMAX_OVERLAP)
+        compute = round_cycles(
             self._tensor / per_block,
-            others,
-            self._waiting_cycles(),
-            blocks * (1 + (per_block - 1) * drift),
+            (softmax / per_block, self._spill / per_block),
+            self._idle_cycles() + late,
+            max(1.0, strands),
             products_overlap=self._softmax.products_overlap,
         )
-        return float((compute**BURSTINESS + self._load**BURSTINESS) ** (1 / BURSTINESS))
+        return _joined(compute * per_block / min(1.0, strands), self._load, BURSTINESS)
 
     # ---- the whole grid
 
     def _edge_cycles(self) -> float:
-        """Before its first product a block waits for queries and first keys; after the last it writes its output."""
-        return 2 * LOAD_LATENCY_CYCLES + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
+        """Of a block beside its rounds. Where products overlap, the first softmax and the last product have nothing to
+        overlap with."""
+        fixed = NEXT_TILE_CYCLES if self._softmax.copying_warps else BLOCK_START_CYCLES
+        alone = min(self._tensor / 2, self._exp + self._arithmetic) if self._softmax.products_overlap else 0.0
+        return fixed + alone + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
 
     def _block_cycles(self, blocks: int, visited: float) -> float:
         """How long a block runs that visits so many key tiles, among so many resident ones."""
@@ -278,12 +369,12 @@ class _Model:
 
     def _makespan_cycles(self) -> float:
         """Full attention: equal blocks in waves, the last of which may be partly filled and is faster for it. Causal:
-        unequal blocks, the longest first, which leaves about half a mean block uneven at the end."""
+        unequal blocks, the longest first, which leaves about a mean block uneven at the end."""
         slots = self._blocks * self._device.num_sms
         mean = self._block_cycles(self._blocks, self._visits.mean)
         if self._shape.causal is not Causal.NONE:
             longest = self._block_cycles(self._blocks, self._visits.longest)
-            return max(longest, (self._grid / slots + 0.5) * mean)
+            return max(longest, (self._grid / slots + UNEVEN_END) * mean)
         waves, rest = divmod(self._grid, slots)
         left = -(-rest // self._device.num_sms)
         return waves * mean + (self._block_cycles(left, self._visits.mean) if left else 0.0)
@@ -310,3 +401,8 @@ class _Model:
         if device.tensor_tflops and device.tensor_flops_per_clock:
             clock_mhz = device.tensor_tflops * 1e6 / (device.tensor_flops_per_clock * device.num_sms)
         return cycles / (SUSTAINED_CLOCK * clock_mhz)
+
+
+def _joined(first: float, second: float, exponent: float) -> float:
+    """Two times of which much overlaps: from their sum, with exponent 1, to the longer one."""
+    return float((first**exponent + second**exponent) ** (1 / exponent))

@@ -9,7 +9,7 @@ from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.limits import MAX_REGISTERS_PER_THREAD, WARP_SIZE
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
-from blocktune.tuner.cost_model import predict
+from blocktune.tuner.cost_model import parts_of, predict
 from blocktune.tuner.occupancy import occupancy, registers_for
 
 REGISTERS_BESIDE_TILES = {False: 60, True: 48}
@@ -30,8 +30,9 @@ def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionSh
     if occupied.blocks_per_sm == 0:
         return float("inf")
     softmax = kernel.softmax_cost(config)
-    config, shape = kernel.as_forward(config, shape)
-    return predict(shape, config, resources, occupied, _with_typical_rates(device), softmax).total_us
+    config, folded = kernel.as_forward(config, shape)
+    parts = parts_of(folded, shape)
+    return predict(folded, config, resources, occupied, _with_typical_rates(device), softmax, parts).total_us
 
 
 def estimated_resources(

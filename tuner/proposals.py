@@ -1,26 +1,24 @@
-"""Which config to try next.
+"""Which config to try next: what a search asks of a strategy, and two strategies: every config in turn, and Optuna.
 
-A space that fits the budget is enumerated: that is certain to find the best. A larger one is sampled by Optuna's TPE,
-in memory, over one study for all kernels. Its parameters are the kernel's name as a category and every block parameter
-as the rank among its choices, since blocks double and their order matters. All kernels share one fixed set of
-parameters, so that TPE models them jointly; a parameter that a kernel lacks is ignored.
+Optuna's TPE samples in memory, over one study for all kernels. Its parameters are the kernel's name as a category and
+every block parameter as the rank among its choices, since blocks double and their order matters. All kernels share one
+fixed set of parameters, so that TPE models them jointly; a parameter that a kernel lacks is ignored.
 
 A study over the feasible configs themselves would never propose an infeasible point, but TPE could learn nothing from
 one config about its neighbours. Points outside the feasible set and repeated ones cost a few milliseconds here: the
 first are told as pruned, which teaches TPE to avoid them, and neither is compiled or measured.
 """
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.tuner.space import SearchSpace
 
 STARTUP_SHARE = 3
-"""One in so many of a sampled budget goes to the model's favourites before TPE proposes."""
+"""One in so many of a budget is tried in a given order before TPE proposes."""
 
 MIN_STARTUP = 10
 MAX_USELESS_ASKS = 40
@@ -38,36 +36,14 @@ class Proposals(Protocol):
         """An earlier run tried this config, with this score; it is not proposed again."""
 
     def propose(self) -> KernelConfig | None:
-        """A config that was not proposed before, or None when there is none left."""
+        """A config that was not proposed before, to be compiled, or None when there is none left."""
+
+    def pick(self, ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
+        """Which of the proposed configs is measured next, among those that are compiled: by config, in the order in
+        which they were proposed, the time that the model predicts from the compiled code, if it can."""
 
     def tell(self, config: KernelConfig, score: float | None) -> None:
         """How a proposed config did: lower is better, None means that it cannot run."""
-
-
-def make_proposals(
-    space: SearchSpace,
-    *,
-    first: Sequence[KernelConfig],
-    usefulness: Callable[[KernelConfig], float],
-    trials: int,
-    seed: int,
-) -> Proposals:
-    """Enumerates the space if it fits `trials`, samples it otherwise.
-
-    Args:
-        space: what may be proposed.
-        first: proposed before all else, in this order; infeasible ones are left out.
-        usefulness: orders the rest, the smallest first; typically a predicted time.
-        trials: how many configs will be tried at most.
-        seed: of the sampler.
-    """
-    feasible = set(space.feasible)
-    rest = sorted(space.feasible, key=usefulness)
-    order = list(dict.fromkeys(config for config in itertools.chain(first, rest) if config in feasible))
-    if len(order) <= trials:
-        return Enumeration(order)
-    startup = max(MIN_STARTUP, trials // STARTUP_SHARE, sum(config in feasible for config in first))
-    return TpeProposals(space, order, startup=min(startup, trials), seed=seed)
 
 
 class Enumeration:
@@ -83,6 +59,9 @@ class Enumeration:
 
     def propose(self) -> KernelConfig | None:
         return self._order.popleft() if self._order else None
+
+    def pick(self, ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
+        return next(iter(ready))
 
     def tell(self, config: KernelConfig, score: float | None) -> None:
         """The order is fixed."""
@@ -119,6 +98,9 @@ class TpeProposals:
             if config is not None:
                 return config
         return self._next_in_order()
+
+    def pick(self, ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
+        return by_prediction(ready)
 
     def tell(self, config: KernelConfig, score: float | None) -> None:
         from optuna.trial import TrialState
@@ -169,6 +151,11 @@ class TpeProposals:
             name: choices.index(config.parameters.get(name, choices[0])) for name, choices in self._choices.items()
         }
         return {"kernel": config.kernel} | ranks
+
+
+def by_prediction(ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
+    """The config with the shortest predicted time, the first of equals."""
+    return min(ready, key=lambda config: ready[config] or 0.0)
 
 
 def _identity(kernel: str, parameters: Mapping[str, int]) -> tuple[Any, ...]:

@@ -1,10 +1,35 @@
-"""A runner that repeats what was recorded: to compare searches, and to test them, without a GPU."""
+"""Searches without a GPU: the real search, its compiler and its runner replaced by what a sweep recorded.
 
+run = replay(sweep, "guided", seed=0, measurements=80)
+run.regret(20)      # 0.013: the best of 20 measurements is 1.3 % slower than the best of the sweep
+run.seconds(20)     # when that was known, by the recorded times of compiling and measuring
+"""
+
+import contextlib
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Self
 
 from blocktune.db.records import Outcome, Trial
 from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.paper import paper_config
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.cost_model import predict_us
+from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.measurement import Finals, Measurement
+from blocktune.tuner.resources import CompileResult
+from blocktune.tuner.search import Limit, Search, Subject
+from blocktune.tuner.space import SearchSpace
+from blocktune.tuner.strategies import Problem, make_proposals
+from blocktune.tuner.sweep_file import Sweep
+
+WORKERS = 15
+"""Processes that compile in a replay: 16 processors, one of which is left to the host."""
+
+_COMPILED_AHEAD = 3 * WORKERS
 
 
 class ReplayRunner:
@@ -18,7 +43,7 @@ class ReplayRunner:
         self.measured: list[KernelConfig] = []
 
     @classmethod
-    def of_trials(cls, trials: Iterable[Trial]) -> "ReplayRunner":
+    def of_trials(cls, trials: Iterable[Trial]) -> Self:
         """A replay of stored trials; the last one of a config counts."""
         return cls(
             {
@@ -53,3 +78,166 @@ class ReplayRunner:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRun:
+    """One search on one sweep.
+
+    slowdowns: after every measurement, the best score so far over the best of the sweep. ends: seconds from the start
+    at which it ended, on a machine with `WORKERS` compiling processes and one GPU.
+    """
+
+    slowdowns: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    def regret(self, measurements: int) -> float:
+        """How much slower the best of so many measurements is than the best of the sweep, as a fraction."""
+        return self.slowdowns[min(measurements, len(self.slowdowns)) - 1] - 1
+
+    def seconds(self, measurements: int) -> float:
+        """When so many measurements were made."""
+        return self.ends[min(measurements, len(self.ends)) - 1]
+
+
+class Replay:
+    """What all searches of one sweep share: the problem, its scores and the model's opinions, which take a while."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self._scores = sweep.scores
+        self._trials = {trial.config: trial for trial in sweep.trials}
+        named = dict.fromkeys(config.kernel for config in self._trials)
+        self._kernels = {name: get_kernel(name) for name in named}
+        limits, shape = sweep.device.limits, sweep.shape
+        self._space = SearchSpace(shape=shape, limits=limits, feasible=tuple(self._trials), dropped=(), unsupported={})
+        self._useful = {
+            config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials
+        }
+        self._predicted = {
+            trial.config: predict_us(self._kernels[trial.config.kernel], trial.config, shape, sweep.device, resources)
+            for trial in sweep.trials
+            if (resources := trial.resources) is not None and trial.outcome is not Outcome.INFEASIBLE
+        }
+
+    @property
+    def predicted(self) -> Mapping[KernelConfig, float]:
+        """The model's times in microseconds of all configs that compile and fit."""
+        return self._predicted
+
+    def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
+        """Searches until so many measurements were made, or everything was tried."""
+        problem = Problem(
+            space=self._space,
+            first=self._first(),
+            usefulness=self._useful.__getitem__,
+            trials=measurements,
+            seed=seed,
+        )
+        runner = _ScoredRunner(self._trials.values(), self._scores, measurements)
+        compiler = _RecordedCompiler(self._trials, runner)
+        search = Search(
+            Subject(
+                device=self.sweep.device,
+                environment=self.sweep.environment,
+                shape=self.sweep.shape,
+                kernels=self._kernels,
+            ),
+            make_proposals(problem, strategy),
+            compiler,
+            runner=runner,
+            predict=lambda config, resources: self._predicted.get(config),
+            known=(),
+            record=lambda trial: None,
+            limit=Limit(trials=len(self._trials), seconds=float("inf")),
+            lookahead=_COMPILED_AHEAD,
+            on_progress=lambda progress: None,
+        )
+        with contextlib.suppress(_Enough):
+            search.run()
+        best = min(self._scores.values())
+        return ReplayRun(
+            slowdowns=tuple(score / best for score in _running_minimum(runner.measured, self._scores)),
+            ends=_ends(compiler.submitted, runner.measured, self._trials),
+        )
+
+    def _first(self) -> tuple[KernelConfig, ...]:
+        """What a search without neighbours tries first: the default and the paper's rule."""
+        shape, limits = self.sweep.shape, self.sweep.device.limits
+        able = kernels_for(shape, limits)
+        named = [able[0].default_config(shape, limits), paper_config(able[0], shape, limits)] if able else []
+        return tuple(config for config in named if config in self._trials)
+
+
+class _Enough(Exception):
+    """As many measurements as were wanted."""
+
+
+class _ScoredRunner(ReplayRunner):
+    """A replay that gives every config one score, whichever anchor it was measured against, and ends after some."""
+
+    def __init__(self, trials: Iterable[Trial], scores: Mapping[KernelConfig, float], measurements: int) -> None:
+        super().__init__({})
+        scored = [replace(trial, relative_to_anchor=scores.get(trial.config)) for trial in trials]
+        self._recorded = ReplayRunner.of_trials(scored)._recorded
+        self._measurements = measurements
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        if len(self.measured) == self._measurements:
+            raise _Enough
+        return super().measure(config)
+
+
+class _RecordedCompiler:
+    """Has compiled everything before; `submitted` lists what was asked for and after how many measurements."""
+
+    def __init__(self, trials: Mapping[KernelConfig, Trial], runner: ReplayRunner) -> None:
+        self._trials = trials
+        self._runner = runner
+        self.submitted: list[tuple[KernelConfig, int]] = []
+
+    def submit(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[CompileResult]":
+        del kernel, shape, cc
+        self.submitted.append((config, len(self._runner.measured)))
+        trial = self._trials[config]
+        outcome = Outcome.OK if trial.resources is not None else trial.outcome
+        future: Future[CompileResult] = Future()
+        future.set_result(
+            CompileResult(
+                config=config,
+                outcome=outcome,
+                resources=trial.resources,
+                error=trial.error,
+                seconds=trial.compile_seconds,
+            )
+        )
+        return future
+
+
+def _running_minimum(measured: Iterable[KernelConfig], scores: Mapping[KernelConfig, float]) -> list[float]:
+    best, found = float("inf"), []
+    for config in measured:
+        best = min(best, scores.get(config, float("inf")))
+        found.append(best)
+    return found
+
+
+def _ends(
+    submitted: Sequence[tuple[KernelConfig, int]],
+    measured: Sequence[KernelConfig],
+    trials: Mapping[KernelConfig, Trial],
+) -> tuple[float, ...]:
+    """When each measurement ended: it needs its own compilation and the end of the measurement before, a compilation a
+    free process and that the search asked for it, which it does between two measurements."""
+    idle, compiled, ends, asked = [0.0] * WORKERS, dict[KernelConfig, float](), list[float](), 0
+    for count, config in enumerate(measured):
+        now = ends[-1] if ends else 0.0
+        while asked < len(submitted) and submitted[asked][1] <= count:
+            wanted, _ = submitted[asked]
+            compiled[wanted] = max(now, heapq.heappop(idle)) + trials[wanted].compile_seconds
+            heapq.heappush(idle, compiled[wanted])
+            asked += 1
+        ends.append(max(now, compiled[config]) + trials[config].bench_seconds)
+    return tuple(ends)

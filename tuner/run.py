@@ -29,10 +29,10 @@ from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked
 from blocktune.tuner.knowledge import Knowledge
 from blocktune.tuner.occupancy import occupancy
-from blocktune.tuner.proposals import make_proposals
 from blocktune.tuner.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget, Progress, TuningReport
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
+from blocktune.tuner.strategies import Problem, make_proposals
 from blocktune.tuner.target import choose_device, is_present
 from blocktune.tuner.telemetry import GpuMonitor, disturbances, gpu_lock
 
@@ -145,9 +145,9 @@ class _Run:
     def _search(
         self, limit: Limit, seed: int, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
     ) -> Search:
-        subject, space = self._subject, self._contenders.space
-        proposals = make_proposals(
-            space,
+        subject = self._subject
+        problem = Problem(
+            space=self._contenders.space,
             first=self._contenders.first,
             usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
             trials=limit.trials,
@@ -155,7 +155,7 @@ class _Run:
         )
         return Search(
             subject,
-            proposals,
+            make_proposals(problem),
             compiler,
             runner=runner,
             predict=self._predict,

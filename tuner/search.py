@@ -191,10 +191,13 @@ class Search:
         return any(self._rank[config] == 0 for config in self._in_flight.values())
 
     def _take(self) -> _Ready:
-        """The most promising config that is ready; the first proposal before all others."""
-        chosen = min(self._ready, key=lambda ready: (self._rank[ready.config] > 0, ready.predicted_us or 0.0))
-        self._ready.remove(chosen)
-        return chosen
+        """The config that the strategy picks among those that are ready; the first proposal before all others."""
+        waiting = {ready.config: ready for ready in sorted(self._ready, key=lambda ready: self._rank[ready.config])}
+        first = next(iter(waiting))
+        if self._rank[first] > 0:
+            first = self._proposals.pick({config: ready.predicted_us for config, ready in waiting.items()})
+        self._ready.remove(waiting[first])
+        return waiting[first]
 
     def _finish(self, ready: _Ready) -> None:
         """Measures a compiled config and keeps the trial."""

@@ -68,6 +68,15 @@ class Sweep:
         return {trial.config: trial for trial in self.trials if trial.outcome is Outcome.OK}
 
     @property
+    def scores(self) -> dict[KernelConfig, float]:
+        """What a search minimises, by config: the time over that of the anchor, which cancels drift. Trials against
+        several anchors, as of runs with different defaults, share their times alone."""
+        timed = self.timed
+        if sum(trial.relative_to_anchor == 1.0 for trial in timed.values()) == 1:
+            return {config: trial.relative_to_anchor or 0.0 for config, trial in timed.items()}
+        return {config: trial.time_us or 0.0 for config, trial in timed.items()}
+
+    @property
     def file_name(self) -> str:
         words = f"{self.device.name} {self.shape.label}".lower().removeprefix("nvidia ")
         return re.sub("[^a-z0-9]+", "-", words).strip("-") + SUFFIX

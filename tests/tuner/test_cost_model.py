@@ -10,12 +10,14 @@ from blocktune.kernels.device import catalogue, device_named
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner import cost_model
 from blocktune.tuner.cost_model import (
     CostBreakdown,
     missing_rates,
+    parts_of,
     predict,
     predict_us,
 )
@@ -126,11 +128,11 @@ def test_spills_cost_but_exclude_nothing() -> None:
     spilling = config(128, 128, 4, 2)
     assert estimated_resources(KERNEL, spilling, problem, H200).spill_bytes > 0
     order = ranking(problem)
-    assert order.index(spilling) > len(order) / 2
+    assert order.index(spilling) > len(order) / 3
     best = config(128, 64)
     times = [predicted(problem, best, spill_bytes=bytes_each).total_us for bytes_each in (0, 40, 400, 12_000)]
     assert times == sorted(times)
-    assert times[3] > 10 * times[0]
+    assert times[3] > 5 * times[0]
     assert predicted(problem, best, spill_bytes=12_000).binding == "spill"
 
 
@@ -158,7 +160,7 @@ def test_terms_follow_from_the_rates() -> None:
     assert breakdown.tensor_us == pytest.approx(problem.flops / (4096 * 132 * clock_mhz))
     scores = problem.batch * problem.num_heads * 8192 * 8192
     assert breakdown.exp_us == pytest.approx(scores / (16 * 132 * clock_mhz))
-    assert breakdown.hbm_us == pytest.approx(4 * 16384 * 2048 * 2 / 4800e3)
+    assert breakdown.hbm_us == pytest.approx(4 * 16384 * 2048 * 2 / (0.92 * 4800e3))
     assert breakdown.binding == "tensor"
     assert breakdown.to_json() == asdict(breakdown) | {"binding": "tensor"}
     assert breakdown.tail_us >= 0
@@ -184,6 +186,78 @@ def test_more_stages_hide_the_latency_of_loads() -> None:
     assert one.total_us > 1.2 * two.total_us
 
 
+COPYING = SoftmaxCost(rescales=False, products_overlap=True, copying_warps=4)
+
+
+def test_a_second_buffer_is_no_more_than_half_of_what_a_third_one_is_worth() -> None:
+    problem, blocks = shape(128), config(192, 64)
+    times = [
+        predicted(
+            problem,
+            replace(blocks, num_stages=stages),
+            softmax=COPYING,
+            num_warps=16,
+            registers=128,
+            shared_bytes=200_000,
+            spill_bytes=0,
+        ).total_us
+        for stages in (1, 2, 3, 4)
+    ]
+    one, two, three, four = times
+    assert one > 1.2 * two > 1.2 * three
+    assert three >= four > 0.98 * three
+
+
+def test_warpgroups_of_their_own_skip_what_is_right_of_their_diagonal() -> None:
+    """Of 256 rows at the diagonal the first 64 see a quarter of the keys that the last see."""
+    causal = shape(64, 512, Causal.UPPER_LEFT)
+    ratio = {
+        block_m: predicted(causal, config(block_m, 64, 8), softmax=COPYING, registers=128, num_warps=12).exp_us
+        / predicted(causal, config(block_m, 64, 8)).exp_us
+        for block_m in (64, 256)
+    }
+    assert ratio[64] == pytest.approx(1.0)
+    assert ratio[256] == pytest.approx((1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / (4 * 4 + 4 * 8))
+
+
+def test_few_keys_starve_the_score_product() -> None:
+    problem = shape(128)
+    per_key = [predicted(problem, config(64, block_n)).tensor_us for block_n in (32, 64, 128)]
+    assert per_key[0] == pytest.approx(1.25 * per_key[1])  # half of the products reads 1.5 times as long
+    assert per_key[1] == pytest.approx(per_key[2])
+
+
+def test_blocks_that_start_anew_pay_where_they_are_short() -> None:
+    longer, shorter = (
+        predicted(shape(64, seqlen), config(64, 64, num_stages=3)).edge_us
+        / predicted(shape(64, seqlen), config(64, 64, num_stages=3)).total_us
+        for seqlen in (8192, 512)
+    )
+    assert shorter > 4 * longer
+
+
+def test_a_merge_of_shares_is_a_launch_more() -> None:
+    kernel: Any = get_kernel("flash_decode")
+    problem = replace(shape(128, 8192), batch=1, num_heads=32, num_heads_kv=8, seqlen_q=1)
+    blocks = kernel.default_config(problem, H200.limits)
+    resources = estimated_resources(kernel, blocks, problem, H200)
+    folded_config, folded = kernel.as_forward(blocks, problem)
+    assert parts_of(folded, problem) == blocks.parameters["splits"] > 1
+    alone = predict(folded, folded_config, resources, occupancy(resources, H200.limits), H200)
+    assert predict_us(kernel, blocks, problem, H200, resources) == pytest.approx(
+        alone.total_us + cost_model.MERGE_US, abs=1e-9
+    )
+    assert parts_of(problem, problem) == 1
+
+
+def test_a_warp_on_half_of_the_schedulers_takes_twice_as_long_alone() -> None:
+    problem = replace(shape(64), batch=1, num_heads=1, num_heads_kv=1, seqlen_q=16)
+    four, two = (
+        predicted(problem, config(16, 64, warps), tensor_cores="mma", num_warps=warps).total_us for warps in (4, 2)
+    )
+    assert 1.0 < two / four < 2.0
+
+
 def test_an_older_instruction_is_slower_and_none_much_slower() -> None:
     problem, blocks = shape(128), config(128, 64)
     wgmma, mma, none = (predicted(problem, blocks, tensor_cores=unit).tensor_us for unit in ("wgmma", "mma", "none"))
@@ -204,7 +278,7 @@ def test_keys_beyond_l2_are_read_again() -> None:
     small_l2 = replace(H200, l2_bytes=1 << 20)
     blocks = config(64, 64, num_stages=3)
     more = predicted(problem, blocks, small_l2).hbm_us - predicted(problem, blocks).hbm_us
-    assert more == pytest.approx((waves - 1) * keys_us)
+    assert more == pytest.approx((waves - 1) * keys_us / 0.92)
 
 
 @pytest.mark.parametrize("rate", ["tensor_flops_per_clock", "clock_mhz", "memory_gbs"])
@@ -238,7 +312,7 @@ def test_every_device_of_the_catalogue_orders_configs() -> None:
         assert 0 < min(times) < float("inf"), entry.id
 
 
-def test_warps_that_copy_leave_their_registers_to_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
     """Two warpgroups of three compute: their threads end up with 240 registers, of the 168 that all start with."""
 
     class Specialised(Kernel):
@@ -257,10 +331,7 @@ def test_warps_that_copy_leave_their_registers_to_those_that_compute(monkeypatch
     # to the model it is a block of eight warps, whose warpgroups wait for tiles but not for each other
     plain = replace(resources, num_warps=8)
     special_us = predict_us(kernel, large, problem, H200, resources)
-    assert special_us < predict(problem, large, plain, occupancy(plain, H200.limits), H200).total_us
-    monkeypatch.setattr(cost_model, "SECOND_WARPGROUP", 1.0)
-    independent = predict(problem, large, plain, occupancy(plain, H200.limits), H200)
-    assert special_us == pytest.approx(independent.total_us)
+    assert special_us < 0.9 * predict(problem, large, plain, occupancy(plain, H200.limits), H200).total_us
 
 
 def test_threads_that_copy_need_instructions_for_addresses() -> None:
@@ -270,5 +341,6 @@ def test_threads_that_copy_need_instructions_for_addresses() -> None:
     by_engine = predict(problem, blocks, resources, occupied, H200)
     by_threads = predict(problem, blocks, resources, occupied, H200, SoftmaxCost(address_instructions=6.0))
     pieces, scores = 64 * 2 * 128 * 2 / 16, 64 * 64
-    ratio = (scores * 5.5 + 64 * 128 + 6 * pieces) / (scores * 5.5 + 64 * 128)
+    others = scores * 5.5 + 64 * 128 + 64 * cost_model.ROW_OPERATIONS
+    ratio = (others + 6 * pieces) / others
     assert by_threads.arithmetic_us == pytest.approx(by_engine.arithmetic_us * ratio)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from blocktune.tuner import overlap
 from blocktune.tuner.overlap import round_cycles
 
 
@@ -13,10 +14,17 @@ def test_many_strands_take_as_long_as_the_busiest_unit() -> None:
     assert round_cycles(100.0, (60.0, 40.0), 25.0, 200) == pytest.approx(100.0, rel=0.01)
 
 
-def test_two_equal_units_follow_the_known_formula() -> None:
+def test_two_equal_units_follow_the_known_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     # Closed network of two equal stations: n strands finish n / (n + 1) rounds in the time of one visit.
+    monkeypatch.setattr(overlap, "QUEUEING", 1.0)  # of random service times
     for strands in range(1, 9):
         assert round_cycles(100.0, (100.0,), 0.0, strands) == pytest.approx(100.0 * (strands + 1) / strands)
+
+
+def test_regular_times_wait_less_than_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    regular = round_cycles(100.0, (100.0,), 0.0, 2)
+    monkeypatch.setattr(overlap, "QUEUEING", 1.0)
+    assert 100.0 < regular < round_cycles(100.0, (100.0,), 0.0, 2)
 
 
 def test_more_strands_are_never_slower() -> None:

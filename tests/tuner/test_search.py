@@ -10,11 +10,13 @@ import pytest
 
 from blocktune.db.records import Outcome, Trial
 from blocktune.kernels.config import KernelConfig
-from blocktune.tuner.proposals import Enumeration, TpeProposals, make_proposals
+from blocktune.tuner.proposals import Enumeration, TpeProposals
 from blocktune.tuner.replay import ReplayRunner
 from blocktune.tuner.report import Progress
 from blocktune.tuner.resources import CompileResult
 from blocktune.tuner.search import Limit, Search
+from blocktune.tuner.strategies import DEFAULT as BY_DEFAULT
+from blocktune.tuner.strategies import Problem, make_proposals
 
 sys.path.insert(0, str(Path(__file__).parent))
 import landscape
@@ -27,8 +29,11 @@ def useless(config: KernelConfig) -> float:
     return landscape._noise(config, -3)
 
 
-def new_search(runner: ReplayRunner | None, *, trials: int, seed: int = 0, **changes: Any) -> Search:
-    proposals = make_proposals(landscape.SPACE, first=[DEFAULT], usefulness=useless, trials=trials, seed=seed)
+def new_search(
+    runner: ReplayRunner | None, *, trials: int, seed: int = 0, strategy: str = BY_DEFAULT, **changes: Any
+) -> Search:
+    problem = Problem(space=landscape.SPACE, first=[DEFAULT], usefulness=useless, trials=trials, seed=seed)
+    proposals = make_proposals(problem, strategy)
     given: dict[str, Any] = {
         "runner": runner,
         "predict": lambda config, resources: 1000.0 + resources.registers,
@@ -42,11 +47,13 @@ def new_search(runner: ReplayRunner | None, *, trials: int, seed: int = 0, **cha
     return Search(landscape.SUBJECT, changes.pop("proposals", proposals), compiler, **given | changes)
 
 
-@pytest.mark.parametrize("salt", range(12))
-def test_it_finds_the_best_within_two_percent_in_a_fifth_of_the_space(salt: int) -> None:
+@pytest.mark.parametrize("strategy", ["guided", "tpe_from_model"])
+@pytest.mark.parametrize("salt", range(6))
+def test_it_finds_the_best_within_two_percent_in_a_fifth_of_the_space(salt: int, strategy: str) -> None:
+    """Even though the model is useless here."""
     runner = ReplayRunner(landscape.measurements(salt))
     budget = len(landscape.SPACE.feasible) // 5
-    search = new_search(runner, trials=budget, seed=salt)
+    search = new_search(runner, trials=budget, seed=salt, strategy=strategy)
     search.run()
     found_us = min(trial.time_us or 1e9 for trial in search.trials.values())
     assert landscape.best_time_us(salt) / found_us >= 0.98
@@ -71,7 +78,7 @@ def test_a_space_within_the_budget_is_enumerated() -> None:
 def test_what_cannot_run_is_told_to_the_sampler_as_pruned() -> None:
     from optuna.trial import TrialState
 
-    search = new_search(ReplayRunner(landscape.measurements(0)), trials=60)
+    search = new_search(ReplayRunner(landscape.measurements(0)), trials=60, strategy="tpe")
     search.run()
     assert isinstance(search._proposals, TpeProposals)
     states = [trial.state for trial in search._proposals._study.trials]

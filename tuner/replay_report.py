@@ -1,0 +1,216 @@
+"""What searches of recorded sweeps came to: how far from the best, how soon, and how well the model ranks alone."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocktune.kernels.registry import get_kernel
+from blocktune.tuner.estimate import estimated_resources
+from blocktune.tuner.replay import Replay, ReplayRun
+from blocktune.tuner.strategies import DEFAULT, STRATEGIES
+from blocktune.tuner.sweep_file import Sweep
+
+FORMAT = "blocktune-replay"
+FORMAT_VERSION = 1
+MEASUREMENTS = (5, 10, 20, 40, 80)
+"""After how many measurements a search is judged."""
+
+SEEDS = 20
+RESAMPLES = 2000
+"""Of the shapes, for the confidence interval of a mean."""
+
+AS_GOOD = 0.005
+"""Means closer than this are called equal: it is the tie band of the finals."""
+
+FEWEST = 8
+"""Timed configs from which on an order is worth comparing."""
+
+SHORT_LIST = 8
+
+Regrets = NDArray[np.float64]
+OnRun = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """Searches of some sweeps by some strategies; `to_json` is what `tune replay` prints and keeps.
+
+    runs: by strategy, for each sweep one run a seed. model: one row a kernel and direction, see `model_rows`.
+    """
+
+    sweeps: tuple[Sweep, ...]
+    seeds: int
+    runs: Mapping[str, Sequence[Sequence[ReplayRun]]]
+    model: tuple[Mapping[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "schema": FORMAT_VERSION,
+            "devices": sorted({sweep.device.name for sweep in self.sweeps}),
+            "seeds": self.seeds,
+            "measurements": list(MEASUREMENTS),
+            "default": DEFAULT,
+            "sweeps": [_sweep_row(sweep) for sweep in self.sweeps],
+            "strategies": {name: self._strategy_row(name) for name in self.runs},
+            "random_as_good": self.random_as_good,
+            "model": list(self.model),
+        }
+
+    @property
+    def random_as_good(self) -> list[str]:
+        """Labels of the shapes of which a random search knows as good a config as the default one after 20
+        measurements, on the mean."""
+        if not {DEFAULT, "random"} <= self.runs.keys():
+            return []
+        means = {name: self._regrets(name, 20).mean(axis=1) for name in (DEFAULT, "random")}
+        equal = means["random"] - means[DEFAULT] <= AS_GOOD
+        return [sweep.shape.label for sweep, same in zip(self.sweeps, equal, strict=True) if same]
+
+    def _strategy_row(self, name: str) -> dict[str, Any]:
+        return {
+            "regret": {str(count): _summary(self._regrets(name, count)) for count in MEASUREMENTS},
+            "seconds": {
+                str(count): float(np.median([run.seconds(count) for runs in self.runs[name] for run in runs]))
+                for count in MEASUREMENTS
+            },
+            "shapes": {
+                sweep.shape.label: [float(row.mean()) for row in self._by_count(name, index)]
+                for index, sweep in enumerate(self.sweeps)
+            },
+        }
+
+    def _regrets(self, name: str, count: int) -> Regrets:
+        """[sweep, seed]"""
+        return np.array([[run.regret(count) for run in runs] for runs in self.runs[name]])
+
+    def _by_count(self, name: str, index: int) -> list[Regrets]:
+        return [np.array([run.regret(count) for run in self.runs[name][index]]) for count in MEASUREMENTS]
+
+
+def compare_strategies(
+    sweeps: Iterable[Sweep], strategies: Sequence[str], *, seeds: int = SEEDS, on_run: OnRun = lambda told: None
+) -> ReplayReport:
+    """Searches every sweep by every strategy with every seed.
+
+    Args:
+        sweeps: of any shapes and devices.
+        strategies: names of `STRATEGIES`.
+        seeds: how many; one is enough for a strategy without chance.
+        on_run: told what is searched next.
+    """
+    chosen = tuple(sweeps)
+    runs: dict[str, list[list[ReplayRun]]] = {name: [] for name in strategies}
+    rankings = []
+    for number, sweep in enumerate(chosen, start=1):
+        replay = Replay(sweep)
+        rankings.append(replay)
+        for name in strategies:
+            on_run(f"{number}/{len(chosen)} {sweep.shape.label}: {name}")
+            used = seeds if STRATEGIES[name].chance else 1
+            own = [replay.run(name, seed=seed, measurements=MEASUREMENTS[-1]) for seed in range(used)]
+            runs[name].append(own * (seeds // used))
+    return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(rankings)))
+
+
+def model_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:
+    """How well the model ranks without any measurement, by direction, for all kernels together (kernel None) and each.
+
+    Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
+    its first choice and the best of its first eight are than the fastest of the same kernels, measured over predicted
+    time. Of what it estimates before anything is compiled: the share of configs whose shared memory it knows exactly,
+    its largest error, and the median error of the registers a thread.
+    """
+    groups: dict[tuple[str, str | None], list[dict[str, float]]] = {}
+    for replay in replays:
+        kernels = dict.fromkeys(config.kernel for config in replay.predicted)
+        for kernel in (None, *kernels):
+            found = _ranking(replay, kernel)
+            if found is not None:
+                groups.setdefault((_kind(replay.sweep), kernel), []).append(found)
+    return [
+        {"kind": kind, "kernel": kernel, "sweeps": len(rows)}
+        | {name: _spread([row[name] for row in rows]) for name in rows[0]}
+        for (kind, kernel), rows in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] or ""))
+    ]
+
+
+def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
+    """Of one sweep; None where too few configs have a time."""
+    scores = replay.sweep.scores
+    configs = [config for config in scores if config in replay.predicted and kernel in (None, config.kernel)]
+    if len(configs) < FEWEST:
+        return None
+    measured = np.array([scores[config] for config in configs])
+    times = np.array([replay.sweep.timed[config].time_us or 0.0 for config in configs])
+    predicted = np.array([replay.predicted[config] for config in configs])
+    slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
+    return {
+        "rank_correlation": float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1]),
+        "first_choice": float(slowdowns[0]),
+        "best_of_8": float(slowdowns[:SHORT_LIST].min()),
+        "measured_over_predicted": float(np.median(times / predicted)),
+    } | _estimate_errors(replay, [config.label for config in configs])
+
+
+def _estimate_errors(replay: Replay, labels: Sequence[str]) -> dict[str, float]:
+    wanted = set(labels)
+    shared, registers = [], []
+    for trial in replay.sweep.timed.values():
+        if trial.resources is None or trial.config.label not in wanted:
+            continue
+        kernel = get_kernel(trial.config.kernel)
+        guess = estimated_resources(kernel, trial.config, replay.sweep.shape, replay.sweep.device)
+        shared.append(trial.resources.shared_bytes - guess.shared_bytes)
+        registers.append(abs(trial.resources.registers - guess.registers))
+    return {
+        "shared_exact": float(np.mean(np.array(shared) == 0)),
+        "shared_error_bytes": float(np.max(np.abs(shared))),
+        "register_error": float(np.median(registers)),
+    }
+
+
+def _kind(sweep: Sweep) -> str:
+    """Forward, backward or decoding: what the model counts differently."""
+    return "decoding" if sweep.shape.seqlen_q <= 16 < sweep.shape.seqlen_k else str(sweep.shape.direction)
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 0, equal ones of equal values."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts + 1) / 2)[places])
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": float(np.median(values)), "low": float(np.min(values)), "high": float(np.max(values))}
+
+
+def _summary(regrets: Regrets) -> dict[str, float]:
+    """Of all runs: median and 95th percentile, and the mean with the interval that holds it with 95 % confidence, by
+    resampling shapes, since the seeds of one are no evidence about another."""
+    means = regrets.mean(axis=1)
+    chosen = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
+    low, high = np.percentile(means[chosen].mean(axis=1), [2.5, 97.5])
+    return {
+        "median": float(np.median(regrets)),
+        "p95": float(np.percentile(regrets, 95)),
+        "mean": float(means.mean()),
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def _sweep_row(sweep: Sweep) -> dict[str, Any]:
+    best = min((trial for trial in sweep.timed.values()), key=lambda trial: sweep.scores[trial.config])
+    return {
+        "device": sweep.device.name,
+        "shape": sweep.shape.label,
+        "configs": len(sweep.trials),
+        "timed": len(sweep.timed),
+        "best": best.config.label,
+        "best_us": best.time_us,
+        "environment": sweep.environment.digest,
+    }
