@@ -21,6 +21,7 @@ from blocktune.kernels.device import DeviceSpec, device_named
 from blocktune.kernels.engine import Engine, Plans, run
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
+from blocktune.kernels.features import MaskKind
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import (
     KERNEL_DEVICE,
@@ -34,7 +35,7 @@ from blocktune.kernels.plan import (
     torch_attention,
 )
 from blocktune.kernels.sdpa_call import call_of, check_options, traced_attention
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 
 
 class Dispatcher(Engine):
@@ -118,10 +119,11 @@ class Dispatcher(Engine):
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
         """Resolves, compiles and loads what calls with these shapes need, on the current GPU.
 
-        Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim].
+        Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
+        a backward with gradients.
 
         Raises:
-            UsageError: a shape is causal from the lower right, which this signature cannot ask for.
+            UsageError: a shape is causal from the lower right, or has features that this signature cannot ask for.
         """
         explanations = []
         for shape in shapes:
@@ -130,10 +132,13 @@ class Dispatcher(Engine):
                     f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape."
                 )
             for transposed in (True, False):
-                tensors = _example_tensors(shape, transposed=transposed)
-                is_causal, enable_gqa = shape.causal is not Causal.NONE, shape.group_size > 1
-                self(*tensors, is_causal=is_causal, enable_gqa=enable_gqa)
-            explanations.append(self.explain(*tensors, is_causal=is_causal, enable_gqa=enable_gqa))
+                tensors, options = _example_tensors(shape, transposed=transposed), _example_options(shape)
+                with torch.enable_grad():
+                    out = self(*tensors, **options)
+                if shape.direction is Direction.BACKWARD:
+                    torch.autograd.grad(out, tensors, torch.zeros_like(out))
+            with torch.enable_grad():
+                explanations.append(self.explain(*tensors, **options))
         return explanations
 
     def misses(self) -> dict[AttentionShape, int]:
@@ -219,13 +224,32 @@ def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor
     def example(heads: int, length: int, dim: int) -> Tensor:
         sizes = (shape.batch, length, heads, dim) if transposed else (shape.batch, heads, length, dim)
         tensor = torch.zeros(sizes, dtype=getattr(torch, shape.dtype), device=KERNEL_DEVICE)
-        return tensor.transpose(1, 2) if transposed else tensor
+        tensor = tensor.transpose(1, 2) if transposed else tensor
+        return tensor.requires_grad_(shape.direction is Direction.BACKWARD)
 
     return (
         example(shape.num_heads, shape.seqlen_q, shape.head_dim),
         example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim),
         example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v),
     )
+
+
+def _example_options(shape: AttentionShape) -> dict[str, Any]:
+    """What a call of this shape gives beside the tensors.
+
+    Raises:
+        UsageError: it is nothing that PyTorch's signature has.
+    """
+    features = shape.features
+    if features.names - {MaskKind.BOOLEAN, MaskKind.ADDITIVE, "dropout"}:
+        raise UsageError(
+            f"`attention` has masks and dropout, but got {features.label!r}. Call the entry point of such calls once."
+        )
+    options: dict[str, Any] = {"is_causal": shape.causal is not Causal.NONE, "enable_gqa": shape.group_size > 1}
+    if features.mask is not MaskKind.NONE:
+        dtype = torch.bool if features.mask is MaskKind.BOOLEAN else getattr(torch, shape.dtype)
+        options["attn_mask"] = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=dtype, device=KERNEL_DEVICE)
+    return options | ({"dropout_p": 0.5} if features.dropout else {})
 
 
 attention = Dispatcher()

@@ -2,10 +2,13 @@
 GPU: the kernels get what was asked, both directions the same pairs to drop, and what goes wrong is remembered."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
@@ -15,12 +18,14 @@ from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.dropout import keep_mask
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.features import Features
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.shape import Causal, Direction
 
-from .dispatch_fakes import H200, ListSource
+from .dispatch_fakes import H200, ListSource, shape_like
 from .feature_fakes import FeatureBackward, FeatureForward
+from .test_dispatch import calls
 
 Kernels = tuple[FeatureForward, FeatureBackward]
 HEADS, KEYS = 4, 24
@@ -138,6 +143,32 @@ def test_a_mask_that_learns_is_pytorchs(kernels: Kernels) -> None:
     )
     torch.testing.assert_close(got, expected)
     assert kernels[0].launched == []
+
+
+def test_any_call_of_pytorchs_attention_is_the_same_by_ours(kernels: Kernels) -> None:
+    dispatcher, served = Dispatcher(ListSource()), 0
+
+    @given(call=calls(), lead=st.sampled_from(["", "batch", "heads", "both", "ones"]), learn=st.booleans())
+    @settings(max_examples=60, deadline=None)
+    def check(call: tuple[list[Tensor], dict[str, Any]], lead: str, learn: bool) -> None:
+        nonlocal served
+        arguments, options = call
+        if "attn_mask" in options and lead:
+            batch, heads = arguments[0].shape[:2]
+            sizes = (batch if lead in ("batch", "both") else 1, heads if lead in ("heads", "both") else 1)
+            options["attn_mask"] = options["attn_mask"].expand(*sizes, -1, -1)
+        tensors = [tensor.detach().requires_grad_(learn) for tensor in arguments]
+        got, right = dispatcher(*tensors, **options), sdpa(*tensors, **options)
+        torch.testing.assert_close(got, right, equal_nan=True)
+        served += bool(got.grad_fn is not None and "Attention" in type(got.grad_fn).__name__)
+        if learn and got.numel():
+            grad = torch.randn_like(right)
+            found, wanted = (torch.autograd.grad(out, tensors, grad) for out in (got, right))
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+    check()
+    assert served
+    assert kernels[0].launched
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -301,6 +332,26 @@ def test_misses_count_calls_with_features(kernels: Kernels) -> None:
         dispatcher(*leaves, torch.zeros(20, KEYS), enable_gqa=True)
     ((shape, calls),) = dispatcher.misses().items()
     assert (shape.features.label, calls) == ("additive", 3)
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("words", ["", "boolean", "additive dropout"])
+def test_warmup_makes_the_plans_that_calls_use(kernels: Kernels, words: str, direction: Direction) -> None:
+    dispatcher, features = Dispatcher(ListSource()), Features.parse(words)
+    leaves = inputs(grad=direction is Direction.BACKWARD)
+    shape = shape_like(20, batch=2, num_heads_kv=2, seqlen_k=KEYS, head_dim=16, features=features, direction=direction)
+    assert [explanation.rung for explanation in dispatcher.warmup([shape])] == [Rung.DEFAULT]
+    resolver_of = dispatcher._resolver
+    plans = len(resolver_of.plans), len(resolver_of.general_plans)
+    options: dict[str, Any] = {"attn_mask": torch.ones(20, KEYS, dtype=torch.bool)} if words == "boolean" else {}
+    if words == "additive dropout":
+        options = {"attn_mask": torch.ones(2, 1, 1, KEYS), "dropout_p": 0.1}
+    out = dispatcher(*leaves, enable_gqa=True, **options)
+    if direction is Direction.BACKWARD:
+        torch.autograd.grad(out.sum(), leaves)
+    assert (len(resolver_of.plans), len(resolver_of.general_plans)) == plans
+    with pytest.raises(UsageError, match="masks and dropout"):
+        dispatcher.warmup([replace(shape, features=Features(softcap=True))])
 
 
 def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
