@@ -145,7 +145,7 @@ class TrialRow(Base):
     """One candidate and how it ended.
 
     From `registers` to `code_sha256` are its `KernelResources` (all NULL when it never compiled), from `sm_clock_mhz`
-    to `other_processes` its `Telemetry`.
+    to `other_processes` its `Telemetry`. gpu_uuid is `imported` where nobody made the trial here.
     """
 
     __tablename__ = "trial"

@@ -192,7 +192,7 @@ class ResultStore:
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
         """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
         winners stay. A dry run only counts."""
-        if self._read_only and not dry_run:
+        if self._read_only:
             raise self._only_read()
         with translated(self._engines.target):
             return clean(self._engines, rules, dry_run=dry_run)

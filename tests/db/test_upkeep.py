@@ -98,7 +98,15 @@ def test_a_frozen_file_is_the_same_wherever_it_is_made_and_small(tmp_path: Path,
     assert len(texts[0]) < 700 * len(bests)
 
 
-def test_a_changed_frozen_file_is_seen(tmp_path: Path, best: Best) -> None:
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "frozen.json").symlink_to(tmp_path / "precious")
+    save_text("{}", tmp_path / "frozen.json")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "frozen.json").is_symlink()
+
+
+def test_a_changed_frozen_file_is_seen(best: Best) -> None:
     document = frozen_document(best.device, [best])
     assert records_from(document)[0][0].config == best.config
     document["bests"][0]["config"]["num_stages"] += 1
@@ -196,9 +204,9 @@ def table_pages(path: Path, table: str) -> list[int]:
     return [*(int.from_bytes(page[cell : cell + 4], "big") for cell in cells), int.from_bytes(page[8:12], "big")]
 
 
-@pytest.mark.parametrize("which", [0, 5, -1], ids=["first page", "a page within", "last page"])
+@pytest.mark.parametrize("which", [0, 3, -1], ids=["first page", "a page within", "last page"])
 def test_rows_around_a_damaged_page_are_saved(path: Path, best: Best, trial: Trial, which: int) -> None:
-    trials = filled(path, best, trial, 150)
+    trials = filled(path, best, trial, 90)
     page = table_pages(path, "trial")[which]
     data = bytearray(path.read_bytes())
     data[(page - 1) * 4096 : page * 4096] = random.Random(0).randbytes(4096)
@@ -206,8 +214,8 @@ def test_rows_around_a_damaged_page_are_saved(path: Path, best: Best, trial: Tri
     found = recover(path)
     assert found is not None
     assert found.bests == 1
-    assert 130 <= found.trials < 150
-    assert found.trials + found.lost >= 150
+    assert 70 <= found.trials < 90
+    assert found.trials + found.lost >= 90
     assert Path(found.kept).read_bytes() == data
     with ResultStore.open(path) as store:
         assert store.bests() == [best]
