@@ -158,14 +158,15 @@ def test_block_masks_train(is_causal: bool) -> None:
 
 def test_a_training_step_waits_for_nothing_and_is_captured() -> None:
     attention.reload()
-    inputs = leaves(8, 256, 256, 64, torch.bfloat16, bshd=False)
-    mask, grad = torch.rand(2, 1, 1, 256, device="cuda") > 0.3, torch.randn(2, 8, 256, 64, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # PyTorch captures gradients of leaves that were made on the stream of the capture
+        inputs = leaves(8, 256, 256, 64, torch.bfloat16, bshd=False)
+        mask, grad = torch.rand(2, 1, 1, 256, device="cuda") > 0.3, torch.randn(2, 8, 256, 64, device="cuda")
 
     def step() -> list[torch.Tensor]:
         out = attention(*inputs, mask)
         return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
-    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         step()
         torch.cuda.set_sync_debug_mode("error")
@@ -175,13 +176,14 @@ def test_a_training_step_waits_for_nothing_and_is_captured() -> None:
             torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         captured = step()
-    with torch.no_grad():
-        for tensor in inputs:
-            tensor.normal_()
-    graph.replay()
-    torch.testing.assert_close(captured, step(), atol=1e-2, rtol=1e-2)
+    with torch.cuda.stream(side):
+        with torch.no_grad():
+            for tensor in inputs:
+                tensor.normal_()
+        graph.replay()
+        torch.testing.assert_close(captured, step(), atol=1e-2, rtol=1e-2)
     assert_ours()
 
 
