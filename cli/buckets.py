@@ -57,6 +57,10 @@ def buckets(
         f"{sums['shapes']} winners in {len(found)} buckets, {sums['configs_before']} configs become "
         f"{sums['configs_after']}; the largest loss kept is {percent(sums['largest_loss'])}"
     )
+    if len(bests) > sums["shapes"]:
+        note(
+            f"{len(bests) - sums['shapes']:.0f} winners were not measured with the present kernels and stay as they are"
+        )
     if not apply:
         note("nothing was changed; `tune buckets --apply` does it")
 

@@ -18,6 +18,7 @@ from blocktune.db.records import Best, Outcome, Trial
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.liveness import is_live
 
 MAX_LOSS = 0.03
 """The loss that a bucket may cost by default, as a fraction of a shape's best time."""
@@ -88,7 +89,7 @@ def plan_buckets(bests: Iterable[Best], trials: Iterable[Trial], *, max_loss: fl
     evidence = _evidence(trials)
     families: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
     for best in bests:
-        if best.origin is Origin.MEASURED and _is_live(best):
+        if best.origin is Origin.MEASURED and is_live(best):
             families[_family(best)].append(best)
     return [bucket for _, family in sorted(families.items()) for bucket in _partition(family, evidence, max_loss)]
 
@@ -100,14 +101,9 @@ def _evidence(trials: Iterable[Trial]) -> dict[tuple[str, AttentionShape, str], 
     """The timed trials of the present kernels by device, shape and software: only within these are times comparable."""
     found: dict[tuple[str, AttentionShape, str], dict[KernelConfig, Trial]] = defaultdict(dict)
     for trial in trials:
-        if trial.outcome is Outcome.OK and _is_live(trial):
+        if trial.outcome is Outcome.OK and is_live(trial):
             found[trial.device.key, trial.shape, trial.environment.digest][trial.config] = trial
     return dict(found)
-
-
-def _is_live(record: Best | Trial) -> bool:
-    kernel = KERNELS.get(record.config.kernel)
-    return kernel is not None and kernel.source_hash == record.kernel_hash
 
 
 def _family(best: Best) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from blocktune.tuner.compile_farm import default_workers
 from blocktune.tuner.contenders import Contenders, find_contenders
 from blocktune.tuner.cost_model import missing_rates, predict_us
 from blocktune.tuner.finals import Result, hold_finals, ranked
+from blocktune.tuner.liveness import is_live
 from blocktune.tuner.proposals import Enumeration
 from blocktune.tuner.report import Progress
 from blocktune.tuner.runner import GpuRunner, Runner
@@ -32,14 +33,13 @@ from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 RUNNERS_UP = 4
 """How many of the next best configs of the earlier search are timed again."""
 
-ROLES = ("winner", "default", "paper rule", "runner-up")
 _UNBOUNDED_SECONDS = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """One config then and now. role: the first of `ROLES` that it had then. Times in microseconds, None where there is
-    none; problem: why there is none now."""
+    """One config then and now. role: `winner`, else `default`, `paper rule` or `runner-up`. Times in microseconds, None
+    where there is none; problem: why there is none now."""
 
     config: KernelConfig
     role: str
@@ -103,8 +103,7 @@ def why_due(best: Best, environment: Environment) -> str:
         return ""
     if best.origin is Origin.BORROWED:
         return "it came from elsewhere"
-    kernel = KERNELS.get(best.config.kernel)
-    if kernel is None or kernel.source_hash != best.kernel_hash:
+    if not is_live(best):
         return f"the source of {best.config.kernel} has changed"
     names = ("triton", "ptxas", "driver", "torch", "cuda", "protocol", "power_limit_w")
     changed = (
@@ -255,13 +254,8 @@ def _winner(
         speedup_over_default=gain.median if gain else None,
         speedup_low=gain.low if gain else None,
         speedup_high=gain.high if gain else None,
-        trials=sum(_is_live(trial) for trial in made_here),
+        trials=sum(is_live(trial) for trial in made_here),
     )
-
-
-def _is_live(trial: Trial) -> bool:
-    kernel = KERNELS.get(trial.config.kernel)
-    return kernel is not None and kernel.source_hash == trial.kernel_hash
 
 
 def _recheck(
