@@ -65,8 +65,7 @@ class MissLog:
             if len(self._plans) > MAX_WATCHED:
                 self._count(self._plans.pop(next(iter(self._plans))))
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._write_now_and_then, name="blocktune-misses", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
 
     def write(self) -> None:
         """Adds what was counted since the last time to the file. A place that cannot be written ends the counting."""
@@ -88,6 +87,16 @@ class MissLog:
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)  # it may be writing
         self.write()
+
+    def _started(self) -> threading.Thread | None:
+        """The thread that writes; None where the process may have no more: then its end writes all."""
+        thread = threading.Thread(target=self._write_now_and_then, name="blocktune-misses", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.info("Misses are written at the end of the process: %s.", error)
+            return None
+        return thread
 
     def _write_now_and_then(self) -> None:
         closing, seconds = self._closing, FIRST_SECONDS

@@ -111,6 +111,18 @@ def test_a_thread_writes_before_the_process_ends(path: Path, monkeypatch: pytest
     assert not log._thread.is_alive()
 
 
+def test_a_process_without_a_thread_to_spare_writes_at_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    log, watched = MissLog(path), plan()
+    log.watch(watched)
+    watched.calls = 2
+    log.close()
+    assert read_misses(path) == {SHORT_MISS: 2}
+
+
 def test_watching_never_waits_for_the_file(log: MissLog, monkeypatch: pytest.MonkeyPatch) -> None:
     writes, go_on = threading.Event(), threading.Event()
 
