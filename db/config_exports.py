@@ -105,19 +105,19 @@ def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tri
 
 def flex_option(config: KernelConfig) -> dict[str, int | bool]:
     """The options that give FlexAttention's forward this config; the backward keeps its own."""
-    tile = {
+    tile: dict[str, int | bool] = {
         "fwd_BLOCK_M": config.block_m,
         "fwd_BLOCK_N": config.block_n,
         "fwd_num_warps": config.num_warps,
         "fwd_num_stages": config.num_stages,
     }
-    return tile | FLEX_KERNELS[config.kernel]
+    return tile | dict(FLEX_KERNELS[config.kernel])
 
 
 def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionShape, KernelConfig]:
     """By shape the fastest config that FlexAttention can take, as far as times were taken on the device."""
     measured = [best for best in bests if best.origin is Origin.MEASURED]
-    timed = [*measured, *(trial for trial in trials if trial.outcome is Outcome.OK)]
+    timed: list[Best | Trial] = [*measured, *(trial for trial in trials if trial.outcome is Outcome.OK)]
     found: dict[AttentionShape, Best | Trial] = {}
     for record in timed:
         config, before = record.config, found.get(record.shape)

@@ -16,7 +16,6 @@
 """
 
 import inspect
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,15 +31,11 @@ from blocktune.kernels.errors import BlocktuneError, UsageError
 from blocktune.kernels.plan import is_capturing
 from blocktune.kernels.resolver import MAX_PLANS
 from blocktune.kernels.source_hash import hash_of_sources
+from blocktune.kernels.user_choices import Choices, Constraint
 from blocktune.kernels.user_config import Problem, UserConfig
 from blocktune.kernels.user_ladder import UserExplanation, UserRung, UserWinner, candidates, stored_winners
 
 logger = logging.getLogger("blocktune")
-
-Constraint = Callable[..., bool]
-"""Takes a config's parameters, then the arguments of the call, and says whether the config can run it."""
-
-MAX_CONFIGS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +100,12 @@ class TunedFunction:
         tolerance: float | None,
     ) -> None:
         self.fn = function
-        self.parameters = parameters
         self.reference = reference
-        self.constraints = constraints
         self.tolerance = tolerance
         self.name = f"{function.__module__}:{function.__qualname__}"
+        self.choices = Choices(self.name, parameters, constraints, default)
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
         self._signature = _signature_without(function, parameters)
-        self._configs = self._all_configs()
-        self._default = None if default is None else self._config(default)
         self._lock = threading.RLock()
         self.reload()
 
@@ -153,11 +145,6 @@ class TunedFunction:
         """16 hexadecimal digits that change with the function's source or that of the jitted functions it calls."""
         return hash_of_sources(self)
 
-    @property
-    def size(self) -> int:
-        """How many configs there are, whether or not they can run a call."""
-        return len(self._configs)
-
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults included.
 
@@ -170,33 +157,6 @@ class TunedFunction:
             raise UsageError(f"`{self.name}` takes {self._signature} besides its parameters: {error}.") from error
         binding.apply_defaults()
         return dict(binding.arguments)
-
-    def configs(self, arguments: Mapping[str, Any]) -> tuple[UserConfig, ...]:
-        """The configs that fulfil all constraints for these arguments, in the order of the choices."""
-        return tuple(config for config in self._configs if not self.violations(config, arguments))
-
-    def violations(self, config: UserConfig, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """The rules that a config breaks for these arguments; empty if it can run."""
-        given = config.parameters
-        if given.keys() != self.parameters.keys():
-            return (f"`parameters of {self.name}` are {', '.join(self.parameters)}, but got {', '.join(given)}.",)
-        broken = [
-            f"`{name}` must be one of {choices}, but got {given[name]}."
-            for name, choices in self.parameters.items()
-            if given[name] not in choices
-        ]
-        broken += [
-            f"`{rule}` must hold, but does not for {config.label}."
-            for rule, holds in self.constraints.items()
-            if not broken and not holds(given, **arguments)
-        ]
-        return tuple(broken)
-
-    def default_config(self, arguments: Mapping[str, Any]) -> UserConfig | None:
-        """What serves without any tuning; None if no config can run these arguments."""
-        if self._default is not None and not self.violations(self._default, arguments):
-            return self._default
-        return next((config for config in self._configs if not self.violations(config, arguments)), None)
 
     def _call_slowly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         arguments = self.bound(args, kwargs)
@@ -219,7 +179,7 @@ class TunedFunction:
         """The best plan that has run this very call, and its result."""
         problem, passed_over = Problem.of(arguments), list[str]()
         for rung, winner in candidates(self._winners_on(device), problem):
-            broken = self.violations(winner.config, arguments)
+            broken = self.choices.violations(winner.config, arguments)
             result = None
             if not broken:
                 broken, result = self._tried(winner.config, args, kwargs)
@@ -234,7 +194,7 @@ class TunedFunction:
                 )
                 return _Plan(self.fn, winner.config.parameters, explanation), result
             passed_over.append(f"{rung}: {broken[0]}")
-        default = self.default_config(arguments)
+        default = self.choices.default(arguments)
         rung = UserRung.REFERENCE if default is None else UserRung.DEFAULT
         explanation = UserExplanation(rung=rung, problem=problem, config=default, passed_over=tuple(passed_over))
         logger.info("%s: %s", self.name, explanation)
@@ -265,32 +225,6 @@ class TunedFunction:
             logger.warning("%s is not tuned here: %s", self.name, error)
             return []
         return stored_winners(self.name, self.source_hash, device)
-
-    def _all_configs(self) -> tuple[UserConfig, ...]:
-        count = 1
-        for name, choices in self.parameters.items():
-            count *= len(choices)
-            if not choices or count > MAX_CONFIGS:
-                raise UsageError(
-                    f"Each parameter has choices, and all together up to {MAX_CONFIGS} combinations, but `{name}` of "
-                    f"{self.name} has {len(choices)}, which makes {count}. Name other choices."
-                )
-        names = tuple(self.parameters)
-        return tuple(
-            UserConfig(self.name, tuple(zip(names, values, strict=True)))
-            for values in itertools.product(*self.parameters.values())
-        )
-
-    def _config(self, parameters: Mapping[str, int]) -> UserConfig:
-        config = UserConfig(
-            self.name, tuple((name, parameters[name]) for name in self.parameters if name in parameters)
-        )
-        if config not in self._configs:
-            raise UsageError(
-                f"`default` of {self.name} is one of the choices of every parameter, but got {dict(parameters)}. "
-                "Add it to the choices."
-            )
-        return config
 
 
 def _place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher, attention, best_config
+from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.sparse_api import block_sparse_attention
 from blocktune.kernels.sync import sync_configs
@@ -27,6 +28,8 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "attention": attention,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
+        "flash_attn_func": flash_attn_func,
+        "flash_attn_varlen_func": flash_attn_varlen_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,

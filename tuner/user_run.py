@@ -225,7 +225,7 @@ class UserRun:
             outcomes=Counter(trial.outcome for trial in self._all),
             resumed=self._resumed,
             feasible=feasible,
-            dropped=self._function.size - feasible,
+            dropped=len(self._function.choices.all) - feasible,
             seconds=time.monotonic() - self._started,
             interrupted=self._interrupted,
         )
@@ -268,10 +268,11 @@ class UserRun:
 
 
 def _contenders(function: TunedFunction, arguments: Mapping[str, Any], problem: Problem) -> UserContenders:
-    feasible, default = function.configs(arguments), function.default_config(arguments)
+    choices = function.choices
+    default = choices.default(arguments)
     if default is None:
         raise NoFeasibleConfigError(
-            f"At least one config of {function.name} must fulfil its constraints ({', '.join(function.constraints)}), "
-            f"but none of {function.size} does for {problem.label}. Add choices, or leave these calls to the reference."
+            f"At least one config of {function.name} must fulfil its constraints ({', '.join(choices.constraints)}), "
+            f"but none of {len(choices.all)} does for {problem.label}. Add choices; the reference serves such calls."
         )
-    return UserContenders(UserSpace(feasible), default)
+    return UserContenders(UserSpace(choices.feasible(arguments)), default)

@@ -27,7 +27,7 @@ SIZES = {
     "max_position_embeddings": 128,
     "initializer_range": 0.1,  # scores of about 1, so that it matters what is attended to
 }
-SAME_ROUNDING = {"cpu": {"rtol": 1e-5, "atol": 1e-5}, "cuda": {"rtol": 5e-2, "atol": 5e-2}}
+SAME_ROUNDING = {"cpu": {"rtol": 1e-5, "atol": 1e-5}, "cuda": {"rtol": 5e-2, "atol": 1e-1}}
 
 Model = Any
 
@@ -163,6 +163,14 @@ def test_gradients_in_training(device: str) -> None:
         model(ids, labels=ids).loss.backward()
         gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad.clone())
     torch.testing.assert_close(gradients[1], gradients[0], **SAME_ROUNDING[device])
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    model, ids = mistral().eval(), tokens(2, 16, "cpu")
+    model.set_attn_implementation(register_with_transformers())
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
 
 
 def qkv(queries: int = 5, keys: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -110,7 +110,7 @@ def test_a_hanging_candidate_is_killed(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": ":".join(sys.path)}
     runner = GpuRunner(Subject(), command=WORKER, environment=environment, deadlines=deadlines)  # type: ignore[arg-type]
     try:
-        outcomes = [runner.measure(config).outcome for config in function.configs({})]  # type: ignore[arg-type]
+        outcomes = [runner.measure(config).outcome for config in function.choices.all]  # type: ignore[arg-type]
     finally:
         runner.close()
     assert outcomes == [Outcome.OK, Outcome.COMPILE_TIMEOUT]
@@ -252,7 +252,7 @@ def test_configs_of_a_stored_winner_are_values(store: UserKernelStore) -> None:
 
 
 def test_large_spaces_are_sampled() -> None:
-    configs: Any = user_functions.softmax.configs({"x": torch.empty(2, 20)})
+    configs: Any = user_functions.softmax.choices.feasible({"x": torch.empty(2, 20)})
     proposals = TpeProposals(UserSpace(configs), configs, startup=3, seed=0)  # type: ignore[arg-type]
     proposed: list[Any] = []
     for _ in range(12):
