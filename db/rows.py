@@ -92,9 +92,9 @@ class RowWriter:
         return self._session.scalars(select(BestRow)).all()
 
     def remove_best(self, best: Best) -> None:
-        """Forgets the best of this shape and device."""
+        """Forgets the best of this shape and device, unless another config has won meanwhile."""
         row = self._best_row(best)
-        if row is not None:
+        if row is not None and row.config.document == document_of(best.config):
             self._session.delete(row)
 
     def _best_row(self, best: Best) -> BestRow | None:

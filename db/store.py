@@ -185,7 +185,8 @@ class ResultStore:
             return merge_into(writer, self._records(writer.best_rows(), best_of), believed)
 
     def remove_best(self, best: Best) -> None:
-        """Forgets the winner of this shape on this device, since it must not be used."""
+        """Forgets the winner of this shape on this device, since it must not be used; another config that has won
+        meanwhile stays."""
         with self._write() as writer:
             writer.remove_best(best)
 

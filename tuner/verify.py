@@ -219,14 +219,19 @@ def _measured_again(
     trials = search.trials
     if not any(trial.outcome is Outcome.OK for trial in trials.values()):
         return trials, None
+    held: Result | None
     try:
-        result = hold_finals(runner, list(trials.values()), contenders, None)
-    except NoFeasibleConfigError:
-        return trials, None
-    for config, failure in result.failures.items():
-        trials[config] = subject.trial(config, failure.outcome, error=failure.error)
-        store.record(trials[config])
-    return trials, result
+        held = hold_finals(runner, list(trials.values()), contenders, None)
+    except NoFeasibleConfigError:  # no finalist was confirmed; which were wrong, and which were only lost?
+        timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
+        held, failures = None, {config: runner.confirm(config) for config in timed}
+    else:
+        failures = dict(held.failures)
+    for config, failure in failures.items():
+        if failure.outcome is not Outcome.OK:
+            trials[config] = subject.trial(config, failure.outcome, error=failure.error)
+            store.record(trials[config])
+    return trials, held
 
 
 def _winner(

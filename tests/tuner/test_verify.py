@@ -1,6 +1,7 @@
 """A stored winner, timed again: what is due, what is reported and what is stored."""
 
 import dataclasses
+import datetime
 import shutil
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,25 @@ def test_a_wrong_winner_without_a_successor_is_forgotten(store: ResultStore, win
     assert found.wrong
     assert found.after is None
     assert store.best(landscape.DEVICE, landscape.SHAPE) is None
+
+
+def test_a_winner_whose_log_sum_exp_is_wrong_is_forgotten_too(store: ResultStore, winner: Best) -> None:
+    class WrongLse(ReplayRunner):
+        def confirm(self, config: KernelConfig) -> Measurement:
+            del config
+            return Measurement(outcome=Outcome.WRONG_RESULT, error="error of the log-sum-exp")
+
+    found = verified(store, winner, WrongLse(landscape.measurements(0)))
+    assert found.wrong
+    assert {each.problem for each in found.rechecks} == {"error of the log-sum-exp"}
+    assert store.best(landscape.DEVICE, landscape.SHAPE) is None
+
+
+def test_who_won_meanwhile_is_not_forgotten(store: ResultStore, winner: Best) -> None:
+    newer = dataclasses.replace(winner, config=DEFAULT, created_at=winner.created_at + datetime.timedelta(hours=1))
+    store.set_best(newer)
+    store.remove_best(winner)
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == newer
 
 
 def test_a_lost_gpu_forgets_nothing(store: ResultStore, winner: Best) -> None:
