@@ -136,7 +136,7 @@ def verify(
         on_progress: told where the run stands.
 
     Raises:
-        NoFeasibleConfigError: no kernel computes the shape here, or nothing of what was timed runs.
+        NoFeasibleConfigError: no kernel computes the shape on this device.
     """
     started = time.monotonic()
     contenders = find_contenders(best.shape, device, competing(), ())
