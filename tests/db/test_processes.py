@@ -64,11 +64,11 @@ def new_places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int]
 
 
 def test_processes_create_one_store_together(new_places: Callable[[int], list[str]]) -> None:
-    herd("create", PROCESSES, *new_places(30 if FULL else 3))
+    herd("create", PROCESSES, *new_places(30 if FULL else 2))
 
 
 def test_no_write_of_many_processes_is_lost(target: str, document: Path) -> None:
-    each = 100 if FULL else 10
+    each = 100 if FULL else 5
     herd("write", PROCESSES, target, document, each)
     with ResultStore.open(target) as store:
         found = sorted(
@@ -98,7 +98,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(
     target: str, start: Callable[..., Worker], document: Path
 ) -> None:
     randomness = random.Random(0)
-    for writer in range(50 if FULL else 4):
+    for writer in range(50 if FULL else 3):
         worker = start("write", target, document, writer, 100_000)
         assert worker.stdin is not None
         assert worker.stdout is not None

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import landscape
 
 MEMORY = Path("/dev/shm")
-KILLS = 50 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 6
+KILLS = 50 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 4
 
 
 @pytest.fixture
