@@ -8,17 +8,21 @@ import typer
 from blocktune.cli.render import note, print_json
 from blocktune.db.config_exports import ExportFormat, Files, exported_files
 from blocktune.db.exchange import Document
+from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import UsageError
 
 
-def write_configs(document: Document, format_: ExportFormat, place: Path, *, as_json: bool) -> None:
+def write_configs(document: Document, format_: ExportFormat, place: Path, *, db: str | None, as_json: bool) -> None:
     """Writes an export document in the format of others: into a file, or for vLLM into a folder; `-` is stdout, where
-    several files are one JSON object by name.
+    several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
 
     Raises:
         UsageError: there is nothing to write, or the place cannot be written.
     """
-    files = exported_files(document, format_)
+    from blocktune.db.user_store import UserKernelStore
+
+    with UserKernelStore.open(db) as store:
+        files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
     if str(place) == "-":
         tables = {name: json.loads(text) for name, text in files.items()} if format_ is ExportFormat.VLLM else {}
         typer.echo(json.dumps(tables, indent=1) if tables else next(iter(files.values())), nl=bool(tables))

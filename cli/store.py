@@ -88,7 +88,7 @@ def export(
             raise StoreError("An export needs a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:
-        write_configs(document, format_, file, as_json=as_json)
+        write_configs(document, format_, file, db=db, as_json=as_json)
         return
     if str(file) == "-":
         typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))

@@ -6,12 +6,13 @@ is among what comes out. None can be imported again: they drop the environment a
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from blocktune.db.exchange import Document
 from blocktune.db.importing import records_from
 from blocktune.db.records import Best, Outcome, Trial
+from blocktune.db.user_records import UserBest
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import UsageError
@@ -23,6 +24,9 @@ FLEX_KERNELS: Mapping[str, Mapping[str, bool]] = {"flash_fwd": {}, "flash_fwd_tm
 
 FLEX_MASK_BLOCK = 128
 """Queries and keys of a block of FlexAttention's own masks, unless they say otherwise; tiles must divide it."""
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Parameters that `triton.Config` takes beside what is compiled in."""
 
 Files = dict[str, str]
 """Text by file name."""
@@ -37,8 +41,13 @@ class ExportFormat(StrEnum):
     FLEX = "flex"
 
 
-def exported_files(document: Document, format_: ExportFormat) -> Files:
+def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:
     """An export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
+
+    Args:
+        document: the winners of our kernels on a device, and for `FLEX` the trials.
+        format_: not our own.
+        user_bests: winners of tuned functions there; `TRITON` takes them, the others are for attention.
 
     Raises:
         UsageError: the document holds no winner that the format can tell, or the format is our own.
@@ -47,7 +56,7 @@ def exported_files(document: Document, format_: ExportFormat) -> Files:
     bests, trials = records_from(document)
     device = DeviceSpec.from_json(document["device"])
     writers: dict[ExportFormat, Callable[[], Files]] = {
-        ExportFormat.TRITON: lambda: triton_configs(device, bests),
+        ExportFormat.TRITON: lambda: triton_configs(device, bests, user_bests),
         ExportFormat.VLLM: lambda: vllm_files(device, bests),
         ExportFormat.FLEX: lambda: flex_options(device, bests, trials),
     }
@@ -62,10 +71,11 @@ def exported_files(document: Document, format_: ExportFormat) -> Files:
     return files
 
 
-def triton_configs(device: DeviceSpec, bests: Iterable[Best]) -> Files:
-    """A Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape). Every winner is in it, with what
-    it is worth in a comment."""
+def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
+    """A Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments) for
+    tuned functions. Every winner is in it, with what it is worth in a comment."""
     entries = [f"    # {_worth(best)}\n    {_key(best)}: {_triton_config(best.config)}," for best in bests]
+    entries += [_user_entry(best) for best in user_bests]
     if not entries:
         return {}
     head = '"""Winners of blocktune, by (kernel, shape)."""\n\nimport triton\n\n'
@@ -128,6 +138,16 @@ def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionSh
     return {shape: record.config for shape, record in found.items()}
 
 
+def _user_entry(best: UserBest) -> str:
+    """Names and arguments may hold anything, so they are written as JSON texts, which Python reads as they are."""
+    key = f"({json.dumps(best.config.kernel)}, {json.dumps(best.problem.label)})"
+    options = {name: value for name, value in best.config.values if name in LAUNCH_OPTIONS}
+    meta = {name: value for name, value in best.config.values if name not in LAUNCH_OPTIONS}
+    arguments = ", ".join([json.dumps(meta), *(f"{name}={value}" for name, value in options.items())])
+    worth = f"measured, {best.time_us:.1f} us, source {best.source_hash}"
+    return f"    # {worth}\n    {key}: triton.Config({arguments}),"
+
+
 def _key(best: Best) -> str:
     return f'("{best.config.kernel}", "{best.shape.label}")'
 
@@ -144,7 +164,7 @@ def _triton_config(config: KernelConfig) -> str:
 
 def _meta(config: KernelConfig) -> dict[str, int]:
     """The parameters that are compiled in, without the launch options."""
-    return {name: value for name, value in config.parameters.items() if name not in ("num_warps", "num_stages")}
+    return {name: value for name, value in config.parameters.items() if name not in LAUNCH_OPTIONS}
 
 
 def _vllm_config(config: KernelConfig) -> dict[str, int]:

@@ -82,6 +82,12 @@ class UserKernelStore:
         found = self._read(select(UserBestRow).filter_by(**key).where(UserBestRow.device.has(key=device.key)))
         return _best_of(found[0], device) if found else None
 
+    def bests(self, device: DeviceSpec) -> list[UserBest]:
+        """All winners on this device, by kernel, source and problem."""
+        order = (UserBestRow.kernel, UserBestRow.source_hash, UserBestRow.problem)
+        found = self._read(select(UserBestRow).where(UserBestRow.device.has(key=device.key)).order_by(*order))
+        return [_best_of(row, device) for row in found]
+
     def close(self) -> None:
         """Lets go of the database. Nothing waits to be written."""
         self._engines.reader.dispose()

@@ -63,7 +63,8 @@ def tuned(
     Args:
         parameters: the choices of each; all are integers. `num_warps` and `num_stages` are parameters like others.
         reference: takes the same arguments without the parameters and returns what is right.
-        constraints: by their rule in words, what a config must fulfil to run a call; nothing that is only slow.
+        constraints: by their rule in words, what a config must fulfil to run a call; nothing that is only slow. They
+            are asked once for a kind of call, so they may look at sizes, not at what stands in tensors.
         default: the parameters that serve until something better is known; the first ones that fulfil the constraints
             unless given.
         tolerance: the largest relative error of 64 rows of an output, in the Frobenius norm; by its data type unless
@@ -116,20 +117,15 @@ class TunedFunction:
             UsageError: an argument is neither a tensor nor a plain value, or the call is new while a CUDA graph is
                 captured.
         """
-        try:
-            plan = self._plans.get(_place(args, kwargs))
-        except TypeError:  # an argument that is no key is none that a problem knows, which is said below
-            plan = None
+        plan = self._known_plan(args, kwargs)
         if plan is None:
-            return self._call_slowly(args, kwargs)
+            return self._call_slowly(args, kwargs)[1]
         return plan.run(*args, **kwargs, **plan.parameters)
 
     def explain(self, *args: Any, **kwargs: Any) -> UserExplanation:
         """What serves a call with these arguments, and why; the function runs if the call is new."""
-        place = _place(args, kwargs)
-        if place not in self._plans:
-            self._call_slowly(args, kwargs)
-        return self._plans[place].explanation
+        plan = self._known_plan(args, kwargs) or self._call_slowly(args, kwargs)[0]
+        return plan.explanation
 
     def run(self, config: UserConfig, *args: Any, **kwargs: Any) -> Any:
         """The function's result with these parameters, whatever is known."""
@@ -158,7 +154,14 @@ class TunedFunction:
         binding.apply_defaults()
         return dict(binding.arguments)
 
-    def _call_slowly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _known_plan(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Plan | None:
+        try:
+            return self._plans.get(_place(args, kwargs))
+        except TypeError:  # an argument that is no key; a problem does not know it either, and says so
+            return None
+
+    def _call_slowly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Plan, Any]:
+        """The plan of a new kind of call, which is kept, and the call's result."""
         arguments = self.bound(args, kwargs)
         tensor = next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_cuda), None)
         if tensor is not None and is_capturing(tensor):
@@ -171,7 +174,7 @@ class TunedFunction:
             if len(self._plans) >= MAX_PLANS:
                 self._plans = {}
             self._plans[_place(args, kwargs)] = plan
-        return result
+        return plan, result
 
     def _resolve(
         self, arguments: Mapping[str, Any], device: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -14,10 +14,12 @@ from torch.nn.attention.flex_attention import FlexKernelOptions
 from blocktune.db.config_exports import ExportFormat, exported_files
 from blocktune.db.exchange import Document, document_from
 from blocktune.db.records import Best, Outcome, Trial
+from blocktune.db.user_records import UserBest
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import Features
 from blocktune.kernels.shape import AttentionShape, Direction
+from blocktune.kernels.user_config import Problem, UserConfig
 
 TILE = KernelConfig("flash_fwd_hopper", 192, 128, 4, 4, extra=(("keep_p", 1),))
 SHAPE = AttentionShape(batch=4, num_heads=32, num_heads_kv=8, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64)
@@ -63,6 +65,24 @@ def test_a_device_name_cannot_leave_its_text_or_its_folder(best: Best) -> None:
     assert "/" not in name
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
     assert [alias.name for node in imports for alias in node.names] == ["triton"]
+
+
+def test_tuned_functions_are_in_the_module_of_triton(best: Best, tmp_path: Path) -> None:
+    problem = Problem.of({"name": 'a"]\nimport os', "n": 3})
+    config = UserConfig("my.module:softmax", (("BLOCK", 1024), ("num_warps", 8)))
+    user = UserBest(
+        device=best.device,
+        environment=best.environment,
+        problem=problem,
+        config=config,
+        source_hash=best.kernel_hash,
+        time_us=5.0,
+        default=config,
+    )
+    _, text = only(exported_files(document(best), ExportFormat.TRITON, [user]))
+    found = loaded(text, tmp_path).CONFIGS["my.module:softmax", problem.label]
+    assert (found.kwargs, found.num_warps) == ({"BLOCK": 1024}, 8)
+    assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)][1:] == []
 
 
 def test_vllm_files_are_named_by_what_is_fixed_and_keyed_by_length(best: Best) -> None:

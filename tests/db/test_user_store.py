@@ -73,6 +73,7 @@ def test_rows_come_back_as_they_went(target: str, user_trial: UserTrial, user_be
     with UserKernelStore.open(target) as store:
         assert stored(store, user_trial) == [user_trial]
         assert store.best(user_best.device, KERNEL, SOURCE, PROBLEM) == user_best
+        assert store.bests(user_best.device) == [user_best]
 
 
 def test_a_later_trial_or_winner_takes_the_place(target: str, user_trial: UserTrial, user_best: UserBest) -> None:
