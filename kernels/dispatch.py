@@ -150,7 +150,7 @@ class Dispatcher(Engine):
         for plan in (*self._plans.values(), *self._resolver.general_plans.values()):
             if isinstance(plan, Explanation):
                 continue  # neither counted nor to be had by tuning
-            if plan.explanation.shape is not None and plan.explanation.rung is not Rung.EXACT:
+            if plan.explanation.shape is not None and not plan.explanation.is_measured_here:
                 counts[plan.explanation.shape] += plan.calls
         return dict(counts.most_common())
 
