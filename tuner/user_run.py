@@ -5,6 +5,7 @@ the values here have.
 """
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -243,7 +244,7 @@ class UserRun:
     def _runner(self, command: Sequence[str]) -> Iterator[GpuRunner]:
         """A runner of the child process, which gets the arguments through a private folder. The GPU is locked."""
         uuid = self._device.uuid if self._present else None
-        environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+        environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if uuid is not None and len(present_devices()) > 1:
             environment["CUDA_VISIBLE_DEVICES"] = uuid
         anchor: Any = next((trial.config for trial in self._all if trial.relative_to_anchor == 1.0), None)
