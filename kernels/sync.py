@@ -82,12 +82,12 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
+        rows, problems = read_source(dispatcher.source, device)
+        for problem in problems:
+            logger.warning("%s", problem)
+        return SyncedConfigs(device.key, tuple(rows)).to_json()
     except Exception as error:  # told to all ranks, which raise it
         return {"problem": _told(error)}
-    rows, problems = read_source(dispatcher.source, device)
-    for problem in problems:
-        logger.warning("%s", problem)
-    return SyncedConfigs(device.key, tuple(rows)).to_json()
 
 
 def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:

@@ -60,6 +60,10 @@ def other_kernel(rank: int) -> None:
         registry.KERNELS["plain"].__class__.source_hash = property(lambda kernel: "1" * 16)
 
 
+def nonsense(rank: int) -> None:
+    sync.read_source = lambda source, device: ([object()], [])
+
+
 H100 = device_named("h100_sxm5")
 SMALLER = replace(H200, limits=replace(H200.limits, shared_per_block_optin_bytes=100_000))
 SCENARIOS = {
@@ -70,6 +74,7 @@ SCENARIOS = {
     "other limits": Scenario(2, current_device_is(H200, SMALLER)),
     "no GPU on rank 0": Scenario(3, current_device_is(None, H200, H200)),
     "no GPU on rank 1": Scenario(2, current_device_is(H200, None)),
+    "nonsense": Scenario(2, nonsense),
     "other triton": Scenario(3, other_triton),
     "other kernel": Scenario(2, other_kernel),
     "other strictness": Scenario(2, strict_ranks=(1,)),
