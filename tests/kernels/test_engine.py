@@ -149,7 +149,7 @@ def test_any_call_of_pytorchs_attention_is_the_same_by_ours(kernels: Kernels) ->
     dispatcher, served = Dispatcher(ListSource()), 0
 
     @given(call=calls(), lead=st.sampled_from(["", "batch", "heads", "both", "ones"]), learn=st.booleans())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     def check(call: tuple[list[Tensor], dict[str, Any]], lead: str, learn: bool) -> None:
         nonlocal served
         arguments, options = call

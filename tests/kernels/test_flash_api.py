@@ -171,8 +171,9 @@ def test_dropout_is_drawn_by_pytorchs_generator_and_kept_for_the_backward(device
         return [out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
 
     first, second = attend(), attend()
-    for one, other in zip(first[:2], second[:2], strict=True):
-        assert torch.equal(one, other)
+    assert torch.equal(first[0], second[0])
+    for one, other in zip(first[1:], second[1:], strict=True):  # equal but for the order of additions
+        torch.testing.assert_close(one, other, atol=BOUND[device], rtol=BOUND[device])
     values = v.detach().clone().requires_grad_()
     torch.manual_seed(3)
     out = flash_attn_func(q.detach(), k.detach(), values, dropout_p=0.5, causal=True, window_size=(30, -1))
