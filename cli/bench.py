@@ -41,6 +41,7 @@ def bench(
     grid: Grid,
     autotune: Annotated[bool, typer.Option("--autotune", help="Let stock @triton.autotune take part; slow.")] = False,
     standard: Annotated[bool, typer.Option("--standard", help="Let standard attention take part.")] = False,
+    flex: Annotated[bool, typer.Option("--flex", help="Let PyTorch's FlexAttention take part; compiles long.")] = False,
     regime: Annotated[
         RegimeName, typer.Option("--regime", help="Card rests between rounds, or works without a break.")
     ] = RegimeName.BURST,
@@ -49,7 +50,7 @@ def bench(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the tuned config against the default, the paper's rule, cuDNN and FlashAttention-2.
+    """Time the tuned config against the default, the paper's rule, every other kernel, cuDNN and FlashAttention.
 
     All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
     A file that exists is added to, so that a long bench can be made in parts.
@@ -87,6 +88,7 @@ def bench(
                 regime=Regime(regime),
                 compiler=compiler,
                 standard=standard,
+                flex=flex,
                 seed=seed,
                 clock=clock,
             )

@@ -3,8 +3,9 @@
     comparison = compare(shape, store=store, device=current_device())
 
 Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best config of every other
-kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), and on request `standard`
-attention and what stock autotune finds (`triton_autotune`). Each result is checked against the reference before
+kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-4 (`fa4`) where it
+is installed, and on request PyTorch's FlexAttention (`flex`), `standard` attention and what stock autotune finds
+(`triton_autotune`). Each result is checked against the reference before
 anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/bench.py
 says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
 which it works without a break, as in training.
@@ -25,6 +26,8 @@ from blocktune.tuner.bench import Clock, CudaClock
 from blocktune.tuner.check import require_memory
 from blocktune.tuner.comparison import Comparison, Entry, Regime
 from blocktune.tuner.contenders import find_contenders
+from blocktune.tuner.fa4_peer import fa4_compute
+from blocktune.tuner.flex_peer import flex_compute
 from blocktune.tuner.line_up import LineUp
 from blocktune.tuner.peers import PEERS
 from blocktune.tuner.questions import questions_of
@@ -42,6 +45,7 @@ def compare(
     regime: Regime = Regime.BURST,
     compiler: Compiler | None = None,
     standard: bool = False,
+    flex: bool = False,
     seed: int = 0,
     clock: Clock | None = None,
     torch_device: str = "cuda",
@@ -56,6 +60,7 @@ def compare(
         regime: how warm the card is.
         compiler: compiles ahead for stock autotune, which takes part if this is given.
         standard: standard attention takes part, which needs memory for all scores.
+        flex: PyTorch's FlexAttention takes part, which compiles for up to minutes.
         seed: of the inputs.
         clock: takes the times; None is a `CudaClock`.
         torch_device: where the tensors are.
@@ -76,6 +81,9 @@ def compare(
     line_up.invite_own(best_of_others(store, device, shape, tuned))
     for name, backend in PEERS.items():
         line_up.invite_torch(name, backend)
+    line_up.invite(Entry(name="fa4"), partial(fa4_compute, shape, question))
+    if flex:
+        line_up.invite(Entry(name="flex"), partial(flex_compute, shape, question))
     if standard:
         line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device))
     if compiler is not None:

@@ -99,11 +99,12 @@ def run(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Co
 
 def test_everybody_is_checked_and_nobody_is_dropped_silently(run: Callable[..., Comparison]) -> None:
     comparison = run(clock=FakeClock())
-    assert [entry.name for entry in comparison.entries] == ["tuned", "default", "paper", "cudnn", "fa2"]
+    assert [entry.name for entry in comparison.entries] == ["tuned", "default", "paper", "cudnn", "fa2", "fa4"]
     problems = {entry.name: entry.problem for entry in comparison.entries if entry.problem}
-    assert set(problems) == {"default", "fa2"}
+    assert set(problems) == {"default", "fa2", "fa4"}
     assert "relative error" in problems["default"]
     assert "NO_SUCH_BACKEND" in problems["fa2"]
+    assert "flash_attn.cute must be importable" in problems["fa4"]
     assert {entry.name for entry in comparison.entries if entry.timing} == {"tuned", "paper", "cudnn"}
 
 
@@ -136,7 +137,7 @@ def test_a_backend_that_is_not_there_is_named(
     assert tuned.timing is not None
     assert tuned.timing.over_cudnn is None
     data = comparison.to_json()
-    assert [entry["correct"] for entry in data["contenders"]] == [True, False, True, False]
+    assert [entry["correct"] for entry in data["contenders"]] == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize(
