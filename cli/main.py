@@ -23,6 +23,7 @@ from blocktune.cli import (
     ladder,
     merge,
     occupancy,
+    replay,
     run,
     store,
     sweeps,
@@ -90,6 +91,7 @@ app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
+app.command("replay")(replay.replay)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

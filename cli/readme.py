@@ -1,27 +1,36 @@
 """Writes the tables of measured results into README.md and docs/*.md: `python -m blocktune.cli.readme`.
 
-They stand between two comment lines, the first of which names a file of results/, as `tune bench --out` or `tune ladder
---out` writes it, and come from nothing else.
+They stand between two comment lines, the first of which names a file of results/, as `tune bench --out`, `tune ladder
+--out` or `tune replay --out` writes it, and come from nothing else.
 """
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blocktune.cli.bench import geometric_mean
 from blocktune.cli.bench_file import read_bench, write_atomically
-from blocktune.cli.ladder_file import SUFFIX, ladder_tables, read_ladder
+from blocktune.cli.ladder_file import SUFFIX as LADDER
+from blocktune.cli.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.replay_file import SUFFIX as REPLAY
+from blocktune.cli.replay_file import read_replay, replay_tables
+from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape, Causal
 
 BLOCK = re.compile(r"<!-- results (?P<file>\S+) -->\n.*?<!-- /results -->", re.DOTALL)
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
 )
+NO_REPLAY = (
+    "No searches of recorded sweeps are here yet: `tune replay --out results/DEVICE.replay.json` makes them, "
+    "`make results` shows them."
+)
 NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
 HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
 FEW_QUERIES = 16
+OWN_COLUMNS = " A column with the name of a kernel has that kernel's own best config."
 MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
 REGIMES = {
     "burst": "short bursts, in which the card stays cool",
@@ -38,13 +47,15 @@ def with_results(page: str, folder: Path) -> str:
     """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
 
     Raises:
-        UsageError: a file is neither a bench nor, by its name, a ladder.
+        UsageError: a file is neither a bench nor what its name says.
     """
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        if path.name.endswith(SUFFIX):
+        if path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+        elif path.name.endswith(REPLAY):
+            block = replay_tables(read_replay(path)) if path.exists() else NO_REPLAY
         else:
             block = results_block(read_bench(path) if path.exists() else None)
         return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
@@ -62,7 +73,10 @@ def _section(document: Mapping[str, Any]) -> str:
     parts = [_caption(document)]
     for dim in sorted({row.shape.head_dim for row in rows}):
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
-        lines = [_line(HEADER), _line(["---:", "---"] + ["---:"] * (len(HEADER) - 2)), *(row.line() for row in own)]
+        kernels = [name for name in KERNELS if any(name in row.entries for row in own)]
+        header = (*HEADER, *kernels)
+        lines = [_line(header), _line(["---:", "---"] + ["---:"] * (len(header) - 2))]
+        lines += [row.line(kernels) for row in own]
         unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
         parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
     parts.append(_means(rows))
@@ -91,13 +105,19 @@ class _Row:
             shape.label,
         )
 
-    def line(self) -> str:
+    def line(self, kernels: Sequence[str] = ()) -> str:
+        """The row's cells; `kernels` are those with a column for their own best config."""
         over = (self._timing("tuned") or {}).get("over_cudnn")
         spread = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
         rates = [self._rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
-        return _line([length, MASKS[self.shape.causal], *rates, spread])
+        return _line([length, MASKS[self.shape.causal], *rates, spread, *(self._rate_of(name) for name in kernels)])
+
+    def _rate_of(self, kernel: str) -> str:
+        """The rate of a kernel's best config, which is the tuned one where the kernel has won."""
+        won = (self.entries.get("tuned", {}).get("config") or {}).get("kernel") == kernel
+        return self._rate("tuned" if won else kernel)
 
     def ratio(self, rival: str) -> float | None:
         """The rival's time over that of the tuned config."""
@@ -132,8 +152,12 @@ def _caption(document: Mapping[str, Any]) -> str:
         f"{REGIMES[document['regime']]}, {shape.dtype}. "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
         "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
-        "to tune, estimated for an empty cache."
+        "to tune, estimated for an empty cache." + (OWN_COLUMNS if _has_kernels(document) else "")
     )
+
+
+def _has_kernels(document: Mapping[str, Any]) -> bool:
+    return any(entry["name"] in KERNELS for row in document["rows"] for entry in row["contenders"])
 
 
 def _means(rows: Iterable[_Row]) -> str:

@@ -11,7 +11,9 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
-EXPORTS = sorted(path for path in RESULTS.glob("*.json") if not path.name.endswith((".bench.json", ".ladder.json")))
+EXPORTS = sorted(
+    path for path in RESULTS.glob("*.json") if not path.name.endswith((".bench.json", ".ladder.json", ".replay.json"))
+)
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)

@@ -1,7 +1,10 @@
 """What searches of recorded sweeps came to: how far from the best, how soon, and how well the model ranks alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -92,31 +95,40 @@ class ReplayReport:
 
 
 def compare_strategies(
-    sweeps: Iterable[Sweep], strategies: Sequence[str], *, seeds: int = SEEDS, on_run: OnRun = lambda told: None
+    sweeps: Iterable[Sweep],
+    strategies: Sequence[str],
+    *,
+    seeds: int = SEEDS,
+    workers: int = 1,
+    on_run: OnRun = lambda told: None,
 ) -> ReplayReport:
     """Searches every sweep by every strategy with every seed.
 
     Args:
         sweeps: of any shapes and devices.
         strategies: names of `STRATEGIES`.
-        seeds: how many; one is enough for a strategy without chance.
-        on_run: told what is searched next.
+        seeds: how many; a strategy without chance is run once, and counts as often.
+        workers: processes that search at the same time; one searches in this process.
+        on_run: told what has been searched.
     """
     chosen = tuple(sweeps)
+    tasks = [(sweep, name, seeds if STRATEGIES[name].chance else 1) for sweep in chosen for name in strategies]
     runs: dict[str, list[list[ReplayRun]]] = {name: [] for name in strategies}
-    rankings = []
-    for number, sweep in enumerate(chosen, start=1):
-        replay = Replay(sweep)
-        rankings.append(replay)
-        for name in strategies:
-            on_run(f"{number}/{len(chosen)} {sweep.shape.label}: {name}")
-            used = seeds if STRATEGIES[name].chance else 1
-            own = [replay.run(name, seed=seed, measurements=MEASUREMENTS[-1]) for seed in range(used)]
+    with ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else nullcontext() as pool:
+        for (sweep, name, used), own in zip(tasks, (pool.map if pool else map)(_searches, tasks), strict=True):
             runs[name].append(own * (seeds // used))
-    return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(rankings)))
+            on_run(f"{sweep.shape.label}: {name}")
+    return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(map(Replay, chosen))))
 
 
-def model_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:
+def _searches(task: tuple[Sweep, str, int]) -> list[ReplayRun]:
+    """One sweep by one strategy, for as many seeds."""
+    sweep, strategy, seeds = task
+    replay = Replay(sweep)
+    return [replay.run(strategy, seed=seed, measurements=MEASUREMENTS[-1]) for seed in range(seeds)]
+
+
+def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
     """How well the model ranks without any measurement, by direction, for all kernels together (kernel None) and each.
 
     Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
@@ -149,7 +161,7 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     predicted = np.array([replay.predicted[config] for config in configs])
     slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
     return {
-        "rank_correlation": float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1]),
+        "rank_correlation": _correlation(_ranks(predicted), _ranks(measured)),
         "first_choice": float(slowdowns[0]),
         "best_of_8": float(slowdowns[:SHORT_LIST].min()),
         "measured_over_predicted": float(np.median(times / predicted)),
@@ -176,6 +188,12 @@ def _estimate_errors(replay: Replay, labels: Sequence[str]) -> dict[str, float]:
 def _kind(sweep: Sweep) -> str:
     """Forward, backward or decoding: what the model counts differently."""
     return "decoding" if sweep.shape.seqlen_q <= 16 < sweep.shape.seqlen_k else str(sweep.shape.direction)
+
+
+def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Pearson's; 0 where one side never varies."""
+    varying = np.ptp(first) > 0 and np.ptp(second) > 0
+    return float(np.corrcoef(first, second)[0, 1]) if varying else 0.0
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

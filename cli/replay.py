@@ -1,0 +1,67 @@
+"""`tune replay`: compare search strategies on recorded sweeps, without a GPU."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blocktune.cli.bench_file import write_atomically
+from blocktune.cli.render import note, percent, print_json, print_table
+from blocktune.cli.replay_file import MODEL_COLUMNS, STRATEGY_COLUMNS, model_cells, strategy_cells
+from blocktune.kernels.errors import UsageError
+
+DEFAULT_PLACE = Path("results/sweeps")
+
+
+def replay(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PLACE]...", help=f"Sweep files, or folders of them.  [default: {DEFAULT_PLACE}]"),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option("--strategy", help="This one only; may be repeated.  [default: all]")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Search recorded sweeps by several strategies and tell how far from the best each of them ends.
+
+    The searches are those of `tune run`, with the recorded times in place of a compiler and a GPU.
+
+    \b
+    tune replay
+    tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
+    tune replay --out results/h200.replay.json
+    """
+    from blocktune.tuner.compile_farm import default_workers
+    from blocktune.tuner.replay_report import compare_strategies
+    from blocktune.tuner.strategies import STRATEGIES
+    from blocktune.tuner.sweep_file import load_sweep, sweep_files
+
+    unknown = sorted(set(strategy or ()) - STRATEGIES.keys())
+    if unknown:
+        raise UsageError(f"A strategy is one of {', '.join(STRATEGIES)}, but got {', '.join(unknown)}.")
+    sweeps = [load_sweep(path) for path in sweep_files(places or [DEFAULT_PLACE])]
+    report = compare_strategies(
+        sweeps, strategy or list(STRATEGIES), seeds=seeds, workers=default_workers(), on_run=note
+    ).to_json()
+    if out is not None:
+        write_atomically(out, json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    print_table(STRATEGY_COLUMNS, (strategy_cells(name, row) for name, row in report["strategies"].items()))
+    typer.echo("")
+    print_table(MODEL_COLUMNS, (model_cells(row) for row in report["model"]))
+    for name in report["random_as_good"]:
+        note(f"random configs are as good as the default strategy after 20 measurements on {name}")
+    goal = report["strategies"].get(report["default"])
+    if goal is not None:
+        regret = goal["regret"]["20"]
+        note(f"{report['default']}: {percent(round(regret['median'], 4))} from the best after 20 measurements")

@@ -1,0 +1,91 @@
+"""What `tune replay --out` keeps, and the tables that are made of it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.errors import UsageError
+
+SUFFIX = ".replay.json"
+"""How the names of such files in results/ end."""
+
+FORMAT, SCHEMA = "blocktune-replay", 1
+
+COUNTS = ("5", "10", "20", "40", "80")
+STRATEGY_COLUMNS = ("strategy", *(f"after {count}" for count in COUNTS), "95th percentile at 20", "seconds for 20")
+MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared bytes exact",
+                 "registers off by")  # fmt: skip
+
+
+def read_replay(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it holds no comparison of searches of this schema.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"A replay file holds JSON, but {path} does not: {error}. Name another file.") from error
+    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
+        raise UsageError(
+            f"A replay file has format {FORMAT} and schema {SCHEMA}, but {path} has not. Name another file."
+        )
+    return dict(document)
+
+
+def replay_tables(document: Mapping[str, Any]) -> str:
+    """The tables of a document, and where random configs are as good."""
+    strategies = [strategy_cells(name, row) for name, row in document["strategies"].items()]
+    model = [model_cells(row) for row in document["model"]]
+    alike = document["random_as_good"]
+    shapes = len(document["sweeps"])
+    configs = sum(sweep["configs"] for sweep in document["sweeps"])
+    parts = [
+        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}), "
+        f"{document['seeds']} seeds: how much slower than the best of the sweep the best of so many measurements is, "
+        "mean and 95 % confidence interval over the shapes; `tune run` uses "
+        f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded.",
+        _table(STRATEGY_COLUMNS, strategies),
+        f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
+        + (f": {', '.join(alike)}." if alike else "."),
+        "The model alone, with nothing measured (medians over the shapes, in brackets the worst):",
+        _table(MODEL_COLUMNS, model),
+    ]
+    return "\n\n".join(parts)
+
+
+def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    regret = row["regret"]
+    means = [
+        f"{_percent(found['mean'])} ({_percent(found['low'])} to {_percent(found['high'])})"
+        for found in (regret[count] for count in COUNTS)
+    ]
+    return [name, *means, _percent(regret["20"]["p95"]), f"{row['seconds']['20']:.1f}"]
+
+
+def model_cells(row: Mapping[str, Any]) -> list[str]:
+    first, best, ranks = row["first_choice"], row["best_of_8"], row["rank_correlation"]
+    return [
+        f"{row['kind']}, {row['kernel'] or 'all kernels'}",
+        str(row["sweeps"]),
+        f"{ranks['median']:.2f} ({ranks['low']:.2f})",
+        f"{_percent(first['median'])} ({_percent(first['high'])})",
+        f"{_percent(best['median'])} ({_percent(best['high'])})",
+        f"{100 * row['shared_exact']['median']:.0f} %",
+        f"{row['register_error']['median']:.0f}",
+    ]
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(columns)
+    return "\n".join(_line(cells) for cells in (names, ["---"] + ["---:"] * (len(names) - 1), *rows))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
