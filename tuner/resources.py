@@ -8,7 +8,6 @@ compiles nothing (`tests/tuner/test_compile_key.py`).
 """
 
 import contextlib
-import functools
 import hashlib
 import io
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blocktune.db.records import Outcome
+from blocktune.kernels import identity
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.limits import WARP_SIZE, limits_for
@@ -119,17 +119,9 @@ def has_code(spec: CompileSpec, key: str) -> bool:
     return get_cache_manager(key).get_group(f"{spec.function.__name__[:150]}.json") is not None
 
 
-@functools.cache
 def ptxas_version(cc: tuple[int, int]) -> str:
-    """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`.
-
-    TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH are honoured, as Triton does.
-    """
-    from triton.backends.nvidia.compiler import get_ptxas_version
-
-    banner = str(get_ptxas_version(limits_for(cc).sm_arch))
-    match = re.search(r"V(\d+(?:\.\d+)+)", banner)
-    return match[1] if match else banner.strip()
+    """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty without one."""
+    return identity.ptxas_version(limits_for(cc).sm_arch)
 
 
 def tensor_cores_in(ptx: str) -> str:

@@ -83,10 +83,18 @@ def test_without_a_driver_its_version_is_unknown(monkeypatch: pytest.MonkeyPatch
     assert driver_version.__wrapped__() == ""
 
 
-def test_the_assembler_is_the_one_that_the_tuner_records() -> None:
-    from blocktune.tuner import resources
+@pytest.mark.parametrize(
+    ("banner", "version"),
+    [
+        ("ptxas: NVIDIA (R) Ptx optimizing assembler\nCuda compilation tools, release 12.8, V12.8.93\n", "12.8.93"),
+        (" of my own\n", "of my own"),
+    ],
+)
+def test_the_assembler_says_its_version(banner: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia import compiler
 
-    assert ptxas_version(90) == resources.ptxas_version((9, 0)) != ""
+    monkeypatch.setattr(compiler, "get_ptxas_version", lambda sm_arch: banner)
+    assert ptxas_version.__wrapped__(90) == version
 
 
 def test_an_assembler_that_does_not_run_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
