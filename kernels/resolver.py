@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.block_tiles import within_blocks
 from blocktune.kernels.call import Call
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec, current_device
@@ -114,7 +115,8 @@ class Resolver:
             gradients = new_gradients(query, key, value, call)
             inputs = (query, key, value, out.zero_(), lse.zero_(), torch.zeros_like(out))
             arguments = (*inputs, *gradients, call.scale, *extras)
-        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, call.block_sizes))
+        blocks = call.block_sizes
+        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, blocks), blocks)
 
     def _tried_once(
         self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], block_sizes: Any
@@ -158,11 +160,16 @@ class Resolver:
         return KernelPlan(explanation, launch, query, shape.head_dim_v, is_causal=is_causal)
 
     def climb(
-        self, shape: AttentionShape, index: int | None, attempt: Callable[[KernelConfig], Launch | str]
+        self,
+        shape: AttentionShape,
+        index: int | None,
+        attempt: Callable[[KernelConfig], Launch | str],
+        block_sizes: tuple[int, int] | None = None,
     ) -> tuple[Explanation, Launch] | Explanation:
         """The first config down the ladder that launches, on the device with this CUDA index; or why there is none.
 
-        attempt: a launcher of a config that has launched once, or why the config cannot.
+        attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
+        of the blocks of a block mask, if there is one.
         """
         device = self._device(index)
         if isinstance(device, str):
@@ -170,6 +177,8 @@ class Resolver:
         table, warnings = self._table(device)
         passed_over: list[Rejection] = []
         for step in climb_down(table, shape, device.limits, strict=self._strict):
+            if isinstance(step, Candidate) and block_sizes is not None:
+                step = within_blocks(step, block_sizes, shape, device.limits)
             if isinstance(step, Rejection):
                 passed_over.append(step)
                 continue

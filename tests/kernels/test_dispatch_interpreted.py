@@ -71,7 +71,7 @@ def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
 FEATURES = """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
-    from blocktune import attention, flash_attn_func, flash_attn_varlen_func
+    from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
     from blocktune.kernels import plan, resolver
     from blocktune.kernels.device import device_named
     from blocktune.kernels.dropout import keep_mask
@@ -125,6 +125,9 @@ FEATURES = """
     compare(lambda *t: attention(*t, dropout_p=0.3, enable_gqa=True), dropped)
     compare(packed, apart)
     compare(windowed, near)
+    blocks = BlockMask(16, 16, torch.tensor([[[[True, False], [True, True]]]]))
+    compare(lambda *t: block_sparse_attention(*t, blocks), lambda *t: sdpa(
+        *t, blocks.to_dense(20, 24), enable_gqa=True))
     plans = attention._resolver.general_plans.values()
     print(*sorted({str(plan.explanation.config.kernel if hasattr(plan, "launch") else plan) for plan in plans}))
     print(len(plans))
@@ -138,6 +141,6 @@ def test_calls_with_features_train_by_the_real_kernels() -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     served, count = result.stdout.splitlines()
-    assert "flash_fwd_general" in served
-    assert set(served.split()) <= {"flash_bwd_fused", "flash_bwd_split", "flash_decode", "flash_fwd_general"}
-    assert int(count) == 10  # a forward and a backward of every call
+    assert {"flash_fwd_general", "flash_fwd_sparse", "flash_bwd_sparse"} <= set(served.split())
+    assert all(name in KERNELS for name in served.split())
+    assert int(count) == 12  # a forward and a backward of every call

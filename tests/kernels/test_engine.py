@@ -18,17 +18,20 @@ from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.dropout import keep_mask
 from blocktune.kernels.errors import UsageError
-from blocktune.kernels.features import Features
+from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.shape import Causal, Direction
 
-from .dispatch_fakes import H200, ListSource, shape_like
+from .dispatch_fakes import H200, ListSource, config, shape_like, tuned
 from .feature_fakes import FeatureBackward, FeatureForward
 from .test_dispatch import calls
 
 Kernels = tuple[FeatureForward, FeatureBackward]
 HEADS, KEYS = 4, 24
+BLOCKED = shape_like(
+    32, batch=2, num_heads_kv=2, seqlen_k=KEYS, head_dim=16, features=Features(mask=MaskKind.BLOCK_SPARSE)
+)
 
 
 @pytest.fixture
@@ -298,14 +301,26 @@ def test_a_block_mask_trains(kernels: Kernels) -> None:
     assert kernels[1].seen[-1][1].block_mask is blocks
 
 
+def test_tiles_are_no_larger_than_blocks(kernels: Kernels) -> None:
+    leaves, dispatcher = inputs(32), Dispatcher(ListSource([tuned(BLOCKED, config(128))]))
+    for block, expected in ((128, (128, 64)), (16, (16, 16)), (64, (64, 64))):
+        mask = BlockMask(block, block, torch.ones(1, 1, -(-32 // block), -(-KEYS // block), dtype=torch.bool))
+        out, _ = dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, block_mask=mask)
+        torch.testing.assert_close(out, sdpa(*leaves, enable_gqa=True))
+        assert (kernels[0].launched[-1].block_m, kernels[0].launched[-1].block_n) == expected
+        plans = dispatcher._resolver.general_plans.values()
+        rung = [plan.explanation.rung for plan in plans if plan.explanation.shape == BLOCKED][-1]  # type: ignore[union-attr]
+        assert rung is (Rung.EXACT if block == 128 else Rung.DEFAULT)
+
+
 def test_a_failure_for_small_blocks_bans_no_config_for_large_ones(kernels: Kernels, monkeypatch: Any) -> None:
-    monkeypatch.setattr(FeatureForward, "smallest_block", 32)
+    monkeypatch.setattr(FeatureForward, "smallest_block", 128)
     leaves, dispatcher = inputs(32, grad=False), Dispatcher(ListSource())
-    for block in (16, 32, 16):
-        mask = torch.ones(1, 1, 32 // block, -(-KEYS // block), dtype=torch.bool)
+    for block in (64, 128, 64):
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         out, _ = dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, block_mask=BlockMask(block, block, mask))
         torch.testing.assert_close(out, sdpa(*leaves, enable_gqa=True))
-    assert {extras.block_mask.block_q for _, extras in kernels[0].seen} == {32}
+    assert {extras.block_mask.block_q for _, extras in kernels[0].seen} == {128}
     assert len(dispatcher._resolver._failures) == 1
 
 

@@ -141,11 +141,12 @@ def test_deterministic_gradients_are_equal_to_the_bit() -> None:
     assert_ours()
 
 
+@pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_block_masks_train(is_causal: bool) -> None:
+def test_block_masks_train(is_causal: bool, block: int) -> None:
     attention.reload()
     inputs = leaves(4, 512, 512, 64, torch.bfloat16, bshd=False)
-    mask = BlockMask(64, 64, torch.rand(1, 8, 8, 8, device="cuda") < 0.4)
+    mask = BlockMask(block, block, torch.rand(1, 8, 512 // block, 512 // block, device="cuda") < 0.4)
     exact, grad = doubled(inputs), torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16)
     out = block_sparse_attention(*inputs, mask, is_causal=is_causal)
     seen = mask.to_dense(512, 512)
