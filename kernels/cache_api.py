@@ -143,11 +143,7 @@ def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -
 def _asked(
     query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
 ) -> dict[str, Any]:
-    """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim].
-
-    Raises:
-        UsageError: the tensors do not fit each other, or a gradient is needed.
-    """
+    """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
     page_size = 0 if table is None else k_cache.shape[1]
     capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {

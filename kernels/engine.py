@@ -29,7 +29,6 @@ from blocktune.kernels.training import Attention, GeneralPlan
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
 
-
 Plans = tuple[GeneralPlan, GeneralPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
 
@@ -92,9 +91,13 @@ class Engine:
             plans = self.plans(query, key, value, call)
             if not isinstance(plans, Explanation):
                 return run(plans, query, key, value, call)
-        if is_capturing(query) and not is_pytorchs(query, key, call):
-            self._check_capture(query, key, value, call)
-        out, sums = mathematics(query, key, value, drawn(call, query.device), lse=lse)
+        if lse or not is_pytorchs(
+            query, key, call
+        ):  # else PyTorch draws the pairs to drop, when a graph is replayed too
+            if is_capturing(query):
+                self._check_capture(query, key, value, call)
+            call = drawn(call, query.device)
+        out, sums = mathematics(query, key, value, call, lse=lse)
         return _in_order_of(query, out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
@@ -158,7 +161,7 @@ class Engine:
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
-        plans = self.plans_of_both(query, key, value, call)
+        plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             return plans[1].backward(query, key, value, out, lse, grad, call)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
@@ -168,7 +171,7 @@ class Engine:
         dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
         return dq, dk, dv
 
-    def plans_of_both(
+    def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> tuple[GeneralPlan, GeneralPlan] | None:
         """The plans of forward and backward, if our kernels compute both."""
@@ -176,8 +179,9 @@ class Engine:
             return None
         forward = self.plan(query, key, value, call, Direction.FORWARD)
         backward = self.plan(query, key, value, call, Direction.BACKWARD)
-        both = isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan)
-        return (forward, backward) if both else None  # type: ignore[return-value]
+        if isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan):
+            return forward, backward
+        return None
 
     def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Raises:
