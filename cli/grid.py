@@ -16,6 +16,9 @@ from blocktune.kernels.shape import AttentionShape
 NEEDED = ("seq", "dim")
 """The shape flags without a default: given as flags or by the grid."""
 
+INSTEAD = {"from_misses": "--from-misses", "shapes_file": "--shapes"}
+"""Parameters of a command that bring the shapes instead of the shape flags, and what they are called."""
+
 EXAMPLE = 'For example: --grid "seq=512,1024 dim=64,128 causal=0,1"'
 _TEXTS = ("dtype", "direction", "features")
 _SWITCH = {"0": False, "1": True}
@@ -111,7 +114,10 @@ def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded(grid: str | None, **values: Any) -> None:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
-        chosen = Grid.none(given, grid, "--from-misses") if values.get("from_misses") else Grid.of(given, grid)
+        instead = [flag for name, flag in INSTEAD.items() if values.get(name)]
+        if len(instead) > 1:
+            raise UsageError(f"The shapes come from one place, but got {' and '.join(instead)}. Leave one out.")
+        chosen = Grid.none(given, grid, instead[0]) if instead else Grid.of(given, grid)
         command(grid=chosen, **values)
 
     parameters = [value.replace(kind=inspect.Parameter.KEYWORD_ONLY) for value in (*shared, _GRID, *own)]

@@ -1,17 +1,19 @@
 """`tune run`: search the block sizes of one shape or many, or predict them for a device that is not here."""
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.gpus import gpus_for, wanted_gpus
 from blocktune.cli.grid import Grid, with_grid_flags
 from blocktune.cli.misses import missed_shapes
 from blocktune.cli.options import AsJson, Database, DeviceName
 from blocktune.cli.progress import shown_progress
-from blocktune.cli.render import INTERRUPTED, counts, microseconds, note, percent, print_json, print_table
-from blocktune.cli.winners import COLUMNS, Predictions, predictions, speedup, winner_rows
-from blocktune.kernels.errors import BlocktuneError, NoFeasibleConfigError, UsageError
+from blocktune.cli.render import INTERRUPTED, counts, note, percent, print_json, print_table
+from blocktune.cli.run_many import run_many
+from blocktune.cli.shapes_file import shapes_of_file
+from blocktune.cli.winners import COLUMNS, Predictions, predictions, winner_rows
 from blocktune.tuner.target import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -34,6 +36,13 @@ def run(
         bool,
         typer.Option("--from-misses", help="The shapes that the dispatcher had no measurement of, frequent first."),
     ] = False,
+    shapes_file: Annotated[
+        Path | None, typer.Option("--shapes", help="Many shapes, as tables of a TOML file: seq = 8192, dim = 64, …")
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="N|all", help="GPUs of one kind that share many shapes.  [default: all]"),
+    ] = None,
     device: DeviceName = None,
     db: Database = None,
     as_json: AsJson = False,
@@ -48,13 +57,18 @@ def run(
     tune run --seq 4096 --dim 128 --causal --heads 32 --kv-heads 8 --time-budget 60
     tune run --seq 8192 --dim 64 --device a100 --json
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
+    tune run --shapes shapes.toml --gpus 2
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
     """
-    shapes, spec = grid.shapes(), choose_device(device)  # before heavy imports, so that wrong use fails at once
-    if from_misses:
+    # Before heavy imports, so that wrong use fails at once.
+    shapes, spec, wanted = grid.shapes(), choose_device(device), wanted_gpus(gpus)
+    if shapes_file is not None:
+        shapes = shapes_of_file(shapes_file)
+    elif from_misses:
         shapes = missed_shapes(spec, db)
+    devices = gpus_for(spec, wanted, len(shapes))
 
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.report import Budget
@@ -73,7 +87,7 @@ def run(
             note(assumed)
         interrupted = _run_one(shapes[0], db, as_json, search)
     else:
-        interrupted = _run_many(shapes, db, as_json, search)
+        interrupted = run_many(shapes, db, as_json, search, devices)
     if interrupted:
         note("interrupted; all trials are kept, and the same command goes on from here")
         raise typer.Exit(INTERRUPTED)
@@ -92,52 +106,6 @@ def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dic
     else:
         _show(report, predicted, place)
     return report.interrupted
-
-
-def _run_many(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
-    """Tune one shape after the other, with one line for each; returns whether the user cut it short.
-
-    Raises:
-        NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
-    """
-    from blocktune.db.store import ResultStore
-    from blocktune.tuner.run import farm_for, tune
-
-    reports: list[TuningReport] = []
-    failed: list[BlocktuneError] = []
-    with ResultStore.open(db) as store, farm_for(search["device"]) as compiler:
-        for number, shape in enumerate(shapes, start=1):
-            note(f"{number}/{len(shapes)} {shape.label}")
-            try:
-                with shown_progress() as show:
-                    report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
-            except (
-                NoFeasibleConfigError,
-                UsageError,
-            ) as error:  # a shape that cannot be tuned does not stop the others
-                note(f"error: {error}")
-                failed.append(error)
-                continue
-            reports.append(report)
-            if not as_json:
-                typer.echo(_line(report))
-            if report.interrupted:
-                break
-    if as_json:
-        print_json({"runs": [report.to_json() for report in reports]})
-    if failed:
-        raise NoFeasibleConfigError(f"Every shape of a grid needs a result, but {len(failed)} has none; see above.")
-    return bool(reports) and reports[-1].interrupted
-
-
-def _line(report: "TuningReport") -> str:
-    best = report.best
-    time_us = best.predicted_us if best.time_us is None else best.time_us
-    gain = "" if best.speedup_over_default is None else f", {speedup(best)} over the default"
-    return (
-        f"{best.shape.label}: {best.origin} {microseconds(time_us)} {best.config.label}{gain}; "
-        f"{counts(report.outcomes)} in {report.seconds:.1f} s"
-    )
 
 
 def _announce(spec: "DeviceSpec") -> None:

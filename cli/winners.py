@@ -78,10 +78,12 @@ def speedup(best: "Best") -> str:
     """How much faster the winner is than the default, with its spread; a dash where nothing was measured."""
     if best.speedup_over_default is None:
         return "-"
-    text = f"{best.speedup_over_default:.3f}x"
-    if best.speedup_low is None or best.speedup_high is None:
-        return text
-    return f"{text} ({best.speedup_low:.3f} to {best.speedup_high:.3f})"
+    return speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
+
+
+def speedup_text(median: float, low: float | None, high: float | None) -> str:
+    """A ratio for people, with its spread where that is known."""
+    return f"{median:.3f}x" if low is None or high is None else f"{median:.3f}x ({low:.3f} to {high:.3f})"
 
 
 def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> str:

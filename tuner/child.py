@@ -83,6 +83,11 @@ class Child:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the child alone, not to what it started; harmless after its end. May be called while
+        another thread waits in `receive`."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Ends the child and its whole group, waits for it and frees its pipes; harmless when repeated."""
         if self._process.poll() is None:

@@ -9,6 +9,7 @@ Worker processes are started as `python -m` with pipes: never by fork, which cop
 never by multiprocessing's spawn, which runs the caller's main module again.
 """
 
+import math
 import os
 import queue
 import signal
@@ -21,6 +22,7 @@ from typing import Any, Self
 
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.compile_process import WorkerLostError, WorkerProcess
@@ -32,6 +34,9 @@ COMPILE_TIMEOUT_S = 60.0
 
 MAX_WORKERS = 32
 """A worker takes up to 1 GiB; a large machine is not filled by default."""
+
+PROCESSORS_VARIABLE = "BLOCKTUNE_PROCESSORS"
+"""Environment variable with the number of processors to use, for searches that share a machine."""
 
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals by which a compiler dies of its input; others come from outside, and the same compile may succeed later."""
@@ -201,17 +206,37 @@ class CompileFarm:
 
 
 def default_workers() -> int:
-    """One for each processor that this process may use, up to `MAX_WORKERS`; a container's quota counts."""
-    return max(1, min(len(os.sched_getaffinity(0)), int(_cpu_quota()), MAX_WORKERS))
+    """One for each of `processors()`, up to `MAX_WORKERS`."""
+    return max(1, min(int(processors()), MAX_WORKERS))
+
+
+def processors() -> float:
+    """Processors that this process may use: what it is bound to, what its container grants, and `PROCESSORS_VARIABLE`,
+    whichever is least."""
+    return min(len(os.sched_getaffinity(0)), _cpu_quota(), _granted())
 
 
 def _cpu_quota() -> float:
-    """Processors that the control group of this container grants; `MAX_WORKERS` where it sets no limit."""
+    """Processors that the control group of this container grants; infinite where it sets no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
-        return MAX_WORKERS
-    return MAX_WORKERS if quota == "max" else int(quota) / int(period)
+        return math.inf
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _granted() -> float:
+    """Processors that `PROCESSORS_VARIABLE` grants; infinite where it is not set.
+
+    Raises:
+        UsageError: it is no positive number.
+    """
+    text = os.environ.get(PROCESSORS_VARIABLE)
+    if not text:
+        return math.inf
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"`{PROCESSORS_VARIABLE} >= 1` must hold, but it is {text!r}. Set a number or nothing.")
+    return int(text)
 
 
 def _ending(signum: int) -> str:

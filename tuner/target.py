@@ -23,3 +23,14 @@ def choose_device(name: str | None = None) -> DeviceSpec:
 def is_present(device: DeviceSpec) -> bool:
     """Whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
     return device.source in ("driver", "torch")
+
+
+def alike_devices(device: DeviceSpec) -> tuple[tuple[DeviceSpec, ...], tuple[DeviceSpec, ...]]:
+    """The GPUs here that are of a device's kind, and those that are not, in the order of CUDA.
+
+    Kinds are never mixed in one search. A GPU that tells no UUID cannot be given to a process of its own, so it is
+    alike only where it is the device itself.
+    """
+    present = devices.present_devices()
+    alike = tuple(one for one in present if one == device or (one.key == device.key and one.uuid is not None))
+    return alike, tuple(one for one in present if one not in alike)
