@@ -12,7 +12,7 @@ from blocktune.kernels.features import UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.flash_kernel import LOG2_E, padded_width
 from blocktune.kernels.kernel import Launch
-from blocktune.kernels.launch import TritonLaunch
+from blocktune.kernels.launch import TritonLaunch, launcher_of
 from blocktune.kernels.shape import AttentionShape, Causal
 
 VALUES_PER_WARP = 512
@@ -25,7 +25,7 @@ WORK = 5
 """The place of the workspace among the leading arguments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLaunch(TritonLaunch):
     """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras]).
 
@@ -52,15 +52,19 @@ class DecodeLaunch(TritonLaunch):
         merge = self.merge.pinned(work, None, None, out, lse, scale)
         if merge is self.merge:
             return self
-        leading, trailing, runner = self.leading, self.trailing(q, k, v, out), compiled[self.grid]
+        leading, split = self.leading, launcher_of(compiled, self.grid, _as_they_are, self.trailing(q, k, v, out))
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
             arguments = leading(q, k, v, out, lse, scale)
-            runner(*arguments, *trailing)
+            split(*arguments)
             merge(arguments[WORK], None, None, out, lse, scale)
 
         launch(q, k, v, out, lse, scale)
         return launch
+
+
+def _as_they_are(*arguments: Any) -> tuple[Any, ...]:
+    return arguments
 
 
 def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:

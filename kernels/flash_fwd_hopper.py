@@ -190,9 +190,10 @@ class FlashForwardHopper(AttentionKernel):
         return TritonLaunch(
             flash_fwd_hopper_kernel,
             (min(_multiprocessors(), tiles), 1, 1),
-            partial(_leading, config.block_n),
+            _leading,
             partial(_trailing, fixed),
             {"num_warps": 4},
+            tuple((slot, partial(_describe, rows)) for slot, rows in enumerate((ROWS, *[config.block_n] * 2, ROWS))),
         )
 
     def _sizes(self, shape: AttentionShape) -> dict[str, int]:
@@ -246,7 +247,7 @@ def _layout(rows: int, dim: int, dtype: Any) -> Any:
     return gl.NVMMASharedLayout.get_default_for([rows, dim], gl.bfloat16 if dtype is torch.bfloat16 else gl.float16)
 
 
-def _describe(tensor: Any, rows: int) -> Any:
+def _describe(rows: int, tensor: Any) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     plane = _plane(tensor)
@@ -269,15 +270,15 @@ def _counter(device: Any) -> Any:
 
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
-    if key not in _counters:
-        _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
-    return _counters[key]
+    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
+    found = _counters.get(key)
+    if found is None:
+        found = _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
+    return found
 
 
-def _leading(block_n: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    descriptors = _describe(q, ROWS), _describe(k, block_n), _describe(v, block_n), _describe(out, ROWS)
-    return *descriptors, lse, _counter(q.device), scale * LOG2_E
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    return q, k, v, out, lse, _counter(q.device), scale * LOG2_E
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

@@ -117,39 +117,29 @@ class FlashForwardTma(FlashKernel):
         return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         key_block = [1, 1, config.block_n, padded_width(shape.head_dim)]
         value_block = [1, 1, config.block_n, padded_width(shape.head_dim_v)]
         fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
         return TritonLaunch(
             flash_fwd_tma_kernel,
             self.grid(config, shape),
-            partial(_leading, TensorDescriptor, key_block, value_block),
+            _leading,
             partial(_trailing, fixed),
             self.options(config),
+            ((1, partial(_describe, key_block)), (2, partial(_describe, value_block))),
         )
 
 
-def _leading(
-    descriptor: Any,
-    key_block: list[int],
-    value_block: list[int],
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    scale: float,
-) -> tuple[Any, ...]:
-    k_desc = _describe(descriptor, k, key_block)
-    return q, k_desc, _describe(descriptor, v, value_block), out, lse, scale * LOG2_E
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    return q, k, v, out, lse, scale * LOG2_E
 
 
-def _describe(descriptor: Any, tensor: Any, block: list[int]) -> Any:
-    """descriptor(tensor, ...) without its checks, which take longer than all the rest of it: `layout_problem` is asked
-    once for every kind of tensor, not at every launch."""
-    made = descriptor.__new__(descriptor)
+def _describe(block: list[int], tensor: Any) -> Any:
+    """The descriptor of K or V without its constructor's checks, which take longer than all the rest of it:
+    `layout_problem` is asked once for every kind of tensor, not at every launch."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    made = TensorDescriptor.__new__(TensorDescriptor)
     made.base, made.shape, made.strides, made.block_shape = tensor, tensor.shape, tensor.stride(), block
     return made
 

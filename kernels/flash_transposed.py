@@ -146,7 +146,7 @@ def flash_fwd_transposed_kernel(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransposedLaunch(TritonLaunch):
     """What `bind` returns; transpose(k, kt) runs before the attention in every launch."""
 

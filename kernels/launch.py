@@ -1,15 +1,20 @@
 """A config bound to a shape, and the short way to launch it again.
 
 `kernel[grid](...)` looks at every argument on every launch to find the compiled kernel: about 11 us. Where all that it
-looks at is known to be as before, `CompiledKernel[grid](...)` starts the same code in about 7 us.
+looks at is known to be as before, `CompiledKernel[grid](...)` starts the same code in about 7 us, and what stands under
+it in less (kernels/direct.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from blocktune.kernels.direct import Describe, direct_launcher, with_descriptors
 from blocktune.kernels.kernel import Launch
+
+DIRECT_TRITON = (3, 6)
+"""The Triton whose launcher kernels/direct.py knows from inside."""
 
 PINNED_TRITON = ((3, 6), (3, 9))
 """First and last Triton whose `CompiledKernel[grid](*arguments)` takes all of the kernel's arguments in order."""
@@ -20,8 +25,8 @@ class TritonLaunch:
     """What `AttentionKernel.bind` returns: launch(q, k, v, out, lse, scale).
 
     The arguments of the jitted function are `leading(q, k, v, out, lse, scale)`, which change with every call
-    (pointers, descriptors, the scale), then `trailing(q, k, v, out)`, which depend on sizes and strides only,
-    constexprs included.
+    (tensors, the scale), then `trailing(q, k, v, out)`, which depend on sizes and strides only, constexprs included.
+    descriptors: the places of leading tensors that the function gets as a descriptor, and what makes it.
     """
 
     function: Any
@@ -29,13 +34,22 @@ class TritonLaunch:
     leading: Callable[..., tuple[Any, ...]]
     trailing: Callable[..., tuple[Any, ...]]
     options: Mapping[str, int]
+    descriptors: tuple[tuple[int, Describe], ...] = ()
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
         self._launch(q, k, v, out, lse, scale)
 
     def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Any:
-        arguments = *self.leading(q, k, v, out, lse, scale), *self.trailing(q, k, v, out)
+        arguments = self.arguments(q, k, v, out, lse, scale)
         return self.function[self.grid](*arguments, **self.options)
+
+    def described(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Sequence[Any]:
+        """The leading arguments as the jitted function takes them."""
+        return with_descriptors(self.leading(q, k, v, out, lse, scale), self.descriptors)
+
+    def arguments(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+        """All arguments of the jitted function."""
+        return *self.described(q, k, v, out, lse, scale), *self.trailing(q, k, v, out)
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
         """Launches once, and returns the shortest launcher for tensors with the sizes, strides, data types and
@@ -48,13 +62,29 @@ class TritonLaunch:
         compiled = self._launch(q, k, v, out, lse, scale)
         if not _can_pin(compiled):
             return self
-        leading, trailing, runner = self.leading, self.trailing(q, k, v, out), compiled[self.grid]
-
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
-            runner(*leading(q, k, v, out, lse, scale), *trailing)
-
+        launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
         launch(q, k, v, out, lse, scale)  # writes the same result again: an unexpected signature shows here, not later
         return launch
+
+
+def launcher_of(
+    compiled: Any,
+    grid: tuple[int, int, int],
+    leading: Callable[..., tuple[Any, ...]],
+    trailing: Sequence[Any],
+    descriptors: Sequence[tuple[int, Describe]] = (),
+) -> Launch:
+    """The shortest launcher of a compiled kernel that this Triton has; arguments as in `direct_launcher`."""
+    if _triton_version() == DIRECT_TRITON:
+        direct = direct_launcher(compiled, grid, leading, trailing, descriptors)
+        if direct is not None:
+            return direct
+    runner = compiled[grid]
+
+    def launch(*arguments: Any) -> None:
+        runner(*with_descriptors(leading(*arguments), descriptors), *trailing)
+
+    return launch
 
 
 def _can_pin(compiled: Any) -> bool:
@@ -64,6 +94,10 @@ def _can_pin(compiled: Any) -> bool:
     """
     from triton.compiler import CompiledKernel
 
-    major, minor = metadata.version("triton").split(".")[:2]
     first, last = PINNED_TRITON
-    return isinstance(compiled, CompiledKernel) and first <= (int(major), int(minor)) <= last
+    return isinstance(compiled, CompiledKernel) and first <= _triton_version() <= last
+
+
+def _triton_version() -> tuple[int, int]:
+    major, minor = metadata.version("triton").split(".")[:2]
+    return int(major), int(minor)

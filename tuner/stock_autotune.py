@@ -128,7 +128,7 @@ def _tune_kernel(
     launches = {config: bind(config, shape) for config in configs}
     function = launches[configs[0]].function
     names = function.arg_names
-    leading = {config: launch.leading(*arguments) for config, launch in launches.items()}
+    leading = {config: launch.described(*arguments) for config, launch in launches.items()}
     trailing_names = names[len(leading[configs[0]]) :]
     trailing = {
         config: dict(zip(trailing_names, launch.trailing(q, k, v, out), strict=True))

@@ -1,6 +1,8 @@
 """The short way to launch: when it is taken, and that it passes what the long way passes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import triton.language as tl
 from triton.compiler import CompiledKernel
 
 from blocktune.kernels import launch
+from blocktune.kernels.direct import MAX_MAPS, EncodedMaps, direct_launcher
 from blocktune.kernels.launch import TritonLaunch
 
 GRID = (7, 1, 1)
@@ -53,6 +56,7 @@ def test_the_long_way_passes_leading_and_trailing_arguments_and_options() -> Non
 
 def test_the_short_way_passes_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_can_pin", lambda compiled: True)
+    monkeypatch.setattr(launch, "DIRECT_TRITON", None)
     compiled = Recorder()
     function = Recorder(returns=compiled)
     short = bound(function).pinned("q", "k", "v", "out", None, 0.5)
@@ -97,3 +101,134 @@ def test_this_triton_passes_all_arguments_through(monkeypatch: pytest.MonkeyPatc
     compiled[GRID]("x", 3, 16, stream=5)
     ((*before, x, n, block),) = received
     assert (before[:6], [x, n, block]) == ([*GRID, 5, "function", "metadata"], ["x", 3, 16])
+
+
+class Launcher:
+    """Stands for Triton 3.6's launcher of a compiled kernel: what reaches its C function is written down."""
+
+    launch_cooperative_grid, launch_pdl = False, True
+    profile_scratch_size = 0
+
+    def __init__(self, *, described: int, scratch: int = 0) -> None:
+        self.global_scratch_size = scratch
+        self.calls: list[tuple[Any, ...]] = []
+        launcher = lambda *arguments: self.calls.append(arguments)  # noqa: E731 - the name is what a closure keeps
+
+        def inner(*arguments: Any) -> None:
+            launcher(*arguments)
+
+        self.launch = inner if described else launcher
+
+
+class Compiled:
+    """Stands for a compiled kernel with some descriptors."""
+
+    function, packed_metadata = "function", "packed"
+
+    def __init__(self, described: int, metadata: tuple[Any, ...] | None = None, scratch: int = 0) -> None:
+        self.run = Launcher(described=described, scratch=scratch)
+        self.metadata = SimpleNamespace(tensordesc_meta=metadata or tuple(f"meta{i}" for i in range(described)))
+        self.ordinary = Recorder()
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
+        return self.ordinary[grid]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Memory at an address."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was encoded; the driver's parts that need a GPU are replaced."""
+    made: list[Any] = []
+
+    def encode(described: Any, metadata: Any) -> list[Any]:
+        made.append((described, metadata))
+        return [f"map of {described}", 8, 64]
+
+    monkeypatch.setattr("triton.backends.nvidia.driver.make_tensordesc_arg", encode)
+    monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 3, raising=False)
+    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
+    return made
+
+
+LAUNCH = (*GRID, 103, "function", False, True, None, None, "packed", None, None, None)
+DESCRIBED = [(1, lambda tensor: f"block of {tensor.address}")]
+
+
+def direct(compiled: Compiled, descriptors: Any = DESCRIBED) -> Any:
+    return direct_launcher(compiled, GRID, lambda a, b, scale: (a, b, None, 2 * scale), (5, 6), descriptors)
+
+
+def test_the_direct_way_passes_addresses_and_keeps_encoded_descriptors(encoded: list[Any]) -> None:
+    compiled = Compiled(1)
+    launch = direct(compiled)
+    launch(Tensor(16), Tensor(32), 0.5)
+    launch(Tensor(48), Tensor(32), 1.0)
+    launch(Tensor(48), Tensor(64), 1.0)
+    assert compiled.run.calls == [
+        (*LAUNCH, 16, "map of block of 32", 8, 64, None, 1.0, 5, 6),
+        (*LAUNCH, 48, "map of block of 32", 8, 64, None, 2.0, 5, 6),
+        (*LAUNCH, 48, "map of block of 64", 8, 64, None, 2.0, 5, 6),
+    ]
+    assert encoded == [("block of 32", "meta0"), ("block of 64", "meta0")]
+
+
+@pytest.mark.usefixtures("encoded")
+def test_the_direct_way_without_descriptors() -> None:
+    compiled = Compiled(0)
+    direct(compiled, ())(Tensor(16), Tensor(32), 0.5)
+    assert compiled.run.calls == [(*LAUNCH, 16, 32, None, 1.0, 5, 6)]
+
+
+def test_encoded_descriptors_do_not_pile_up(encoded: list[Any]) -> None:
+    maps = EncodedMaps(lambda tensor: tensor.address, "meta")
+    for address in range(3 * MAX_MAPS):
+        maps.of(Tensor(address))
+    assert len(maps._maps) <= MAX_MAPS
+    assert len(encoded) == 3 * MAX_MAPS
+
+
+@pytest.mark.usefixtures("encoded")
+@pytest.mark.parametrize("when", ["enter", "exit"])
+def test_a_profiler_s_hooks_are_called_by_the_ordinary_way(when: str) -> None:
+    compiled = Compiled(1)
+    launch = direct(compiled)
+    chain = getattr(triton.knobs.runtime, f"launch_{when}_hook")
+    chain.add(hook := lambda metadata: None)
+    try:
+        launch(Tensor(16), Tensor(32), 0.5)
+    finally:
+        chain.remove(hook)
+    assert compiled.run.calls == []
+    assert compiled.ordinary.calls == [(GRID, (Tensor(16), "block of 32", None, 1.0, 5, 6), {})]
+
+
+@pytest.mark.usefixtures("encoded")
+@pytest.mark.parametrize(
+    "compiled", [Compiled(1, scratch=128), Compiled(1, metadata=(None,)), Compiled(0, metadata=("a", "b")), Compiled(2)]
+)
+def test_a_launcher_that_is_not_as_expected_is_left_alone(compiled: Compiled) -> None:
+    assert direct(compiled) is None
+
+
+def test_the_real_launcher_has_the_parts_that_the_direct_way_takes() -> None:
+    """Of Triton 3.6: read from its source, since it cannot be made without a GPU."""
+    if launch._triton_version() != launch.DIRECT_TRITON:
+        pytest.skip(f"only Triton {launch.DIRECT_TRITON} is launched directly")
+    from triton.backends.nvidia import driver
+
+    wrapped = driver.wrap_handle_tensordesc(print, {"a": "tensordesc<fp16[1]>"}, None)
+    assert (
+        dict(zip(wrapped.__code__.co_freevars, wrapped.__closure__ or (), strict=True))["launcher"].cell_contents
+        is print
+    )
+    assert driver.wrap_handle_tensordesc(print, {"a": "*fp16"}, None) is print
+    assert driver._BASE_ARGS_FORMAT == "iiiKKppOOOOOO"

@@ -116,7 +116,7 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     config = kernel.default_config(shape, limits_for((9, 0)))
     launch: Any = kernel.bind(config, shape)
     query, key, value, out = tensors(shape)
-    arguments = (*launch.leading(query, key, value, out, None, 1.0), *launch.trailing(query, key, value, out))
+    arguments = launch.arguments(query, key, value, out, None, 1.0)
     expected = launch_key(launch.function, 90, arguments, dict(launch.options))
     assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
 

@@ -1,0 +1,122 @@
+"""The shortest way to launch a compiled kernel again: straight to the C function of Triton 3.6's launcher.
+
+`CompiledKernel[grid](*arguments)` spends its time in Python: on every launch it walks the arguments, encodes every
+tensor descriptor anew (3 us each), asks CUDA about every pointer and calls the profiling hooks. Here addresses are
+passed as numbers, and an encoded descriptor is kept by the address of its tensor, since sizes and strides are those of
+the plan.
+
+It reads what is private to Triton, so it is taken only for the version that it was read from, a kernel without scratch
+memory, and as long as nobody hangs on the launch hooks; otherwise the launch goes the ordinary way.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MAX_MAPS = 1024
+"""Encoded descriptors that a plan keeps for each of its tensors. They are 128 bytes, and pointers come back: allocators
+reuse memory."""
+
+Describe = Callable[[Any], Any]
+"""Makes the descriptor of a tensor."""
+
+
+class EncodedMaps:
+    """The encoded descriptors of one argument, each with the sizes and strides that follow it in a launch."""
+
+    __slots__ = ("_describe", "_maps", "_metadata")
+
+    def __init__(self, describe: Describe, metadata: Any) -> None:
+        self._describe = describe
+        self._metadata = metadata
+        self._maps: dict[int, list[Any]] = {}
+
+    def of(self, tensor: Any) -> list[Any]:
+        address = tensor.data_ptr()
+        found = self._maps.get(address)
+        return self._encoded(tensor, address) if found is None else found
+
+    def _encoded(self, tensor: Any, address: int) -> list[Any]:
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        if len(self._maps) >= MAX_MAPS:
+            self._maps.clear()
+        made: list[Any] = make_tensordesc_arg(self._describe(tensor), self._metadata)
+        self._maps[address] = made
+        return made
+
+
+def direct_launcher(
+    compiled: Any,
+    grid: tuple[int, int, int],
+    leading: Callable[..., tuple[Any, ...]],
+    trailing: Sequence[Any],
+    descriptors: Sequence[tuple[int, Describe]],
+) -> Callable[..., None] | None:
+    """launch(*arguments) enqueues `compiled` on the current stream of the current device; None where there is no way.
+
+    Args:
+        compiled: a `CompiledKernel` that has been launched.
+        grid: programs in three dimensions.
+        leading: makes the kernel's first arguments, which change from call to call, of a launch's arguments.
+        trailing: the others, as they are in every launch.
+        descriptors: which of the leading arguments are tensors that the kernel gets as descriptors.
+    """
+    import torch
+    from triton import knobs
+
+    ends = _ends(compiled, len(descriptors))
+    if ends is None:
+        return None
+    launch_in_c, metadata = ends
+    maps: list[EncodedMaps | None] = [None] * (1 + max((slot for slot, _ in descriptors), default=-1))
+    for (slot, describe), own in zip(descriptors, metadata, strict=True):
+        maps[slot] = EncodedMaps(describe, own)
+    described, runtime, run, rest = len(maps), knobs.runtime, compiled.run, tuple(trailing)
+    function, packed = compiled.function, compiled.packed_metadata
+    options = run.launch_cooperative_grid, run.launch_pdl, None, None, packed, None, None, None
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    current_device, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    ordinary = compiled[grid]
+
+    def launch(*arguments: Any) -> None:
+        values = leading(*arguments)
+        if (
+            runtime.launch_enter_hook is not enter
+            or runtime.launch_exit_hook is not leave
+            or enter.calls
+            or leave.calls
+        ):
+            ordinary(*with_descriptors(values, descriptors), *rest)
+            return
+        final: list[Any] = []
+        for value, own in zip(values, maps, strict=False):
+            if own is not None:
+                final += own.of(value)
+            else:
+                final.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
+        final += [value.data_ptr() if hasattr(value, "data_ptr") else value for value in values[described:]]
+        launch_in_c(*grid, stream_of(current_device()), function, *options, *final, *rest)
+
+    return launch
+
+
+def with_descriptors(values: Sequence[Any], descriptors: Sequence[tuple[int, Describe]]) -> Sequence[Any]:
+    """The arguments with descriptors in the place of the tensors that have one."""
+    if not descriptors:
+        return values
+    made = list(values)
+    for slot, describe in descriptors:
+        made[slot] = describe(made[slot])
+    return made
+
+
+def _ends(compiled: Any, described: int) -> tuple[Callable[..., None], Sequence[Any]] | None:
+    """The C function under a launcher, and what it knows of every descriptor; None if it is not as expected."""
+    run = compiled.run
+    metadata = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+    if len(metadata) != described or None in metadata or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    if not described:
+        return run.launch, ()
+    cells = dict(zip(run.launch.__code__.co_freevars, run.launch.__closure__ or (), strict=True))
+    return (cells["launcher"].cell_contents, metadata) if "launcher" in cells else None
