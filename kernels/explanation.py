@@ -22,7 +22,7 @@ _REASONS = {
 
 _HOW = {
     Reuse.EXACT: "on this device",
-    Reuse.OTHER_DRIVER: "on this device with another driver",
+    Reuse.OTHER_DRIVER: "on this device with another driver or power limit",
     Reuse.OTHER_COMPILER: "on this device with another triton or ptxas",
     Reuse.OTHER_SOURCE: "on this device with another version of the kernel's source",
     Reuse.SAME_CAPABILITY: "elsewhere, on a device of this compute capability,",

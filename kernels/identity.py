@@ -1,11 +1,10 @@
 """What a measurement belongs to besides its shape and config, and what it is worth where something of that differs.
 
 A time is a fact about one kind of device (name, compute capability, SM count: `DeviceSpec.key`), one version of a
-kernel's source, the Triton and ptxas that compiled it, and the driver that ran it. Whatever else the caller asks for
-(data type, head dimensions, mask, direction, features) is part of the shape.
+kernel's source, the Triton and ptxas that compiled it, and the driver and power limit under which it ran. Whatever else
+the caller asks for (data type, head dimensions, mask, direction, features) is part of the shape.
 """
 
-import ctypes
 import re
 import subprocess
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 
-NVML_LIBRARY = "libnvidia-ml.so.1"
-_NVML_TEXT_BYTES = 96  # more than NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+POWER_CLASS = 0.1
+"""Power limits that differ by more than this share of the higher one are others."""
 
 
 class Reuse(StrEnum):
     """How far a measurement's identity is from the present one, nearest first. Only `EXACT` is a measurement of ours.
+    Another power limit is as much as another driver.
 
     Rows of another kind of device, such as an H100's on an H200, are never more than `SAME_CAPABILITY`, and neither are
     rows of unknown descent.
@@ -33,19 +33,21 @@ class Reuse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """device_key: `DeviceSpec.key`. kernel_hash: of the device code. The versions are empty where they are unknown."""
+    """device_key: `DeviceSpec.key`. kernel_hash: of the device code. Versions are empty and the power limit is 0 where
+    they are unknown."""
 
     device_key: str
     kernel_hash: str
     triton: str
     ptxas: str
     driver: str
+    power_limit_w: int = 0
 
 
 def reuse_of(measured: Identity, present: Identity) -> Reuse | None:
     """What a measurement of one identity is worth in another, judged by the greatest difference; None is nothing.
 
-    A version that one side does not know counts as equal: a device that is only named has no driver.
+    What one side does not know counts as equal: a device that is only named has no driver.
     """
     if measured.device_key != present.device_key:
         same = _compute_capability(measured.device_key) == _compute_capability(present.device_key) != ""
@@ -54,7 +56,10 @@ def reuse_of(measured: Identity, present: Identity) -> Reuse | None:
         return Reuse.OTHER_SOURCE
     if _differ(measured.triton, present.triton) or _differ(measured.ptxas, present.ptxas):
         return Reuse.OTHER_COMPILER
-    return Reuse.OTHER_DRIVER if _differ(measured.driver, present.driver) else Reuse.EXACT
+    watts = sorted((measured.power_limit_w, present.power_limit_w))
+    if _differ(measured.driver, present.driver) or 0 < watts[0] < (1 - POWER_CLASS) * watts[1]:
+        return Reuse.OTHER_DRIVER
+    return Reuse.EXACT
 
 
 def _differ(one: str, other: str) -> bool:
@@ -88,23 +93,3 @@ def ptxas_version(sm_arch: int) -> str:
         return ""
     match = re.search(r"V(\d+(?:\.\d+)+)", banner)
     return match[1] if match else banner.strip()
-
-
-@cache
-def driver_version() -> str:
-    """The driver's version as NVML tells it, such as `580.65.06`; empty without a driver.
-
-    CUDA itself tells only the newest CUDA that the driver supports (`cuDriverGetVersion`).
-    """
-    try:
-        nvml = ctypes.CDLL(NVML_LIBRARY)
-    except OSError:
-        return ""
-    text = ctypes.create_string_buffer(_NVML_TEXT_BYTES)
-    if nvml.nvmlInit_v2() != 0:
-        return ""
-    try:
-        code = nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_NVML_TEXT_BYTES))
-    finally:
-        nvml.nvmlShutdown()
-    return text.value.decode(errors="replace") if code == 0 else ""

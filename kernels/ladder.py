@@ -1,7 +1,7 @@
 """Which config serves a shape: the rungs from a measurement of exactly this shape down to PyTorch's own attention.
 
     exact             measured for this shape on this device, with this kernel source, triton, ptxas and driver
-    other_driver      the same with another driver
+    other_driver      the same with another driver or power limit
     other_compiler    the same with another triton or ptxas
     other_source      the same with another version of the kernel's source
     same_capability   measured for this shape elsewhere, on a device of this compute capability
@@ -145,7 +145,7 @@ def climb_down(
 
 _EMPTY = {
     Rung.EXACT: "nothing was measured for this shape on this device with this kernel source, triton, ptxas and driver",
-    Rung.OTHER_DRIVER: "nor with another driver",
+    Rung.OTHER_DRIVER: "nor with another driver or power limit",
     Rung.OTHER_COMPILER: "nor with another triton or ptxas",
     Rung.OTHER_SOURCE: "nor with another version of the kernel's source",
     Rung.SAME_CAPABILITY: "nor elsewhere, on a device of this compute capability",

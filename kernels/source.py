@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,13 +16,16 @@ from typing import Any, Protocol
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import BlocktuneError, StoreError, UsageError
-from blocktune.kernels.identity import Identity, Reuse, driver_version, ptxas_version, reuse_of, triton_version
+from blocktune.kernels.identity import Identity, Reuse, ptxas_version, reuse_of, triton_version
+from blocktune.kernels.nvml import driver_version, power_limit_w
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.store_file import SqliteRows, user_store_path
 
 logger = logging.getLogger("blocktune")
 
 SHIPPED_RESULTS = "blocktune.results"
+_ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
+
 RESULTS_FORMAT = ("blocktune-results", 1)
 """The `format` and `schema` of an exported document; db/exchange.py describes it."""
 
@@ -143,10 +146,13 @@ def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
 
 
 def _identity_of(row: Mapping[str, Any]) -> Identity:
-    return Identity(**{field: _text(row[field]) for field in _IDENTITY})
+    watts = row.get("power_limit_w", 0)  # older stores do not tell
+    if type(watts) is not int or watts < 0:
+        raise UsageError(f"`power_limit_w >= 0` must hold, but got {watts!r:.100}.")
+    return Identity(**{field: _text(row[field]) for field in _TEXTS}, power_limit_w=watts)
 
 
-_IDENTITY = tuple(field.name for field in fields(Identity))
+_TEXTS = ("device_key", "kernel_hash", "triton", "ptxas", "driver")
 
 
 def _present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
@@ -156,6 +162,7 @@ def _present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
         triton=triton_version(),
         ptxas=ptxas_version(device.limits.sm_arch),
         driver=driver_version(),
+        power_limit_w=power_limit_w(device.uuid),
     )
 
 
@@ -232,7 +239,7 @@ def _exported_rows(name: str, document: Any) -> list[dict[str, Any]]:
         environments = document["environments"]
         return [
             {"device_key": device_key}
-            | {field: environments[best["environment"]][field] for field in ("triton", "ptxas", "driver")}
+            | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
             | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
             for best in document["bests"]
         ]

@@ -21,7 +21,7 @@ from blocktune.kernels.errors import (
 )
 from blocktune.kernels.fork_gate import GatedConnection
 
-NEWEST_SCHEMA = 2
+NEWEST_SCHEMA = 3
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 BUSY_SECONDS = 0.02
@@ -30,10 +30,9 @@ MAX_ROWS = 4096
 _STEPS_BETWEEN_CHECKS = 1000  # SQLite's virtual machine runs about 1e8 of them a second
 
 _QUERY = """
-    SELECT device_key, shape_json AS shape, config_json AS config, kernel_hash, origin, time_us, triton, ptxas,
-           driver
+    SELECT *, shape_json AS shape, config_json AS config
     FROM dispatch WHERE device_key LIKE ? LIMIT ?
-"""
+"""  # all columns, since the view of older schemas lacks some
 
 
 def user_store_path() -> Path:

@@ -77,6 +77,7 @@ def test_the_view_of_the_dispatcher_needs_sqlite_alone(sqlite_store: ResultStore
         "torch": "2.11.0",
         "cuda": "13.0",
         "driver": "580.65.06",
+        "power_limit_w": 700,
     }
 
 

@@ -138,9 +138,14 @@ def best(
     triton: str | None = None,
     ptxas: str | None = None,
     driver: str = "",
+    power_limit_w: int = 0,
 ) -> Best:
     environment = Environment(
-        triton=triton or triton_version(), ptxas=ptxas or ptxas_version(90), torch="2.11.0", driver=driver
+        triton=triton or triton_version(),
+        ptxas=ptxas or ptxas_version(90),
+        torch="2.11.0",
+        driver=driver,
+        power_limit_w=power_limit_w,
     )
     return Best(
         device=device,

@@ -16,9 +16,10 @@ import torch
 
 from blocktune.kernels import dispatch, misses, plan, registry, resolver
 from blocktune.kernels.dispatch import Dispatcher
-from blocktune.kernels.identity import driver_version, ptxas_version, triton_version
+from blocktune.kernels.identity import ptxas_version, triton_version
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.misses import MissLog
+from blocktune.kernels.nvml import driver_version
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
 

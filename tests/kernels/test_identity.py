@@ -1,14 +1,12 @@
 """What a measurement of one device and software is worth on another, and how the versions here are found."""
 
-import ctypes
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from blocktune.kernels import identity
 from blocktune.kernels.device import device_named
-from blocktune.kernels.identity import Identity, Reuse, driver_version, ptxas_version, reuse_of
+from blocktune.kernels.identity import Identity, Reuse, ptxas_version, reuse_of
 
 HERE = Identity(
     device_key=device_named("h200").key,
@@ -16,6 +14,7 @@ HERE = Identity(
     triton="3.6.0",
     ptxas="12.8.93",
     driver="580.65.06",
+    power_limit_w=700,
 )
 H100 = {"device_key": device_named("h100_sxm5").key}
 SLICE = {"device_key": "nvidia h200 mig 1g.18gb|9.0|16"}
@@ -26,6 +25,9 @@ SLICE = {"device_key": "nvidia h200 mig 1g.18gb|9.0|16"}
     [
         ({}, Reuse.EXACT),
         ({"driver": "580.65.07"}, Reuse.OTHER_DRIVER),
+        ({"power_limit_w": 350}, Reuse.OTHER_DRIVER),
+        ({"power_limit_w": 690}, Reuse.EXACT),
+        ({"power_limit_w": 350, "triton": "3.6.1"}, Reuse.OTHER_COMPILER),
         ({"triton": "3.6.1"}, Reuse.OTHER_COMPILER),
         ({"ptxas": "12.9.1"}, Reuse.OTHER_COMPILER),
         ({"ptxas": "12.9.1", "driver": "570"}, Reuse.OTHER_COMPILER),
@@ -39,6 +41,7 @@ SLICE = {"device_key": "nvidia h200 mig 1g.18gb|9.0|16"}
         ({"device_key": ""}, None),
         ({"device_key": "9.0"}, None),
         # a device that is only named has no driver, and old rows may lack versions
+        ({"power_limit_w": 0}, Reuse.EXACT),
         ({"driver": ""}, Reuse.EXACT),
         ({"ptxas": "", "triton": ""}, Reuse.EXACT),
     ],
@@ -48,39 +51,6 @@ def test_the_greatest_difference_decides(changes: dict[str, Any], worth: Reuse |
     there = replace(HERE, **changes)
     assert reuse_of(there, HERE) is worth
     assert reuse_of(HERE, there) is worth
-
-
-class FakeNvml:
-    """libnvidia-ml as the code calls it; `code` is what the query answers."""
-
-    def __init__(self, code: int) -> None:
-        self.code, self.open = code, 0
-
-    def nvmlInit_v2(self) -> int:
-        self.open += 1
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text: Any, length: ctypes.c_uint) -> int:
-        assert length.value == ctypes.sizeof(text)
-        text.value = b"580.65.06"
-        return self.code
-
-    def nvmlShutdown(self) -> int:
-        self.open -= 1
-        return 0
-
-
-@pytest.mark.parametrize(("code", "version"), [(0, "580.65.06"), (999, "")])
-def test_the_driver_is_asked_and_let_go(code: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml(code)
-    monkeypatch.setattr(identity.ctypes, "CDLL", lambda name: nvml)
-    assert driver_version.__wrapped__() == version
-    assert nvml.open == 0
-
-
-def test_without_a_driver_its_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "NVML_LIBRARY", "libnosuch.so.1")
-    assert driver_version.__wrapped__() == ""
 
 
 @pytest.mark.parametrize(
@@ -105,10 +75,3 @@ def test_an_assembler_that_does_not_run_is_unknown(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(compiler, "get_ptxas_version", missing)
     assert ptxas_version.__wrapped__(90) == ""
-
-
-@pytest.mark.gpu
-def test_the_driver_is_the_one_that_the_tuner_records() -> None:
-    from blocktune.tuner import telemetry
-
-    assert driver_version() == telemetry.driver_version() != ""

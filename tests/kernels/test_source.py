@@ -69,6 +69,7 @@ def test_the_store_is_not_changed_by_reading(store: Path) -> None:
         ({"driver": "580.65.06"}, (Origin.MEASURED, Reuse.EXACT)),
         ({"driver": "570.1"}, (Origin.BORROWED, Reuse.OTHER_DRIVER)),
         ({"triton": "3.5.0"}, (Origin.BORROWED, Reuse.OTHER_COMPILER)),
+        ({"power_limit_w": 500}, (Origin.BORROWED, Reuse.OTHER_DRIVER)),
         ({"ptxas": "12.4.1", "driver": "570.1"}, (Origin.BORROWED, Reuse.OTHER_COMPILER)),
         ({"kernel_hash": "1111111111111111", "triton": "3.5.0"}, (Origin.BORROWED, Reuse.OTHER_SOURCE)),
         ({"device": H100}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
@@ -85,8 +86,21 @@ def test_what_a_row_is_worth_here(
     tmp_path: Path, changes: dict[str, Any], found: tuple[Origin, Reuse | None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(source, "power_limit_w", lambda uuid: 700)
     path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
     assert [(row.origin, row.reuse) for row in SqliteConfigs(path).configs(H200)] == ([] if found is None else [found])
+
+
+def test_a_store_of_an_older_schema_is_read(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as connection, connection:
+        (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'dispatch'").fetchone()
+        connection.execute("DROP VIEW dispatch")
+        connection.execute(view.replace(",\n    environment.power_limit_w AS power_limit_w", ""))
+        connection.execute("UPDATE blocktune_schema SET version_num = '0002'")
+    with closing(sqlite3.connect(store)) as connection:
+        columns = [column[0] for column in connection.execute("SELECT * FROM dispatch").description]
+    assert "power_limit_w" not in columns
+    assert origins(SqliteConfigs(store)) == [Origin.MEASURED]
 
 
 def test_rows_of_h100_and_h200_never_mix(tmp_path: Path) -> None:
@@ -135,6 +149,8 @@ GOOD_ROW = {
         {"time_us": -1.0},
         {"time_us": "10"},
         {"triton": None},
+        {"power_limit_w": -1},
+        {"power_limit_w": "700"},
         {"kernel_hash": b"feedbeef"},
     ],
 )
