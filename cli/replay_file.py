@@ -14,7 +14,7 @@ FORMAT, SCHEMA = "blocktune-replay", 1
 
 COUNTS = ("5", "10", "20", "40", "80")
 STRATEGY_COLUMNS = ("strategy", *(f"after {count}" for count in COUNTS), "95th percentile at 20", "seconds for 20")
-MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared bytes exact",
+MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
                  "registers off by")  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def model_cells(row: Mapping[str, Any]) -> list[str]:
         f"{ranks['median']:.2f} ({ranks['low']:.2f})",
         f"{_percent(first['median'])} ({_percent(first['high'])})",
         f"{_percent(best['median'])} ({_percent(best['high'])})",
-        f"{100 * row['shared_exact']['median']:.0f} %",
-        f"{row['register_error']['median']:.0f}",
+        f"{row['shared_error_bytes']['median']:,.0f} B ({row['shared_error_bytes']['high']:,.0f} B)",
+        f"{row['register_error']['median']:.0f} ({row['register_error']['high']:.0f})",
     ]
 
 

@@ -20,6 +20,7 @@ from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.limits import WARP_SIZE
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.tuner.cost_constants import CONSTANTS, CostConstants
 from blocktune.tuner.occupancy import Occupancy, occupancy
 from blocktune.tuner.overlap import round_cycles
 from blocktune.tuner.visits import Visits, visits_of
@@ -31,74 +32,11 @@ L2_BYTES_PER_CLOCK = 64.0
 LOCAL_BYTES_PER_CLOCK = 64.0
 """Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
 
-SPILLED_ROUNDS = 0.4
-"""Share of the spilled bytes that is stored and loaded in every key tile; the rest is spilled outside the loop."""
-
 OPERAND_BYTES_PER_CLOCK = 128.0
 """Of one SM: shared memory feeds both operands of a score product, one bank's word each of 32 banks a clock."""
 
-LOAD_LATENCY_CYCLES = 600.0
-"""From the request of a tile to its use when L2 holds it: about 260 cycles when idle on Hopper, more when busy."""
-
-MEMORY_LATENCY_CYCLES = 1000.0
-"""What a tile takes longer that nobody has read before: device memory under load, and the way there."""
-
-LATENCY_REGULARITY = 2.0
-"""Exponent by which waiting for a tile dwindles as it is requested earlier, in its mean latency: 1 would be for
-latencies that vary as much as an exponential distribution."""
-
-HELD_ROUNDS = 0.2
-"""How much longer than a round a tile keeps its buffer where a product runs on into the next one."""
-
-ROUND_LATENCY_CYCLES = 250.0
-"""Waiting of a warpgroup in every key tile that uses no unit: starting and draining two matrix products (about 60
-each), two reductions across four lanes (two shuffles each, about 30 a shuffle), and the barrier of the pipeline."""
-
-ROW_OPERATIONS = 140.0
-"""Of a row in every key tile: maximum and sum across the four lanes that share it (four shuffles, each of which takes
-the place of four operations), new factor and old sum, all of it in all four."""
-
-SOFTMAX_OVERLAP = 1.6
-"""Exponent by which exponentials and the other arithmetic of the softmax are joined. They have units of their own, but
-one thread issues them in turn, and warps that share a scheduler reach their softmax together: nearer the sum (1) than
-the maximum."""
-
-CROSS_WARP_CYCLES = 500.0
-"""More waiting where the scores of a row lie in several warps: two reductions through shared memory and a barrier."""
-
-SECOND_WARPGROUP = 0.3
-"""What a further warpgroup of the same block adds to the overlap, as a share of an independent one: both wait at a
-barrier in every key tile, so that they drift apart within a tile only."""
-
 WARPGROUP_ROWS = 64
 """Rows of a warpgroup that walks along the keys on its own, since other warps copy for it."""
-
-BLOCK_START_CYCLES = 5500.0
-"""Of a block beside its rounds: its launch, the way of queries and first keys from device memory, one after the other,
-and its output's way back."""
-
-NEXT_TILE_CYCLES = 600.0
-"""The same where the warps that copy fetch the next queries and keys while the last ones are computed with."""
-
-UNEVEN_END = 1.0
-"""Blocks of mean length that causal blocks leave uneven at the end, although the longest start first."""
-
-LAUNCH_US = 3.0
-"""From the event before a launch to its first block, and from the last one to the event behind it."""
-
-MERGE_US = 3.0
-"""A second launch, which waits for the first and merges what its blocks found out about shares of the keys."""
-
-MEMORY_SHARE = 0.92
-"""What device memory delivers of its rate: the rest goes to refreshing and to turning from reads to writes."""
-
-SUSTAINED_CLOCK = 0.9
-"""Clock under this load over that of the advertised matrix rate: an H200 at its power limit holds 1.54 to 1.75 GHz of
-1.83 in attention."""
-
-BURSTINESS = 2.0
-"""Exponent by which times of comparable size that overlap are joined: neither comes evenly, so that they wait for each
-other; 1 would be the sum, infinity the maximum."""
 
 MMA_ROWS = 16
 """Rows of a matrix instruction's result that one warp holds."""
@@ -148,6 +86,7 @@ def predict(
     device: DeviceSpec,
     softmax: SoftmaxCost | None = None,
     parts: int = 1,
+    constants: CostConstants = CONSTANTS,
 ) -> CostBreakdown:
     """The predicted time of a compiled config.
 
@@ -159,6 +98,7 @@ def predict(
         device: with its rates.
         softmax: what the kernel's softmax costs; None is the textbook form.
         parts: shares that the keys of every query are cut into; a second launch merges more than one.
+        constants: what the model takes for granted.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
@@ -166,7 +106,7 @@ def predict(
     require_rates(device)
     if occupied.blocks_per_sm == 0:
         raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
-    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost(), parts).breakdown()
+    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost(), parts, constants).breakdown()
 
 
 def predict_us(
@@ -175,6 +115,7 @@ def predict_us(
     shape: AttentionShape,
     device: DeviceSpec,
     resources: KernelResources,
+    constants: CostConstants = CONSTANTS,
 ) -> float:
     """The predicted time of a compiled config in microseconds.
 
@@ -184,7 +125,7 @@ def predict_us(
     occupied = occupancy(resources, device.limits)
     softmax = kernel.softmax_cost(config)
     config, folded = kernel.as_forward(config, shape)
-    return predict(folded, config, resources, occupied, device, softmax, parts_of(folded, shape)).total_us
+    return predict(folded, config, resources, occupied, device, softmax, parts_of(folded, shape), constants).total_us
 
 
 def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
@@ -223,9 +164,10 @@ class _Model:
         device: DeviceSpec,
         softmax: SoftmaxCost,
         parts: int,
+        constants: CostConstants,
     ) -> None:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
-        self._softmax, self._parts = softmax, parts
+        self._softmax, self._parts, self._constants = softmax, parts, constants
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self._visits: Visits = visits_of(shape, config.block_m, config.block_n)
         self._heads = shape.batch * shape.num_heads
@@ -235,7 +177,7 @@ class _Model:
         self._tensor = share * self._tensor_cycles()
         self._exp = share * self._scores / device.limits.exp_per_clock
         self._arithmetic = share * self._arithmetic_cycles()
-        spilled = SPILLED_ROUNDS * resources.spill_bytes * WARP_SIZE * self._warps
+        spilled = self._constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
         self._spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
 
@@ -244,8 +186,8 @@ class _Model:
         edges = self._grid / self._device.num_sms * self._edge_cycles() / self._blocks
         even = tiles * self._tile_cycles(self._blocks) + edges
         whole = self._makespan_cycles()
-        hbm = self._hbm_bytes() / (MEMORY_SHARE * self._memory_gbs * 1e3)
-        launches = LAUNCH_US + (MERGE_US if self._parts > 1 else 0.0)
+        hbm = self._hbm_bytes() / (self._constants.memory_share * self._memory_gbs * 1e3)
+        launches = self._constants.launch_us + (self._constants.merge_us if self._parts > 1 else 0.0)
         return CostBreakdown(
             tensor_us=self._us(tiles * self._tensor),
             exp_us=self._us(tiles * self._exp),
@@ -256,7 +198,7 @@ class _Model:
             latency_us=self._us(tiles * self._waiting_cycles(self._blocks) / self._blocks),
             edge_us=launches + self._us(edges),
             tail_us=self._us(max(0.0, whole - even)),
-            total_us=launches + _joined(self._us(whole), hbm, BURSTINESS),
+            total_us=launches + _joined(self._us(whole), hbm, self._constants.burstiness),
         )
 
     # ---- what one key tile needs
@@ -306,7 +248,7 @@ class _Model:
     def _arithmetic_cycles(self) -> float:
         masked = MASK_INSTRUCTIONS * self._visits.masked / self._visits.total
         operations = self._scores * (self._softmax.instructions_per_score + masked)
-        operations += self._config.block_m * ROW_OPERATIONS
+        operations += self._config.block_m * self._constants.row_operations
         if self._softmax.rescales:
             operations += self._config.block_m * padded_width(self._shape.head_dim_v)
         operations += self._softmax.address_instructions * self._config.block_n * self._row_bytes / 16
@@ -329,22 +271,28 @@ class _Model:
     def _idle_cycles(self) -> float:
         """The same where every tile is there in time."""
         rows_a_warp = self._config.block_m // self._warps
-        return ROUND_LATENCY_CYCLES + (CROSS_WARP_CYCLES if rows_a_warp < MMA_ROWS else 0.0)
+        return self._constants.round_latency_cycles + (
+            self._constants.cross_warp_cycles if rows_a_warp < MMA_ROWS else 0.0
+        )
 
     def _late_cycles(self, blocks: int) -> float:
         """Waiting for a tile, which is requested as many rounds of its block ahead as there are free buffers."""
-        held = HELD_ROUNDS if self._softmax.products_overlap else 0.0
+        held = self._constants.held_rounds if self._softmax.products_overlap else 0.0
         ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._round_cycles(blocks, 0.0)
-        latency = LOAD_LATENCY_CYCLES + MEMORY_LATENCY_CYCLES / self._visits.query_tiles + self._load
-        return latency * math.exp(-LATENCY_REGULARITY * ahead / latency)
+        latency = (
+            self._constants.load_latency_cycles
+            + self._constants.memory_latency_cycles / self._visits.query_tiles
+            + self._load
+        )
+        return latency * math.exp(-self._constants.latency_regularity * ahead / latency)
 
     def _round_cycles(self, blocks: int, late: float) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
         per_block = self._warps / self._device.limits.sub_partitions
         # warpgroups that a copying warp feeds wait for tiles, not for each other
-        drift = 1.0 if self._softmax.copying_warps else SECOND_WARPGROUP
+        drift = 1.0 if self._softmax.copying_warps else self._constants.second_warpgroup
         strands = blocks * (1 + (per_block - 1) * drift if per_block > 1 else per_block)
-        softmax = _joined(self._exp, self._arithmetic, SOFTMAX_OVERLAP)
+        softmax = _joined(self._exp, self._arithmetic, self._constants.softmax_overlap)
         compute = round_cycles(
             self._tensor / per_block,
             (softmax / per_block, self._spill / per_block),
@@ -352,14 +300,14 @@ class _Model:
             max(1.0, strands),
             products_overlap=self._softmax.products_overlap,
         )
-        return _joined(compute * per_block / min(1.0, strands), self._load, BURSTINESS)
+        return _joined(compute * per_block / min(1.0, strands), self._load, self._constants.burstiness)
 
     # ---- the whole grid
 
     def _edge_cycles(self) -> float:
         """Of a block beside its rounds. Where products overlap, the first softmax and the last product have nothing to
         overlap with."""
-        fixed = NEXT_TILE_CYCLES if self._softmax.copying_warps else BLOCK_START_CYCLES
+        fixed = self._constants.next_tile_cycles if self._softmax.copying_warps else self._constants.block_start_cycles
         alone = min(self._tensor / 2, self._exp + self._arithmetic) if self._softmax.products_overlap else 0.0
         return fixed + alone + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
 
@@ -374,7 +322,7 @@ class _Model:
         mean = self._block_cycles(self._blocks, self._visits.mean)
         if self._shape.causal is not Causal.NONE:
             longest = self._block_cycles(self._blocks, self._visits.longest)
-            return max(longest, (self._grid / slots + UNEVEN_END) * mean)
+            return max(longest, (self._grid / slots + self._constants.uneven_end) * mean)
         waves, rest = divmod(self._grid, slots)
         left = -(-rest // self._device.num_sms)
         return waves * mean + (self._block_cycles(left, self._visits.mean) if left else 0.0)
@@ -400,7 +348,7 @@ class _Model:
         clock_mhz = float(device.clock_mhz or 0)
         if device.tensor_tflops and device.tensor_flops_per_clock:
             clock_mhz = device.tensor_tflops * 1e6 / (device.tensor_flops_per_clock * device.num_sms)
-        return cycles / (SUSTAINED_CLOCK * clock_mhz)
+        return cycles / (self._constants.sustained_clock * clock_mhz)
 
 
 def _joined(first: float, second: float, exponent: float) -> float:

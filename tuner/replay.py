@@ -17,6 +17,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.paper import paper_config
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.cost_constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost_model import predict_us
 from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.measurement import Finals, Measurement
@@ -103,7 +104,7 @@ class ReplayRun:
 class Replay:
     """What all searches of one sweep share: the problem, its scores and the model's opinions, which take a while."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
         self.sweep = sweep
         self._scores = sweep.scores
         self._trials = {trial.config: trial for trial in sweep.trials}
@@ -115,7 +116,9 @@ class Replay:
             config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials
         }
         self._predicted = {
-            trial.config: predict_us(self._kernels[trial.config.kernel], trial.config, shape, sweep.device, resources)
+            trial.config: predict_us(
+                self._kernels[trial.config.kernel], trial.config, shape, sweep.device, resources, constants
+            )
             for trial in sweep.trials
             if (resources := trial.resources) is not None and trial.outcome is not Outcome.INFEASIBLE
         }

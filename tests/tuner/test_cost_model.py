@@ -13,7 +13,7 @@ from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner import cost_model
+from blocktune.tuner.cost_constants import CONSTANTS
 from blocktune.tuner.cost_model import (
     CostBreakdown,
     missing_rates,
@@ -245,7 +245,7 @@ def test_a_merge_of_shares_is_a_launch_more() -> None:
     assert parts_of(folded, problem) == blocks.parameters["splits"] > 1
     alone = predict(folded, folded_config, resources, occupancy(resources, H200.limits), H200)
     assert predict_us(kernel, blocks, problem, H200, resources) == pytest.approx(
-        alone.total_us + cost_model.MERGE_US, abs=1e-9
+        alone.total_us + CONSTANTS.merge_us, abs=1e-9
     )
     assert parts_of(problem, problem) == 1
 
@@ -341,6 +341,6 @@ def test_threads_that_copy_need_instructions_for_addresses() -> None:
     by_engine = predict(problem, blocks, resources, occupied, H200)
     by_threads = predict(problem, blocks, resources, occupied, H200, SoftmaxCost(address_instructions=6.0))
     pieces, scores = 64 * 2 * 128 * 2 / 16, 64 * 64
-    others = scores * 5.5 + 64 * 128 + 64 * cost_model.ROW_OPERATIONS
+    others = scores * 5.5 + 64 * 128 + 64 * CONSTANTS.row_operations
     ratio = (others + 6 * pieces) / others
     assert by_threads.arithmetic_us == pytest.approx(by_engine.arithmetic_us * ratio)
