@@ -12,6 +12,9 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 
+from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.nvml import driver_version, power_limit_w
+
 POWER_CLASS = 0.1
 """Power limits that differ by more than this share of the higher one are others."""
 
@@ -42,6 +45,18 @@ class Identity:
     ptxas: str
     driver: str
     power_limit_w: int = 0
+
+
+def present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
+    """That of a measurement which would be made now, on this device."""
+    return Identity(
+        device_key=device.key,
+        kernel_hash=kernel_hash,
+        triton=triton_version(),
+        ptxas=ptxas_version(device.limits.sm_arch),
+        driver=driver_version(),
+        power_limit_w=power_limit_w(device.uuid),
+    )
 
 
 def reuse_of(measured: Identity, present: Identity) -> Reuse | None:

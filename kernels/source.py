@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import BlocktuneError, StoreError, UsageError
-from blocktune.kernels.identity import Identity, Reuse, ptxas_version, reuse_of, triton_version
-from blocktune.kernels.nvml import driver_version, power_limit_w
+from blocktune.kernels.identity import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.store_file import SqliteRows, user_store_path
 
@@ -136,7 +135,7 @@ def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
     kernel_hash = _kernel(config).source_hash
     reuse = None
     if origin is not Origin.PREDICTED:
-        reuse = reuse_of(measured, _present_identity(device, kernel_hash))
+        reuse = reuse_of(measured, present_identity(device, kernel_hash))
         if reuse is None:
             return None
         if origin is Origin.BORROWED:
@@ -153,17 +152,6 @@ def _identity_of(row: Mapping[str, Any]) -> Identity:
 
 
 _TEXTS = ("device_key", "kernel_hash", "triton", "ptxas", "driver")
-
-
-def _present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
-    return Identity(
-        device_key=device.key,
-        kernel_hash=kernel_hash,
-        triton=triton_version(),
-        ptxas=ptxas_version(device.limits.sm_arch),
-        driver=driver_version(),
-        power_limit_w=power_limit_w(device.uuid),
-    )
 
 
 def _kernel(config: KernelConfig) -> Any:

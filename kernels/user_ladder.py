@@ -21,14 +21,7 @@ from typing import Any
 
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import StoreError, UsageError
-from blocktune.kernels.identity import (
-    Identity,
-    Reuse,
-    driver_version,
-    ptxas_version,
-    reuse_of,
-    triton_version,
-)
+from blocktune.kernels.identity import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.ladder import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS
 from blocktune.kernels.store_file import SqliteRows, user_store_path
 from blocktune.kernels.user_config import Problem, UserConfig
@@ -124,16 +117,14 @@ def _winner(row: Mapping[str, Any], device: DeviceSpec) -> UserWinner:
     time_us = row["time_us"]
     if not isinstance(time_us, float) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
-    versions = {name: str(row[name]) for name in ("triton", "ptxas", "driver")}
-    measured = Identity(device_key=row["device_key"], kernel_hash=row["source_hash"], **versions)
-    present = Identity(
-        device_key=device.key,
+    measured = Identity(
+        device_key=row["device_key"],
         kernel_hash=row["source_hash"],
-        triton=triton_version(),
-        ptxas=ptxas_version(device.limits.sm_arch),
-        driver=driver_version(),
+        triton=str(row["triton"]),
+        ptxas=str(row["ptxas"]),
+        driver=str(row["driver"]),
     )
-    reuse = reuse_of(measured, present)
+    reuse = reuse_of(measured, present_identity(device, row["source_hash"]))
     if reuse is None:
         raise UsageError(f"A device of compute capability {device.limits.name} was asked for, but got {measured}.")
     return UserWinner(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels import dispatch, plan, registry, resolver, source
+from blocktune.kernels import dispatch, identity, plan, registry, resolver
 from blocktune.kernels.device import device_named
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.ladder import Rung
@@ -32,7 +32,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    monkeypatch.setattr(source, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
     return kernel
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.store import ResultStore, default_store_path
-from blocktune.kernels import registry, source
+from blocktune.kernels import identity, registry
 from blocktune.kernels.config import Origin
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import (
@@ -85,8 +85,8 @@ def test_the_store_is_not_changed_by_reading(store: Path) -> None:
 def test_what_a_row_is_worth_here(
     tmp_path: Path, changes: dict[str, Any], found: tuple[Origin, Reuse | None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(source, "power_limit_w", lambda uuid: 700)
+    monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(identity, "power_limit_w", lambda uuid: 700)
     path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
     assert [(row.origin, row.reuse) for row in SqliteConfigs(path).configs(H200)] == ([] if found is None else [found])
 
