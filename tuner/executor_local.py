@@ -23,9 +23,6 @@ from blocktune.tuner.compile_farm import PROCESSORS_VARIABLE, processors
 from blocktune.tuner.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 from blocktune.tuner.telemetry import canonical_uuid
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.job_worker", str(os.getpid()))
-"""-P keeps the working directory off the import path, as for the worker that measures."""
-
 MAX_TAKEOVERS = 2
 """A job that cost three workers is to blame itself."""
 
@@ -41,13 +38,19 @@ INTERRUPT_SECONDS = 20.0
 Tell = Callable[[Event], None]
 
 
+def worker_command() -> tuple[str, ...]:
+    """What starts a worker of this process. -P keeps the working directory off the import path, as for the worker that
+    measures."""
+    return (sys.executable, "-P", "-m", "blocktune.tuner.job_worker", str(os.getpid()))
+
+
 class LocalExecutor:
     """An `Executor` on GPUs of this host, for one run.
 
     Args:
         devices: the GPUs, alike and each with its UUID.
         names: what each is called in events; None numbers them.
-        command: starts a worker.
+        command: starts a worker; None is `worker_command()`.
         interrupt_seconds: what interrupted workers have before they are killed.
     """
 
@@ -56,13 +59,14 @@ class LocalExecutor:
         devices: Sequence[DeviceSpec],
         *,
         names: Sequence[str] | None = None,
-        command: Sequence[str] = WORKER_COMMAND,
+        command: Sequence[str] | None = None,
         interrupt_seconds: float = INTERRUPT_SECONDS,
     ) -> None:
         share = max(1, int(processors()) // len(devices))
         called = names or [f"GPU {number}" for number in range(len(devices))]
         self._workers = [
-            _Worker(name, command, _environment(device, share)) for name, device in zip(called, devices, strict=True)
+            _Worker(name, command or worker_command(), _environment(device, share))
+            for name, device in zip(called, devices, strict=True)
         ]
         self._interrupt_seconds = interrupt_seconds
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.kernels.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.compile_worker import private_stdout
 from blocktune.tuner.job import Job, progress_json
@@ -90,7 +90,10 @@ def main(arguments: list[str]) -> None:
     answers = private_stdout()
     device = choose_device()  # the only one that this process sees
     with farm_for(device) as compiler:
-        serve(partial(make_job, device, compiler), sys.stdin, answers)
+        try:
+            serve(partial(make_job, device, compiler), sys.stdin, answers)
+        except BlocktuneError as error:
+            sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

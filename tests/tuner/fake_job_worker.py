@@ -10,6 +10,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+CONFIG = {"kernel": "flash_fwd", "block_m": 128, "block_n": 64, "num_warps": 4, "num_stages": 3}
 
 
 def say(**message: object) -> None:
@@ -21,11 +24,15 @@ def progress(done: int) -> None:
     say(progress=values | {"best_us": None, "elapsed_seconds": 0.0, "eta_seconds": None, "message": ""})
 
 
-def report(job: dict[str, object], *, interrupted: bool = False) -> None:
-    say(report={"shape": job["shape"], "interrupted": interrupted, "gpu": GPU})
+def report(job: dict[str, Any], *, interrupted: bool = False) -> None:
+    """As much of a report as is read of it."""
+    best = {"config": CONFIG, "origin": "measured", "time_us": 812.5, "predicted_us": None}
+    shape = {"label": f"shape {job['shape']['batch']}"}
+    facts = {"best": best, "shape": shape, "speedup_over_default": None, "outcomes": {"ok": 4}, "seconds": 0.1}
+    say(report=facts | {"interrupted": interrupted, "gpu": GPU})
 
 
-def make(job: dict[str, object], action: str) -> None:
+def make(job: dict[str, Any], action: str) -> None:
     if action != "wait":
         progress(1)
     if action == "die":
