@@ -1,5 +1,7 @@
 """What computes a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by autograd."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ from blocktune.kernels.tree_mask import WORD_BITS
 def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a call; without `lse` the latter may hold anything, and the scores stay out of memory
     where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except there."""
-    with torch.autocast(query.device.type, enabled=False):
+    device = query.device.type
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
         if not lse and is_pytorchs(query, key, call):
             causal = call.causal is not Causal.NONE
             options = {"scale": call.scale, "enable_gqa": query.shape[1] != key.shape[1]}

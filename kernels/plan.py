@@ -193,7 +193,7 @@ def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
     but for float64."""
     device = query.device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return query, *others
     dtype = torch.get_autocast_dtype(device)
     return tuple(_converted(tensor, device, dtype) for tensor in (query, *others))

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from blocktune.kernels import ops
@@ -79,10 +81,18 @@ def traced_attention(
     return ops.attend(query, key, value, lse=False, **asked)[0]
 
 
+def _is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is more than a tensor: distributed, nested, quantized. While dynamo traces, the type is the user's; a
+    graph that is exported without it has fakes."""
+    if is_dynamo_compiling():
+        return type(tensor) not in (Tensor, Parameter)
+    return is_traceable_wrapper_subclass(tensor)
+
+
 def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
     """Whether a graph that is traced with these tensors calls PyTorch's attention."""
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+    if any(_is_wrapped(tensor) for tensor in tensors):
         return True
     if mask is not None:
         if mask.requires_grad or mask.device != query.device:

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.testing._internal.two_tensor import TwoTensor
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels import dispatch, ops, plan, registry, resolver
@@ -174,6 +175,25 @@ def test_what_no_kernel_takes_stays_pytorchs_in_the_graph() -> None:
     targets = [node.target for node in counter.graphs[0].graph.nodes]
     assert FORWARD not in targets
     assert torch.ops.blocktune.attention_forward not in targets
+
+
+def test_tensors_that_are_more_stay_pytorchs_in_the_graph() -> None:
+    leaves = [TwoTensor(tensor.detach(), tensor.detach() * 2) for tensor in inputs()]
+    graph, counter = compiled(lambda *tensors: attention(*tensors, enable_gqa=True))
+    out = graph(*leaves)
+    assert type(out) is TwoTensor
+    torch.testing.assert_close(out.b, sdpa(*(leaf.b for leaf in leaves), enable_gqa=True))
+    assert "scaled_dot_product" in str(counter.graphs[0].code)
+    parameters = [torch.nn.Parameter(tensor.detach()) for tensor in inputs()]
+    graph(*parameters)
+    assert "blocktune.attention_forward" in str(counter.graphs[1].code)
+
+
+def test_meta_tensors_have_sizes() -> None:
+    query, key, value = (tensor.detach().to("meta") for tensor in inputs())
+    assert attention(query, key, value, enable_gqa=True).shape == query.shape
+    turned = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    assert flash_attn_func(*turned, softcap=1.0).shape == turned[0].shape
 
 
 def asked(**changes: Any) -> list[Any]:
