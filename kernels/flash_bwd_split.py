@@ -68,12 +68,12 @@ class FlashBackwardSplit(FlashBackward):
     name = "flash_bwd_split"
     features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "block_m": (32, 64, 128),
+        "block_m": (32, 64),
         "block_n": (32, 64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2),
         "dq_block_m": (32, 64, 128),
-        "dq_block_n": (32, 64, 128),
+        "dq_block_n": (32, 64),
         "dq_num_warps": (4, 8),
         "dq_num_stages": (1, 2),
     }

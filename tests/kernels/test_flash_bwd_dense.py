@@ -304,7 +304,8 @@ def test_every_block(features: str, blocks: tuple[int, int, int, int]) -> None:
     block_m, block_n, warps, stages = blocks
     own = dict(zip(names, blocks, strict=True))
     queries = {"dq_block_m": block_n, "dq_block_n": block_m, "dq_num_warps": warps, "dq_num_stages": stages}
-    check(shape, KernelConfig.of("flash_bwd_split", own | queries))
+    if block_m in get_kernel("flash_bwd_split").parameters["block_m"]:
+        check(shape, KernelConfig.of("flash_bwd_split", own | queries))
     for reduce in (BY_ATOMICS, BY_COPY_ENGINE):
         check(shape, KernelConfig.of("flash_bwd_fused", own | {"reduce": reduce}))
 
