@@ -8,7 +8,14 @@ import typer
 
 from blocktune.cli.bench_file import write_atomically
 from blocktune.cli.render import note, percent, print_json, print_table
-from blocktune.cli.replay_file import MODEL_COLUMNS, STRATEGY_COLUMNS, model_cells, strategy_cells
+from blocktune.cli.replay_file import (
+    MODEL_COLUMNS,
+    RACING_COLUMNS,
+    STRATEGY_COLUMNS,
+    model_cells,
+    racing_cells,
+    strategy_cells,
+)
 from blocktune.kernels.errors import UsageError
 
 DEFAULT_PLACE = Path("results/sweeps")
@@ -59,6 +66,8 @@ def _show(report: dict[str, Any]) -> None:
     print_table(STRATEGY_COLUMNS, (strategy_cells(name, row) for name, row in report["strategies"].items()))
     typer.echo("")
     print_table(MODEL_COLUMNS, (model_cells(row) for row in report["model"]))
+    typer.echo("")
+    print_table(RACING_COLUMNS, map(racing_cells, report["racing"]))
     for name in report["random_as_good"]:
         note(f"random configs are as good as the default strategy after 20 measurements on {name}")
     goal = report["strategies"].get(report["default"])

@@ -18,6 +18,9 @@ MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "b
                  "registers off by")  # fmt: skip
 
 
+RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those within 2 %")
+
+
 def read_replay(path: Path) -> dict[str, Any]:
     """The document in a file.
 
@@ -52,6 +55,8 @@ def replay_tables(document: Mapping[str, Any]) -> str:
         + (f": {', '.join(alike)}." if alike else "."),
         "The model alone, with nothing measured (medians over the shapes, in brackets the worst):",
         _table(MODEL_COLUMNS, model),
+        "A race, in which a config gets no more than two rounds if these are so much slower than the best:",
+        _table(RACING_COLUMNS, [racing_cells(row) for row in document["racing"]]),
     ]
     return "\n\n".join(parts)
 
@@ -75,6 +80,14 @@ def model_cells(row: Mapping[str, Any]) -> list[str]:
         f"{_percent(best['median'])} ({_percent(best['high'])})",
         f"{row['shared_error_bytes']['median']:,.0f} B ({row['shared_error_bytes']['high']:,.0f} B)",
         f"{row['register_error']['median']:.0f} ({row['register_error']['high']:.0f})",
+    ]
+
+
+def racing_cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{100 * (row['margin'] - 1):.0f} %",
+        f"{100 * row['rounds_saved']:.0f} %",
+        f"{row['stopped_close']} of {row['close']}",
     ]
 
 

@@ -17,7 +17,7 @@ from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.estimate import estimated_resources
 from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.replay import WORKERS, Replay
-from blocktune.tuner.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows
+from blocktune.tuner.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows, racing_row
 from blocktune.tuner.space import SearchSpace
 from blocktune.tuner.sweep_file import Sweep
 
@@ -131,6 +131,23 @@ def test_chance_is_as_good_where_all_are_equal() -> None:
     )
     flat = replace(flat, trials=tuple(replace(trial, time_us=100.0) for trial in flat.trials))
     assert compare_strategies([flat], ["guided", "random"], seeds=1).random_as_good == [SHAPE.label]
+
+
+def test_a_race_stops_the_slow_and_says_whom_it_would_have_stopped_wrongly() -> None:
+    plain = sweep()
+    best = min(plain.timed.values(), key=lambda trial: plain.scores[trial.config])
+    others = [
+        trial
+        for trial in plain.trials
+        if trial.outcome is Outcome.OK and plain.scores[trial.config] > 1.2 * plain.scores[best.config]
+    ]
+    assert best.time_us is not None
+    unlucky = replace(best, samples_us=(1.3 * best.time_us,) * 2 + (best.time_us,) * 8)
+    slow = replace(others[0], samples_us=(2 * best.time_us,) * 10)
+    steady = replace(best, config=others[1].config, samples_us=(best.time_us,) * 10)
+    race = replace(plain, trials=(unlucky, slow, steady))
+    assert racing_row([race], 1.25) == {"margin": 1.25, "rounds_saved": 16 / 30, "close": 2, "stopped_close": 1}
+    assert racing_row([race], 1.5) == {"margin": 1.5, "rounds_saved": 8 / 30, "close": 2, "stopped_close": 0}
 
 
 def test_the_model_is_judged_by_kernel_and_direction() -> None:
