@@ -128,7 +128,10 @@ class JobBars:
                     description=f"{event.worker} | {event.job.shape.label} | {describe(progress)}",
                 )
                 return
-            case Finished() | Failed():
+            case Finished():
+                self._bars.reset(self._workers[event.worker], total=None, description=f"{event.worker} | idle")
+                self._bars.advance(self._all)
+            case Failed():
                 self._bars.advance(self._all)
         line = told(event, number, self._total)
         if line:

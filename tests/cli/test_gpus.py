@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -132,19 +131,6 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path, actions: dict[str, str], presse
     assert len(out.splitlines()) == (2 if presses == 1 else 0)
     assert "interrupted" in err
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_killed_run_leaves_no_worker(tmp_path: Path) -> None:
-    """As far as the workers see the end of their input; the real ones are told by the kernel as well."""
-    (tmp_path / "script.json").write_text(json.dumps({"1": "0", "2": "0", "3": "0.5"}))
-    command = [sys.executable, "-P", "-c", SHARED_RUN, str(FAKE), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        pids = _begun(tmp_path / "log", 1)
-        os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def _begun(log: Path, count: int) -> list[int]:
