@@ -86,7 +86,7 @@ def _is_wrapped(tensor: Tensor) -> bool:
     graph that is exported without it has fakes."""
     if is_dynamo_compiling():
         return type(tensor) not in (Tensor, Parameter)
-    return is_traceable_wrapper_subclass(tensor)
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
