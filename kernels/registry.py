@@ -2,8 +2,8 @@
 
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.errors import UnknownKernelError
-from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.flash_bwd_fused import FlashBackwardFused
+from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
 from blocktune.kernels.flash_decode import FlashDecode
