@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blocktune.kernels.call import Call
 from blocktune.kernels.features import UNLIMITED, MaskKind
-from blocktune.kernels.plan import torch_attention
+from blocktune.kernels.plan import AUTOCAST_DEVICES, torch_attention
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.shape import Causal, Direction
 from blocktune.kernels.tree_mask import WORD_BITS
@@ -17,7 +17,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     """Output and log-sum-exp of a call; without `lse` the latter may hold anything, and the scores stay out of memory
     where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except there."""
     device = query.device.type
-    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+    with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
             causal = call.causal is not Causal.NONE
             options = {"scale": call.scale, "enable_gqa": query.shape[1] != key.shape[1]}

@@ -24,6 +24,9 @@ scaled_dot_product_attention = functional.scaled_dot_product_attention
 """PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
 
 KERNEL_DEVICE = "cuda"
+AUTOCAST_DEVICES = ("cpu", "cuda")
+"""Where autocast may be on; a constant, since Dynamo of PyTorch 2.11 cannot trace the question."""
+
 ALIGNMENT_BYTES = 16
 DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 
@@ -193,7 +196,7 @@ def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
     but for float64."""
     device = query.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return query, *others
     dtype = torch.get_autocast_dtype(device)
     return tuple(_converted(tensor, device, dtype) for tensor in (query, *others))

@@ -35,8 +35,8 @@ class Budget:
             raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
 
 
-MEASURED_BUDGET = Budget(trials=256, seconds=80.0)
-"""Default with a GPU: a run stays below two minutes on 16 cores."""
+MEASURED_BUDGET = Budget(trials=64, seconds=60.0)
+"""Default with a GPU: three times the measurements after which replayed searches are at the best (docs/search.md)."""
 
 PREDICTED_BUDGET = Budget(trials=160, seconds=240.0)
 """Default without a GPU: two cores compile a config in about 0.7 s, so this takes two to three minutes there."""

@@ -21,7 +21,10 @@ SHAPE = AttentionShape(
 )
 WORDS = ("", "window=20:9", "softcap", "alibi", "boolean", "additive", "block_sparse", "window=40:-1 softcap alibi")
 # uncompiled it computes all scores, which it warns about
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # torch 2.11 warns of its own use of it
+]
 
 
 @pytest.fixture
