@@ -93,9 +93,15 @@ def _share(
 
 
 def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, Any]) -> "list[Job]":
+    from blocktune.kernels.registry import competing
     from blocktune.tuner.job import Job
+    from blocktune.tuner.space import SearchSpace
 
-    kernels = search["kernels"]
+    kernels, limits, exhaustive = search["kernels"], search["device"].limits, search["exhaustive"]
+
+    def configs(shape: "AttentionShape") -> int:
+        return len(SearchSpace.build(shape, limits, kernels or competing()).feasible)
+
     return [
         Job(
             shape=shape,
@@ -103,7 +109,8 @@ def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, 
             database=db,
             budget=search["budget"],
             kernels=None if kernels is None else tuple(kernel.name for kernel in kernels),
-            exhaustive=search["exhaustive"],
+            exhaustive=exhaustive,
+            configs=configs(shape) if exhaustive else 0,
             seed=search["seed"],
         )
         for shape in shapes

@@ -15,7 +15,8 @@ class Job:
     """One shape to tune, as plain values that any process understands.
 
     device: `DeviceSpec.key` of the kind of GPU; a worker on another kind must not make it. database: path or URL of the
-    store, None for the user's. kernels: names of those that are searched; None is all. The rest as in `tune`.
+    store, None for the user's. kernels: names of those that are searched; None is all. configs: how many an exhaustive
+    search tries; 0 is unknown. The rest as in `tune`.
     """
 
     shape: AttentionShape
@@ -24,12 +25,14 @@ class Job:
     budget: Budget = field(default_factory=Budget)
     kernels: tuple[str, ...] | None = None
     exhaustive: bool = False
+    configs: int = 0
     seed: int = 0
 
     @property
-    def size(self) -> int:
-        """A measure of how long it takes: every launch computes so much."""
-        return self.shape.flops
+    def size(self) -> tuple[int, int]:
+        """A measure of how long it takes: an exhaustive search by its configs, a bounded one by what a launch
+        computes."""
+        return self.configs if self.exhaustive else 0, self.shape.flops
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -40,6 +43,7 @@ class Job:
             "seconds": self.budget.seconds,
             "kernels": None if self.kernels is None else list(self.kernels),
             "exhaustive": self.exhaustive,
+            "configs": self.configs,
             "seed": self.seed,
         }
 
@@ -52,6 +56,7 @@ class Job:
             budget=Budget(trials=data["trials"], seconds=data["seconds"]),
             kernels=None if data["kernels"] is None else tuple(data["kernels"]),
             exhaustive=data["exhaustive"],
+            configs=data["configs"],
             seed=data["seed"],
         )
 

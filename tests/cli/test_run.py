@@ -162,3 +162,15 @@ def test_a_real_prediction_is_stored_and_answers_tune_best(tune, monkeypatch: py
     assert sum(data["outcomes"].values()) == 2
     again = json.loads(tune("best", *words).stdout)
     assert (again["rung"], again["best"]["config"]) == ("predicted", data["best"]["config"])
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive: bool) -> None:
+    from blocktune.cli.run_many import _jobs
+    from blocktune.tuner.defaults import complete_shape
+
+    search = {"device": device.device_named("h200"), "budget": Budget(), "kernels": None, "seed": 0}
+    shapes = [complete_shape(8192, 64), complete_shape(1, 128, heads=32, kv_heads=8, seq_k=8192)]
+    forward, decoding = _jobs(shapes, None, search | {"exhaustive": exhaustive})
+    assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
+    assert (decoding.size > forward.size) is exhaustive

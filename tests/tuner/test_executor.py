@@ -91,6 +91,12 @@ def test_the_longest_jobs_begin_first_and_whoever_is_idle_takes_the_next(host: H
     assert len({pid for *_, pid in host.log}) == 2
 
 
+def test_an_exhaustive_search_is_as_long_as_its_configs_are_many() -> None:
+    little, many = job(9, exhaustive=True, configs=64), job(1, exhaustive=True, configs=2336)
+    assert max(little, many, key=lambda each: each.size) is many
+    assert max(job(9, configs=64), job(1, configs=2336), key=lambda each: each.size).shape.batch == 9  # bounded alike
+
+
 def test_workers_see_one_gpu_each_and_share_the_processors(host: Host) -> None:
     host.script = {str(batch): "0.3" for batch in (1, 2, 3)}
     host.run(3, 1, 2, 3)
