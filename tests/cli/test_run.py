@@ -170,7 +170,7 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
     from blocktune.tuner.defaults import complete_shape
 
     search = {"device": device.device_named("h200"), "budget": Budget(), "kernels": None, "seed": 0}
-    shapes = [complete_shape(8192, 64), complete_shape(1, 128, heads=32, kv_heads=8, seq_k=8192)]
+    shapes = [complete_shape(8192, 64), complete_shape(1, 128, batch=1, heads=32, kv_heads=8, seq_k=8192)]
     forward, decoding = _jobs(shapes, None, search | {"exhaustive": exhaustive})
     assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
     assert (decoding.size > forward.size) is exhaustive
