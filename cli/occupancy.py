@@ -1,5 +1,6 @@
 """`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +60,7 @@ def occupancy(
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-        subject = default_subject(kernel, _shape_to_compile(seq, dim, dtype, causal), limits)
+        subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
         subject = subject.with_choices(choices, param or [])
         resources = subject.compile()
     result = compute(resources, limits, carveout_percent=carveout)
@@ -102,10 +103,13 @@ def _resources_given(
     )
 
 
-def _shape_to_compile(seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":
+def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":
+    """In the direction that the kernel computes."""
+    from blocktune.kernels.registry import get_kernel
+
     if dim is None:
         raise UsageError("`--kernel` compiles for a head dimension, but `--dim` is missing. Add, say, `--dim 128`.")
-    return complete_shape(seq, dim, dtype=dtype, causal=causal)
+    return replace(complete_shape(seq, dim, dtype=dtype, causal=causal), direction=get_kernel(kernel).direction)
 
 
 def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
@@ -116,6 +120,7 @@ def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
 
     waves = None
     if num_sms is not None and result.blocks_per_sm:
-        waves = waves_of(subject.shape, subject.config.block_m, result, num_sms)
+        blocks, folded = subject.kernel.as_forward(subject.config, subject.shape)
+        waves = waves_of(folded, blocks.block_m, result, num_sms)
     alternatives = steps_down(subject.kernel, subject.config, subject.shape, subject.limits)
     return explain(result, alternatives=alternatives, waves=waves)

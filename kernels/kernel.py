@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from blocktune.kernels.backward_fold import folded_backward
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Direction
@@ -138,12 +139,10 @@ class AttentionKernel(ABC):
         return SoftmaxCost()
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """A plain forward whose grid and tiles are those of this config, for the cost model: the config and shape
-        themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way round."""
-        if shape.direction is Direction.FORWARD:
-            return config, shape
-        turned = replace(config, block_m=config.block_n, block_n=config.block_m)
-        return turned, replace(shape, seqlen_q=shape.seqlen_k, seqlen_k=shape.seqlen_q, direction=Direction.FORWARD)
+        """A plain forward whose grid and tiles are those of this config's longest launch, for the models: config and
+        shape themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way
+        round."""
+        return (config, shape) if shape.direction is Direction.FORWARD else folded_backward(config, shape)
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

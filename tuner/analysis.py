@@ -149,7 +149,7 @@ def analyse(
         config=config,
         occupied=occupied,
         alternatives=steps_down(kernel, config, shape, device.limits),
-        waves=waves_of(_gridded(shape, folded), blocks.block_m, occupied, device.num_sms) if fits else None,
+        waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
         breakdown=predict(
             folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts_of(folded, shape)
         )
@@ -202,11 +202,6 @@ def _folded(
         return blocks, folded
     seen = density * folded.visible_pairs / folded.seqlen_q
     return blocks, replace(folded, seqlen_k=max(1, round(seen)), causal=Causal.NONE, features=NO_FEATURES)
-
-
-def _gridded(shape: AttentionShape, folded: AttentionShape) -> AttentionShape:
-    """The folded shape with a block for every tile of the grid: a backward has one for a key head, not a query head."""
-    return replace(folded, num_heads=shape.num_heads_kv) if shape.direction is Direction.BACKWARD else folded
 
 
 def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:

@@ -201,7 +201,7 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
         step,
         occupied=occupied,
         softmax=kernel.softmax_cost(config),
-        grid_blocks=grid_of(step.name, shape, config),
+        grid_blocks=grid_of(config, shape),
         columns=columns_of(step.name, shape),
         traffic=traffic,
     )

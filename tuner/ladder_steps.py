@@ -13,6 +13,7 @@ from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.flash_kernel import padded_width
 from blocktune.kernels.flash_padded import next_width
 from blocktune.kernels.kernel import SoftmaxCost
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.comparison import Timing
 from blocktune.tuner.io_kernels import traffic_of
@@ -135,9 +136,10 @@ def columns_of(name: str, shape: AttentionShape) -> int:
     return width(shape.head_dim) + width(shape.head_dim_v)
 
 
-def grid_of(name: str, shape: AttentionShape, config: KernelConfig) -> int:
-    heads = shape.batch * shape.num_heads
-    return heads if name == V1 else heads * -(-shape.seqlen_q // config.block_m)
+def grid_of(config: KernelConfig, shape: AttentionShape) -> int:
+    """Blocks of the attention itself, or where a block takes one tile after another, tiles."""
+    blocks, folded = get_kernel(config.kernel).as_forward(config, shape)
+    return folded.batch * folded.num_heads * -(-folded.seqlen_q // blocks.block_m)
 
 
 def predicted_standard_us(shape: AttentionShape, device: DeviceSpec) -> float:

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from blocktune.kernels.resources import KernelResources
+
 RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
 
 
@@ -63,6 +65,23 @@ def test_blocks_that_the_kernel_does_not_have_are_told(tune) -> None:
     result = tune("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--block-m", 96)
     assert result.exit_code == 2
     assert "`block_m` of flash_fwd must be one of (64, 128, 256), but got 96." in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "blocks"),
+    [
+        ("flash_v1", 2 * 32),  # a block a head, whatever the tiles
+        ("flash_fwd", 2 * 32 * 8192 // 128),
+        ("flash_bwd_split", 2 * 32 * 8192 // 64),  # its blocks own keys
+    ],
+)
+def test_the_waves_are_those_of_the_kernel_s_own_grid(
+    tune, monkeypatch: pytest.MonkeyPatch, kernel: str, blocks: int
+) -> None:
+    resources = KernelResources(registers=255, shared_bytes=57_344, num_warps=8, tensor_cores="wgmma")
+    monkeypatch.setattr("blocktune.cli.subject.Subject.compile", lambda subject: resources)
+    result = tune("occupancy", "--device", "h200", "--kernel", kernel, "--dim", 64)
+    assert f"The grid of {blocks:,} blocks is {blocks / 132:.2f} waves of 132" in result.stdout
 
 
 FORM = ("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 128)
