@@ -19,11 +19,13 @@ CHALLENGER_BAND = 1.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The verdict, the times in microseconds that it rests on (medians), and the finalists that failed on the way."""
+    """The verdict, the times in microseconds that it rests on (medians), the finalists that failed on the way, and what
+    disturbed the finals."""
 
     verdict: Verdict
     times_us: Mapping[KernelConfig, float]
     failures: Mapping[KernelConfig, Measurement]
+    disturbance: str = ""
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
@@ -58,7 +60,7 @@ def hold_finals(
         confirmed = runner.confirm(verdict.winner)
         if confirmed.outcome is Outcome.OK:
             times = {config: statistics.median(rounds) for config, rounds in samples.items()}
-            return Result(verdict=verdict, times_us=times, failures=failures)
+            return Result(verdict=verdict, times_us=times, failures=failures, disturbance=finals.disturbance)
         failures[verdict.winner] = confirmed
         del samples[verdict.winner]
     return _without_finals(runner, trials, contenders, failures)

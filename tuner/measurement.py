@@ -11,9 +11,15 @@ OUT_OF_MEMORY = "out_of_memory"
 """What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""
 
 
+REPEATED = "measured twice, since "
+"""How the remark of a measurement begins that was made again because something disturbed the first one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """How one config did. Only the outcome `ok` has times; see `tuner/bench.py` for how they are taken.
+
+    error: why there is no time; of the outcome `ok`, a remark about how the time was taken, which is rarely needed.
 
     samples_us: its rounds, time_us: their median. relative_to_anchor: median of its time over the anchor's in the same
     round; 1.0 if it is the anchor. seconds: wall time that the measurement took.
@@ -52,8 +58,10 @@ class Measurement:
 class Finals:
     """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
 
-    failures: finalists that were measured before and failed now.
+    failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
+    rounds before that were thrown away for it; empty when nothing did.
     """
 
     samples_us: Mapping[KernelConfig, tuple[float, ...]]
     failures: Mapping[KernelConfig, Measurement] = field(default_factory=dict)
+    disturbance: str = ""

@@ -1,14 +1,16 @@
 """What a tuning run is given and what it says: its budget, its progress and its report."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blocktune.db.records import Best, Outcome
+from blocktune.db.records import Best, Outcome, Trial
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
+from blocktune.tuner.measurement import REPEATED
 from blocktune.tuner.occupancy import Occupancy
+from blocktune.tuner.telemetry import disturbances
 
 SCHEMA = 1
 """Version of the JSON form of a report."""
@@ -121,3 +123,13 @@ def _speedup(best: Best) -> dict[str, float | None] | None:
     if best.speedup_over_default is None:
         return None
     return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
+
+
+def disturbance_notes(trials: Sequence[Trial], finals: str) -> tuple[str, ...]:
+    """What disturbed the trials that have a time, and the finals."""
+    timed = [trial for trial in trials if trial.outcome is Outcome.OK]
+    repeated = sum(trial.error.startswith(REPEATED) for trial in timed)
+    notes = disturbances(trial.telemetry for trial in timed)
+    if repeated:
+        notes += (f"{repeated} of {len(timed)} trials were measured twice, since something disturbed them",)
+    return notes if not finals else (*notes, f"the finals were {finals}")

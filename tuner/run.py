@@ -29,12 +29,19 @@ from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked
 from blocktune.tuner.knowledge import Knowledge
 from blocktune.tuner.occupancy import occupancy
-from blocktune.tuner.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget, Progress, TuningReport
+from blocktune.tuner.report import (
+    MEASURED_BUDGET,
+    PREDICTED_BUDGET,
+    Budget,
+    Progress,
+    TuningReport,
+    disturbance_notes,
+)
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
 from blocktune.tuner.strategies import Problem, make_proposals
 from blocktune.tuner.target import choose_device, is_present
-from blocktune.tuner.telemetry import GpuMonitor, disturbances, gpu_lock
+from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
@@ -210,7 +217,7 @@ class _Run:
         )
         # A run that was cut short does not replace a winner that won finals.
         stored = (not self._interrupted or self._knowledge.incumbent is None) and self._store.set_best(best)
-        return self._report(best, result.verdict.reason, stored=stored, trials=trials)
+        return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
 
     def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
         predicted = [trial for trial in trials if trial.outcome is Outcome.PREDICTED]
@@ -235,7 +242,9 @@ class _Run:
             trials=len(trials),
         )
 
-    def _report(self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial]) -> TuningReport:
+    def _report(
+        self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial], finals: str = ""
+    ) -> TuningReport:
         space = self._contenders.space
         winner = next((trial for trial in trials if trial.config == best.config), None)
         resources = winner.resources if winner else None
@@ -251,7 +260,7 @@ class _Run:
             seconds=time.monotonic() - self._started,
             stored=stored,
             interrupted=self._interrupted,
-            notes=disturbances(trial.telemetry for trial in trials if trial.outcome is Outcome.OK),
+            notes=disturbance_notes(trials, finals),
         )
 
     def _require_result(self, trials: Sequence[Trial]) -> None:

@@ -13,12 +13,17 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import BlocktuneError, UsageError
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.child import Child, ChildDiedError, ChildTimeoutError
-from blocktune.tuner.measurement import OUT_OF_MEMORY, Finals, Measurement
+from blocktune.tuner.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement
+from blocktune.tuner.telemetry import disturbance
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.worker")
 """-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
 
 _FINALS_ATTEMPTS = 2
+
+MAX_VAIN_REPEATS = 3
+"""So many repeated measurements in a row that were disturbed again end repeating: what disturbs has come to stay, and
+taking every candidate twice would only be slower."""
 
 
 class Runner(Protocol):
@@ -77,6 +82,9 @@ class GpuRunner:
     new worker takes the anchor up again; if the anchor fails then, it is given up and the next config that passes takes
     its place.
 
+    What is timed while another process is on the GPU, or while the GPU slows itself down by more than its power cap, is
+    timed once more, and says so: a measurement in its `error`, finals in their `disturbance`.
+
     command and environment start the worker; monitor is read while a config is being timed.
     """
 
@@ -94,6 +102,7 @@ class GpuRunner:
         self._generation = 0
         self._anchor_us = 0.0
         self._telemetry = Telemetry()
+        self._vain_repeats = 0
 
     def prepare(self) -> None:
         if self._child is not None:
@@ -107,13 +116,22 @@ class GpuRunner:
     def measure(self, config: KernelConfig) -> Measurement:
         started = time.monotonic()
         self._ensure_ready()
-        measurement = self._measure(config)
+        measurement = self._measure_undisturbed(config)
         if measurement.outcome is Outcome.OK and self.anchor is None:
             self._set_anchor(config, measurement)
-        return replace(measurement, seconds=time.monotonic() - started, telemetry=self._telemetry)
+        return replace(measurement, seconds=time.monotonic() - started)
 
     def finals(self, configs: Sequence[KernelConfig]) -> Finals:
         """Times configs in turns. If the worker is lost, each is measured again to find which are to blame."""
+        first = self._finals(configs)
+        if not first.disturbance:
+            return first
+        second = self._finals(list(first.samples_us))
+        told = f"{REPEATED}{first.disturbance}" + (f"; again {second.disturbance}" if second.disturbance else "")
+        return replace(second, failures={**first.failures, **second.failures}, disturbance=told)
+
+    def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """One run of the finals, with what disturbed it."""
         failures: dict[KernelConfig, Measurement] = {}
         remaining = list(configs)
         for _ in range(_FINALS_ATTEMPTS):
@@ -127,7 +145,12 @@ class GpuRunner:
                 remaining = [config for config in remaining if config not in failures]
                 continue
             samples = (tuple(rounds) for rounds in result["samples_us"])
-            return Finals(samples_us=dict(zip(remaining, samples, strict=True)), failures=failures)
+            after = self.monitor.sample() if self.monitor is not None else Telemetry()
+            return Finals(
+                samples_us=dict(zip(remaining, samples, strict=True)),
+                failures=failures,
+                disturbance=disturbance(self._telemetry) or disturbance(after),
+            )
         return Finals(samples_us={}, failures=failures)
 
     def confirm(self, config: KernelConfig) -> Measurement:
@@ -143,13 +166,30 @@ class GpuRunner:
             self._child.kill()
             self._child = None
 
+    def _measure_undisturbed(self, config: KernelConfig) -> Measurement:
+        """A measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
+        first = self._measure(config)
+        why = disturbance(first.telemetry) if first.outcome is Outcome.OK else ""
+        if not why:
+            self._vain_repeats = 0
+            return first
+        if self._vain_repeats == MAX_VAIN_REPEATS:
+            return replace(first, error=f"disturbed, since {why}")
+        second = self._measure(config)
+        still = disturbance(second.telemetry)
+        self._vain_repeats = self._vain_repeats + 1 if still else 0
+        if second.outcome is not Outcome.OK:
+            return second
+        return replace(second, error=f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
+
     def _measure(self, config: KernelConfig) -> Measurement:
         self._telemetry = Telemetry()
         try:
             answer = self._ask({"command": "measure", "config": config.to_json()}, self._running_seconds())
+            measurement = Measurement.from_json(answer)
         except _Failed as failed:
-            return _failure(failed)
-        return Measurement.from_json(answer)
+            measurement = _failure(failed)
+        return replace(measurement, telemetry=self._telemetry)
 
     def _ensure_ready(self) -> None:
         """A worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that fails."""

@@ -125,6 +125,16 @@ class GpuMonitor:
         )
 
 
+def disturbance(sample: Telemetry) -> str:
+    """What was wrong with the GPU when this was taken, for people; empty when nothing was."""
+    words = []
+    if sample.other_processes:
+        words.append("another process was on the GPU")
+    if (sample.throttle_reasons or 0) & _HEAT_OR_POWER_FAULT:
+        words.append("the GPU slowed itself down")
+    return " and ".join(words)
+
+
 def disturbances(samples: Iterable[Telemetry]) -> tuple[str, ...]:
     """What was wrong with the GPU while these were taken, for people; empty when nothing was."""
     taken = list(samples)

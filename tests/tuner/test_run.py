@@ -18,7 +18,7 @@ from blocktune.kernels import registry
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import NoFeasibleConfigError, UsageError
-from blocktune.tuner.measurement import Finals, Measurement
+from blocktune.tuner.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.replay import ReplayRunner
 from blocktune.tuner.report import Budget, Progress, TuningReport
 from blocktune.tuner.run import tune
@@ -248,6 +248,24 @@ def test_a_restricted_search_is_still_measured_against_the_default(store: Result
     assert {trial.config.kernel for trial in store.trials()} == {"pointers", "descriptors"}
     wider = run(store, Replay(), budget=Budget(trials=100))
     assert wider.best.time_us <= report.best.time_us * 1.01
+
+
+def test_a_disturbed_run_says_so_and_keeps_the_marks(store: ResultStore) -> None:
+    class Disturbed(Replay):
+        def measure(self, config: KernelConfig) -> Measurement:
+            honest = super().measure(config)
+            if honest.outcome is not Outcome.OK or len(self.measured) % 2:
+                return honest
+            return dataclasses.replace(honest, error=f"{REPEATED}another process was on the GPU")
+
+        def finals(self, configs: Any) -> Finals:
+            return dataclasses.replace(super().finals(configs), disturbance=f"{REPEATED}the GPU slowed itself down")
+
+    report = run(store, Disturbed(), budget=Budget(trials=20))
+    marked = sum(trial.error.startswith(REPEATED) for trial in store.trials())
+    assert marked > 5
+    assert any(f"{marked} of" in note and "measured twice" in note for note in report.notes)
+    assert "the finals were measured twice, since the GPU slowed itself down" in report.notes
 
 
 def test_when_nothing_works_it_says_what_happened(store: ResultStore) -> None:

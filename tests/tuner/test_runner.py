@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from blocktune.db.records import Outcome, Telemetry
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import BlocktuneError, UsageError
+from blocktune.tuner.measurement import REPEATED, Measurement
 from blocktune.tuner.runner import Deadlines, GpuRunner
 
 HERE = Path(__file__).parent
@@ -71,6 +73,7 @@ def test_a_right_config_is_timed_against_the_anchor(runner: GpuRunner) -> None:
     assert second.time_us == pytest.approx(statistics.median(second.samples_us))
     assert second.seconds > 0
     assert second.telemetry.sm_clock_mhz is not None
+    assert runner.measure(config("honest")).relative_to_anchor == 1.0  # measured again it is the anchor still
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,63 @@ def test_the_log_sum_exp_is_confirmed(runner: GpuRunner) -> None:
     assert runner.measure(config("wrong_lse")).outcome is Outcome.OK  # timing does not ask for it
     assert "log-sum-exp" in runner.confirm(config("wrong_lse")).error
     assert runner.confirm(config("honest")).outcome is Outcome.OK
+
+
+CALM, SHARED, HOT = Telemetry(throttle_reasons=0x04), Telemetry(other_processes=1), Telemetry(throttle_reasons=0x44)
+
+
+class ScriptedRunner(GpuRunner):
+    """A runner whose worker always answers, while the GPU is in one state after the other."""
+
+    def script(self, *states: Telemetry) -> "ScriptedRunner":
+        self.states, self.asked, self._is_set_up = list(states), 0, True
+        self.monitor = SimpleNamespace(sample=self.next_state)  # type: ignore[assignment]
+        return self
+
+    def next_state(self) -> Telemetry:
+        return self.states.pop(0)
+
+    def _ensure_ready(self) -> None:
+        """There is nothing to start."""
+
+    def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
+        self.asked += 1
+        self._telemetry = self.next_state()
+        if command["command"] == "finals":
+            return {"samples_us": [[float(self.asked)] * 3 for _ in command["configs"]]}
+        return Measurement(
+            outcome=Outcome.OK, time_us=1.0, relative_to_anchor=1.0, samples_us=(float(self.asked),)
+        ).to_json()
+
+
+def test_what_was_disturbed_is_measured_once_more() -> None:
+    runner = ScriptedRunner(SHAPE).script(CALM, SHARED, CALM, HOT, HOT)
+    calm, repeated, marked = (runner.measure(config("honest", block)) for block in (32, 64, 128))
+    assert (calm.samples_us, calm.error) == ((1.0,), "")
+    assert (repeated.samples_us, repeated.telemetry) == ((3.0,), CALM)
+    assert repeated.error == "measured twice, since another process was on the GPU"
+    assert (marked.samples_us, marked.telemetry) == ((5.0,), HOT)
+    assert marked.error == "measured twice, since the GPU slowed itself down; again the GPU slowed itself down"
+
+
+def test_nothing_is_repeated_for_ever() -> None:
+    runner = ScriptedRunner(SHAPE).script(*[SHARED] * 8, CALM, SHARED, CALM)
+    errors = [runner.measure(config("honest", 16 * block)).error for block in range(1, 8)]
+    assert [error.startswith(REPEATED) for error in errors] == [True] * 3 + [False] * 3 + [True]
+    assert errors[3] == "disturbed, since another process was on the GPU"
+    assert errors[5] == ""
+    assert runner.states == []
+
+
+def test_finals_that_were_disturbed_are_held_once_more() -> None:
+    finalists = [config("honest"), config("rival")]
+    calm = ScriptedRunner(SHAPE).script(CALM, CALM).finals(finalists)
+    assert (calm.disturbance, set(calm.samples_us.values())) == ("", {(1.0,) * 3})
+    late = ScriptedRunner(SHAPE).script(CALM, SHARED, CALM, CALM).finals(finalists)
+    assert late.disturbance == "measured twice, since another process was on the GPU"
+    assert set(late.samples_us.values()) == {(2.0,) * 3}
+    lasting = ScriptedRunner(SHAPE).script(CALM, SHARED, HOT, HOT).finals(finalists)
+    assert lasting.disturbance.endswith("; again the GPU slowed itself down")
 
 
 def test_a_shape_too_large_is_a_usage_error() -> None:
