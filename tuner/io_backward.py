@@ -9,6 +9,8 @@ The counts are those of Theorem 5 of the FlashAttention paper (Dao et al., arXiv
 keeps what several of its blocks read or add to.
 """
 
+from dataclasses import replace
+
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.io_model import STATISTIC_BYTES, score_matrix_bytes
 from blocktune.tuner.io_passes import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
@@ -63,8 +65,7 @@ def fused_backward_traffic(
     shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, own_lse: bool = False
 ) -> Passes:
     """One kernel whose blocks own keys and add their parts of dq to float32 sums in memory, which start as zeros and
-    become dq at the end. An addition reads and writes its place in memory, though only the addend leaves the SM. The
-    zeros are counted with the row sums, whether or not a launch of their own writes them.
+    become dq at the end. The zeros are counted with the row sums, whether or not a launch of their own writes them.
 
     Args:
         shape: the problem, with its window and mask tensor, if any.
@@ -80,7 +81,7 @@ def fused_backward_traffic(
     return Passes(
         passes=(
             Pass(name="delta", read={**before.read, **lse}, written={**before.written, **lse, "sums": sums}),
-            Pass(name="dk_dv", read={**walk.read, "sums": added}, written={**walk.written, "sums": added}),
+            replace(walk, added={"sums": added}),
             Pass(name="dq", read={"sums": sums}, written={"dq": sums // SUM_BYTES * shape.element_bytes}),
         )
     )

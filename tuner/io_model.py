@@ -42,6 +42,11 @@ class Traffic:
         return sum(self._ending_in("_written").values())
 
     @property
+    def arriving_bytes(self) -> int:
+        """What enters the multiprocessors: all that is read, unless something is added to memory."""
+        return self.read_bytes
+
+    @property
     def total_bytes(self) -> int:
         return self.read_bytes + self.written_bytes
 

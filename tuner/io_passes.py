@@ -19,25 +19,36 @@ from blocktune.tuner.io_model import Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass(Traffic):
-    """One launch: bytes read and written, by tensor."""
+    """One launch: bytes by tensor, read, written, and added to what is in memory.
+
+    An addition happens where the memory is: it reads and writes its place there, while the multiprocessor sends the
+    addend and gets nothing back.
+    """
 
     name: str
     read: Mapping[str, int] = field(hash=False)
     written: Mapping[str, int] = field(hash=False)
+    added: Mapping[str, int] = field(hash=False, default_factory=dict)
 
     @property
     def read_bytes(self) -> int:
-        return sum(self.read.values())
+        return self.arriving_bytes + sum(self.added.values())
 
     @property
     def written_bytes(self) -> int:
-        return sum(self.written.values())
+        return sum(self.written.values()) + sum(self.added.values())
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What enters the multiprocessors."""
+        return sum(self.read.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Every tensor's bytes, and their sum."""
+        """Every tensor's bytes, and what they move in all, added bytes twice."""
         read = {f"{name}_read": bytes_ for name, bytes_ in self.read.items()}
         written = {f"{name}_written": bytes_ for name, bytes_ in self.written.items()}
-        return read | written | {"total_bytes": self.total_bytes}
+        added = {f"{name}_added": bytes_ for name, bytes_ in self.added.items()}
+        return read | written | added | {"total_bytes": self.total_bytes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,11 @@ class Passes(Traffic):
     @property
     def written_bytes(self) -> int:
         return sum(one.written_bytes for one in self.passes)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What enters the multiprocessors."""
+        return sum(one.arriving_bytes for one in self.passes)
 
     def __getitem__(self, name: str) -> Pass:
         """The launch with this name."""

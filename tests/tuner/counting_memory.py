@@ -36,13 +36,12 @@ class CountingMemory:
         self.arrays[name][index] = value
 
     def add(self, name: str, index: Any, value: Any) -> None:
-        """An addition in memory reads and writes its place."""
-        self._count("read", name, index)
-        self._count("written", name, index)
+        """An addition where the memory is."""
+        self._count("added", name, index)
         self.arrays[name][index] += value
 
     def counted(self, *, perfect_l2: bool) -> dict[str, dict[str, int]]:
-        """Bytes by launch and then by tensor_read or tensor_written; with perfect_l2 of different elements a launch."""
+        """Bytes by launch, then by tensor_read, _written or _added; with perfect_l2 of different elements a launch."""
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for key, bytes_ in self._bytes.items():
             launch, way, name = key

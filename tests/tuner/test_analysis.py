@@ -173,7 +173,7 @@ def test_a_backward_is_explained_by_its_own_loops() -> None:
         "and warps that copy leave most of theirs",
     ):
         assert part in text
-    assert found.to_json()["traffic"]["own"]["dk_dv"]["sums_read"] > 0
+    assert found.to_json()["traffic"]["own"]["dk_dv"]["sums_added"] > 0
 
 
 def test_decoding_is_bound_by_memory_and_told_in_gigabytes_a_second() -> None:

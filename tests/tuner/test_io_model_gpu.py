@@ -78,7 +78,10 @@ def counted(shape: AttentionShape, config: KernelConfig) -> Counted:
     once, uncached = (traffic_of(config, shape, perfect_l2=perfect) for perfect in (True, False))
     print(f"\n{shape.label} {config.label}: {', '.join(result.kernels)}")
     print(", ".join(f"{name} {value / 1e6:.1f} MB" for name, value in result.totals.items()))
-    print(f"model without a cache: {uncached.read_bytes / 1e6:.1f} MB read, {uncached.written_bytes / 1e6:.1f} written")
+    print(
+        f"model without a cache: {uncached.read_bytes / 1e6:.1f} MB read, {uncached.written_bytes / 1e6:.1f} written, "
+        f"{uncached.arriving_bytes / 1e6:.1f} arriving at the SMs"
+    )
     print(f"every launch reads once: {once.read_bytes / 1e6:.1f} MB read, {once.written_bytes / 1e6:.1f} written")
     return result
 
@@ -100,7 +103,7 @@ def test_v2_reads_keys_once_a_query_tile_from_l2_and_about_once_from_dram() -> N
     blocks = config("flash_fwd", 128, 64, schedule=0)
     found = counted(PREFILL, blocks)
     uncached, once = (traffic_of(blocks, PREFILL, perfect_l2=perfect) for perfect in (False, True))
-    assert found[SM_READ] == pytest.approx(uncached.read_bytes, rel=0.05)
+    assert found[SM_READ] == pytest.approx(uncached.arriving_bytes, rel=0.05)
     assert found[L2_READ] < found[SM_READ]  # requests of neighbouring SMs for the same keys are answered together
     assert found[L2_WRITTEN] == pytest.approx(uncached.written_bytes, rel=0.05)
     assert found[DRAM_READ] < 1.5 * once.read_bytes
@@ -113,8 +116,8 @@ def test_v1_moves_output_and_statistics_through_l2_once_a_key_tile() -> None:
     found = counted(PREFILL, blocks)
     assert [name for name in found.kernels if "flash_v1_kernel" in name] == list(found.kernels)
     modelled = traffic_of(blocks, PREFILL)
-    assert found[SM_READ] == pytest.approx(modelled.read_bytes, rel=0.2)
-    assert found[L2_WRITTEN] == pytest.approx(modelled.written_bytes, rel=0.2)
+    assert found[SM_READ] == pytest.approx(modelled.arriving_bytes, rel=0.05)
+    assert found[L2_WRITTEN] == pytest.approx(modelled.written_bytes, rel=0.05)
     assert found[DRAM_READ] < 1.05 * found[SM_READ]
 
 
@@ -123,7 +126,7 @@ def test_the_transpose_is_counted_with_the_attention_that_needs_it() -> None:
     found = counted(PREFILL, blocks)
     assert len(found.kernels) == 2
     assert "transpose_keys_kernel" in found.kernels[0]
-    assert found[SM_READ] == pytest.approx(traffic_of(blocks, PREFILL).read_bytes, rel=0.1)
+    assert found[SM_READ] == pytest.approx(traffic_of(blocks, PREFILL).arriving_bytes, rel=0.05)
 
 
 def test_decode_reads_keys_and_values_once_from_dram() -> None:
@@ -146,3 +149,5 @@ def test_the_backward_reads_from_dram_between_the_bounds(kernel: str, launches: 
     assert len(found.kernels) == launches
     once, uncached = (traffic_of(blocks, BACKWARD, perfect_l2=perfect) for perfect in (True, False))
     assert 0.8 * once.read_bytes < found[DRAM_READ] < uncached.read_bytes
+    # the addends of dq bring nothing back; spilled registers that fall out of L1 do
+    assert uncached.arriving_bytes * 0.99 < found[SM_READ] < uncached.arriving_bytes * 1.1
