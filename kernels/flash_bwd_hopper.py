@@ -96,7 +96,10 @@ class FlashBackwardHopper(AttentionKernel):
         return 3 * WARPS
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, products=5)
+        persistent = bool(config.parameters["persistent"])
+        return SoftmaxCost(
+            rescales=False, products_overlap=True, copying_warps=WARPS, persistent=persistent, products=5
+        )
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("query", q), ("key", k), ("value", v)):

@@ -23,7 +23,7 @@ from blocktune.kernels.flash_decode_launch import (
 )
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, padded_width
-from blocktune.kernels.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
@@ -115,6 +115,9 @@ class FlashDecode(AttentionKernel):
             if 2 * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
                 return config
         return config
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         """The packed rows of a key head are the queries of one head, and every split is a batch entry of its own."""

@@ -164,7 +164,7 @@ class FlashForwardHopper(AttentionKernel):
         return WARPS * (config.block_m // ROWS) + WARPS
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS)
+        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("query", q), ("key", k), ("value", v)):

@@ -42,8 +42,9 @@ class SoftmaxCost:
     maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
     multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
     address_instructions: of every 16 bytes of a key tile that the threads copy themselves; the copy engine needs none.
-    copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does.
-    products: matrix products of a tile, two in a forward.
+    copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does. persistent:
+    a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
+    a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
     """
 
     instructions_per_score: float = 5.5
@@ -51,7 +52,9 @@ class SoftmaxCost:
     products_overlap: bool = False
     address_instructions: float = 0.0
     copying_warps: int = 0
+    persistent: bool = False
     products: int = 2
+    merge_overlaps: bool = False
 
 
 class AttentionKernel(ABC):

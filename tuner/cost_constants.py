@@ -65,6 +65,9 @@ class CostConstants:
     merge_us: float = 3.0
     """A second launch, which waits for the first and merges what its blocks found out about shares of the keys."""
 
+    overlapped_merge_us: float = 1.2
+    """The same where it is launched early and only waits for the first one's last block."""
+
     memory_share: float = 0.92
     """What device memory delivers of its rate: the rest goes to refreshing and to turning from reads to writes."""
 

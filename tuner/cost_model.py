@@ -187,7 +187,7 @@ class _Model:
         even = tiles * self._tile_cycles(self._blocks) + edges
         whole = self._makespan_cycles()
         hbm = self._hbm_bytes() / (self._constants.memory_share * self._memory_gbs * 1e3)
-        launches = self._constants.launch_us + (self._constants.merge_us if self._parts > 1 else 0.0)
+        launches = self._constants.launch_us + self._merge_us()
         return CostBreakdown(
             tensor_us=self._us(tiles * self._tensor),
             exp_us=self._us(tiles * self._exp),
@@ -304,10 +304,16 @@ class _Model:
 
     # ---- the whole grid
 
+    def _merge_us(self) -> float:
+        """Of the second launch, beside the bytes that it moves."""
+        if self._parts == 1:
+            return 0.0
+        return self._constants.overlapped_merge_us if self._softmax.merge_overlaps else self._constants.merge_us
+
     def _edge_cycles(self) -> float:
         """Of a block beside its rounds. Where products overlap, the first softmax and the last product have nothing to
         overlap with."""
-        fixed = self._constants.next_tile_cycles if self._softmax.copying_warps else self._constants.block_start_cycles
+        fixed = self._constants.next_tile_cycles if self._softmax.persistent else self._constants.block_start_cycles
         alone = min(self._tensor / 2, self._exp + self._arithmetic) if self._softmax.products_overlap else 0.0
         return fixed + alone + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
 
@@ -328,7 +334,8 @@ class _Model:
         return waves * mean + (self._block_cycles(left, self._visits.mean) if left else 0.0)
 
     def _hbm_bytes(self) -> float:
-        """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2."""
+        """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What a
+        share of the keys gave is written and read in float32: an output, its maximum and its sum."""
         shape = self._shape
         queries = shape.batch * shape.num_heads * shape.seqlen_q * self._row_bytes
         keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * self._row_bytes
@@ -336,7 +343,9 @@ class _Model:
         heads_in_flight = min(self._heads, -(-slots // self._visits.query_tiles))
         in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * self._row_bytes
         fits = self._device.l2_bytes is None or in_flight <= self._device.l2_bytes
-        return queries + keys * (1 if fits else -(-self._visits.query_tiles // slots))
+        rows = shape.batch * shape.num_heads * shape.seqlen_q if self._parts > 1 else 0
+        merged = 2 * 4 * rows * (shape.head_dim_v + 2)
+        return queries + merged + keys * (1 if fits else -(-self._visits.query_tiles // slots))
 
     @property
     def _memory_gbs(self) -> float:

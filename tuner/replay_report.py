@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.tuner.bench import RACE_MARGIN, RACE_ROUNDS
 from blocktune.tuner.estimate import estimated_resources
 from blocktune.tuner.replay import Replay, ReplayRun
 from blocktune.tuner.strategies import DEFAULT, STRATEGIES
 from blocktune.tuner.sweep_file import Sweep
+from blocktune.tuner.verdict import decide_predicted
 
 FORMAT = "blocktune-replay"
 FORMAT_VERSION = 1
@@ -28,10 +31,9 @@ RESAMPLES = 2000
 AS_GOOD = 0.005
 """Means closer than this are called equal: it is the tie band of the finals."""
 
-RACING_MARGINS = (1.05, 1.1, 1.15, 1.25)
+RACING_MARGINS = (1.05, 1.1, RACE_MARGIN, 1.25)
 """How much slower than the best a config must be in its first rounds to get no more of them."""
 
-RACING_ROUNDS = 2
 CLOSE = 0.02
 """A config this close to the best must not be stopped."""
 
@@ -140,9 +142,9 @@ def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
     """How well the model ranks without any measurement, by direction, for all kernels together (kernel None) and each.
 
     Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
-    its first choice and the best of its first eight are than the fastest of the same kernels, measured over predicted
-    time. Of what it estimates before anything is compiled: the share of configs whose shared memory it knows exactly,
-    its largest error, and the median error of the registers a thread.
+    its choice (`decide_predicted`) and the best of its first eight are than the fastest of the same kernels, measured
+    over predicted time. Of what it estimates before anything is compiled: the share of configs whose shared memory it
+    knows exactly, its largest error, and the median error of the registers a thread.
     """
     groups: dict[tuple[str, str | None], list[dict[str, float]]] = {}
     for replay in replays:
@@ -168,9 +170,9 @@ def racing_row(sweeps: Iterable[Sweep], margin: float) -> dict[str, float]:
         fastest = min((float(np.median(trial.samples_us)) for trial in timed), default=0.0)
         for trial in timed:
             is_close = scores[trial.config] <= (1 + CLOSE) * min(scores.values())
-            stopped = float(np.median(trial.samples_us[:RACING_ROUNDS])) > margin * fastest
+            stopped = float(np.median(trial.samples_us[:RACE_ROUNDS])) > margin * fastest
             rounds += len(trial.samples_us)
-            saved += max(0, len(trial.samples_us) - RACING_ROUNDS) * stopped
+            saved += max(0, len(trial.samples_us) - RACE_ROUNDS) * stopped
             close += is_close
             stopped_close += is_close and stopped
     return {
@@ -191,12 +193,19 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     times = np.array([replay.sweep.timed[config].time_us or 0.0 for config in configs])
     predicted = np.array([replay.predicted[config] for config in configs])
     slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
+    chosen = decide_predicted(dict(zip(configs, predicted, strict=True)), _default(replay.sweep, kernel))
     return {
         "rank_correlation": _correlation(_ranks(predicted), _ranks(measured)),
-        "first_choice": float(slowdowns[0]),
+        "first_choice": float(scores[chosen] / measured.min() - 1),
         "best_of_8": float(slowdowns[:SHORT_LIST].min()),
         "measured_over_predicted": float(np.median(times / predicted)),
     } | _estimate_errors(replay, [config.label for config in configs])
+
+
+def _default(sweep: Sweep, kernel: str | None) -> KernelConfig:
+    """What this kernel, or the first of all that can, takes without any tuning."""
+    able = get_kernel(kernel) if kernel else kernels_for(sweep.shape, sweep.device.limits)[0]
+    return able.default_config(sweep.shape, sweep.device.limits)
 
 
 def _estimate_errors(replay: Replay, labels: Sequence[str]) -> dict[str, float]:

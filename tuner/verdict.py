@@ -15,6 +15,9 @@ CONFIDENCE = 0.99
 """Of the interval that must exclude 1 before a config replaces the default. Higher than usual, since the challenger is
 the best of several."""
 
+PREDICTED_TIE = 0.02
+"""Predictions this close say nothing about who is faster: the model is off by more (docs/search.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
@@ -108,3 +111,10 @@ def _first_of_equals(samples_us: Mapping[KernelConfig, Sequence[float]], order: 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
     """The nearest-rank quantile of ascending values."""
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+def decide_predicted(predicted_us: Mapping[KernelConfig, float], default: KernelConfig) -> KernelConfig:
+    """The winner of predictions: the fastest, but the default where it is as good."""
+    fastest = min(predicted_us, key=lambda config: predicted_us[config])
+    is_tie = default in predicted_us and predicted_us[default] <= (1 + PREDICTED_TIE) * predicted_us[fastest]
+    return default if is_tie else fastest

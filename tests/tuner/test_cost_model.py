@@ -244,9 +244,13 @@ def test_a_merge_of_shares_is_a_launch_more() -> None:
     folded_config, folded = kernel.as_forward(blocks, problem)
     assert parts_of(folded, problem) == blocks.parameters["splits"] > 1
     alone = predict(folded, folded_config, resources, occupancy(resources, H200.limits), H200)
-    assert predict_us(kernel, blocks, problem, H200, resources) == pytest.approx(
-        alone.total_us + CONSTANTS.merge_us, abs=1e-9
-    )
+    early = predict_us(kernel, blocks, problem, H200, resources)
+    waiting = KernelConfig.of("flash_decode", blocks.parameters | {"overlap": 0})
+    late = predict_us(kernel, waiting, problem, H200, resources)
+    assert early - late == pytest.approx(CONSTANTS.overlapped_merge_us - CONSTANTS.merge_us, abs=1e-9)
+    moved = predict(folded, folded_config, resources, occupancy(resources, H200.limits), H200, parts=2)
+    assert moved.hbm_us > alone.hbm_us
+    assert moved.total_us - alone.total_us > CONSTANTS.merge_us
     assert parts_of(problem, problem) == 1
 
 

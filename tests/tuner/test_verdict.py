@@ -5,7 +5,7 @@ import random
 import pytest
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.tuner.verdict import decide, median_interval, speedup
+from blocktune.tuner.verdict import PREDICTED_TIE, decide, decide_predicted, median_interval, speedup
 
 DEFAULT, A, B = (KernelConfig("flash_fwd", block_m, 64, 4, 2) for block_m in (64, 128, 256))
 ORDER = (DEFAULT, A, B)
@@ -68,3 +68,9 @@ def test_the_interval_of_the_median_holds_what_it_promises() -> None:
         low, high = median_interval([chance.gauss(0, 1) for _ in range(21)])
         misses += not low <= 0 <= high
     assert misses / 2000 < 0.015
+
+
+def test_a_prediction_must_beat_the_default_by_more_than_the_model_can_tell() -> None:
+    assert decide_predicted({A: 100.0, DEFAULT: 100.0 * (1 + PREDICTED_TIE)}, DEFAULT) == DEFAULT
+    assert decide_predicted({A: 100.0, DEFAULT: 100.1 * (1 + PREDICTED_TIE)}, DEFAULT) == A
+    assert decide_predicted({B: 101.0, A: 100.0}, DEFAULT) == A
