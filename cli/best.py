@@ -136,7 +136,7 @@ def _shipped_winners() -> Iterator["Best"]:
 
     from blocktune.db.exchange import FORMAT
     from blocktune.db.importing import records_from
-    from blocktune.kernels.source import SHIPPED_RESULTS
+    from blocktune.kernels.results_file import SHIPPED_RESULTS
 
     for entry in files(SHIPPED_RESULTS).iterdir():
         document = json.loads(entry.read_text(encoding="utf-8")) if entry.name.endswith(".json") else {}

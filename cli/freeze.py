@@ -27,13 +27,14 @@ def freeze(
     """Write the winners of a device to a small, sealed file that a dispatcher reads.
 
     Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
-    its content. A dispatcher takes it as Dispatcher(JsonConfigs(path)); `tune import`, `merge` and `diff` read it too.
+    its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.
 
     \b
     tune freeze h200.json --device h200
     tune freeze frozen --all
     """
-    from blocktune.db.exchange import canonical_text, frozen_document, save_text
+    from blocktune.db.exchange import frozen_document, save_text
+    from blocktune.kernels.results_file import canonical_text
 
     if every and device:
         raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")

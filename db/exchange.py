@@ -31,7 +31,6 @@ One document holds one device. Every field is written, keys and rows are sorted:
 nothing in a document is ever run.
 """
 
-import hashlib
 import json
 import os
 import tempfile
@@ -45,11 +44,11 @@ from blocktune.db.records import Best, Environment, Trial
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import ImportRejectedError
 from blocktune.kernels.limits import limits_for
+from blocktune.kernels.results_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
 from blocktune.kernels.shape import AttentionShape
 
-FORMAT = "blocktune-results"
-FORMAT_VERSION = 1
-MAX_FILE_BYTES = 64 << 20
+FORMAT, FORMAT_VERSION = RESULTS_FORMAT
+MAX_FILE_BYTES = MAX_RESULTS_BYTES
 
 Document = dict[str, Any]
 
@@ -145,17 +144,6 @@ def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
 def _kind_of(device: DeviceSpec) -> DeviceSpec:
     """What makes two devices the same: the memory or clock that one piece reports must not change a frozen file."""
     return DeviceSpec(name=device.name, limits=limits_for(device.limits.cc), num_sms=device.num_sms, source="catalogue")
-
-
-def seal_of(document: Document) -> str:
-    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
-    unsealed = {name: value for name, value in document.items() if name != "sha256"}
-    return hashlib.sha256(canonical_text(unsealed).encode()).hexdigest()
-
-
-def canonical_text(document: Document) -> str:
-    """The document in one line, with sorted keys: equal documents, equal text."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def save_document(document: Document, path: Path) -> None:

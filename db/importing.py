@@ -7,13 +7,14 @@ from typing import Any
 
 from blocktune.db import bounds
 from blocktune.db.bounds import COUNT, RATIO, SECONDS, TIME_US, Range
-from blocktune.db.exchange import FORMAT, FORMAT_VERSION, seal_of
+from blocktune.db.exchange import FORMAT, FORMAT_VERSION
 from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.db.untrusted import Untrusted
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import ImportRejectedError
 from blocktune.kernels.resources import KernelResources
+from blocktune.kernels.results_file import seal_of
 from blocktune.kernels.shape import AttentionShape
 
 MAX_ENVIRONMENTS = 1000

@@ -9,6 +9,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.results_file import SUFFIX
 
 
 def default_store_path() -> Path:
@@ -36,7 +37,7 @@ class StoreTarget:
         """The target that a path, a URL, the variable BLOCKTUNE_DB or, last, the user's data directory names.
 
         Raises:
-            UsageError: a URL that is none, or an SQLite URL that names no file.
+            UsageError: a URL that is none, an SQLite URL that names no file, or a results file (`*.json`).
         """
         chosen = str(target or os.environ.get("BLOCKTUNE_DB") or default_store_path())
         if "://" not in chosen:
@@ -59,5 +60,10 @@ def _file_path(name: str) -> Path:
     if name == ":memory:":
         raise UsageError(
             "The store must be a file, since several processes use it, but got a database in memory. Give a path."
+        )
+    if name.endswith(SUFFIX):
+        raise UsageError(
+            f"The store must be a database, but {name} is a results file by its name. `tune import` brings it into a "
+            "store; only the dispatcher reads it as it is. Give another path by --db or BLOCKTUNE_DB."
         )
     return Path(os.path.abspath(Path(name).expanduser()))

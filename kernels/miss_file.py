@@ -42,7 +42,9 @@ def miss_path() -> Path | None:
     if named:
         return Path(named).expanduser()
     try:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
+            state = Path.home() / ".local" / "state"
     except RuntimeError:
         return None
     return state / "blocktune" / "misses.jsonl"

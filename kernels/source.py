@@ -7,28 +7,20 @@ A source is read in bulk, once per process and device. What it holds is data of 
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import BlocktuneError, StoreError, UsageError
+from blocktune.kernels.errors import BlocktuneError, UsageError
 from blocktune.kernels.identity import Identity, Reuse, present_identity, reuse_of
+from blocktune.kernels.results_file import SUFFIX, rows_in_file, shipped_rows
 from blocktune.kernels.shape import AttentionShape
-from blocktune.kernels.store_file import SqliteRows, user_store_path
+from blocktune.kernels.store_file import SqliteRows, user_place, user_store_path
 
 logger = logging.getLogger("blocktune")
-
-SHIPPED_RESULTS = "blocktune.results"
-_ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
-
-RESULTS_FORMAT = ("blocktune-results", 1)
-"""The `format` and `schema` of an exported document; db/exchange.py describes it."""
-
-MAX_RESULTS_BYTES = 64 << 20
 
 
 class ConfigSource(Protocol):
@@ -56,19 +48,23 @@ class SqliteConfigs:
 
 @dataclass(frozen=True, slots=True)
 class JsonConfigs:
-    """The bests of a results file, as `tune export` writes it. None is the results that ship with the package."""
+    """The bests of a results file, as `tune freeze` and `tune export` write it. None is those that ship with the
+    package."""
 
     path: Path | None = None
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
-        if self.path is None:
-            named = [(name, document) for name, document in _shipped() if _is_export(document)]
-        else:
-            named = [(str(self.path), _parsed(str(self.path), _read_text(self.path)))]
-        found: list[TunedConfig] = []
-        for name, document in named:
-            found += usable_rows(_exported_rows(name, document), device, where=name)
-        return found
+        named = shipped_rows() if self.path is None else [(str(self.path), rows_in_file(self.path))]
+        return [tuned for name, rows in named for tuned in usable_rows(rows, device, where=name)]
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfigs:
+    """The bests of what BLOCKTUNE_DB names, a store or a results file (`*.json`); without it the user's own store."""
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        path = user_place()
+        return (JsonConfigs(path) if path.name.endswith(SUFFIX) else SqliteConfigs(path)).configs(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,8 @@ class LayeredConfigs:
 
 
 def default_source() -> LayeredConfigs:
-    """The user's store above the shipped results."""
-    return LayeredConfigs((SqliteConfigs(), JsonConfigs()))
+    """The user's store, or the results file that BLOCKTUNE_DB names, above the shipped results."""
+    return LayeredConfigs((UserConfigs(), JsonConfigs()))
 
 
 def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
@@ -185,52 +181,3 @@ def _time_us(value: Any) -> float | None:
     if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
         raise UsageError(f"`time_us > 0` must hold, but got {value!r}.")
     return float(value)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_RESULTS_BYTES:
-            raise StoreError(f"A results file has at most {MAX_RESULTS_BYTES} bytes, but {path} is larger.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(
-            f"The results file {path} cannot be read: {error}. Export it again with `tune export`."
-        ) from error
-
-
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
-
-
-def _shipped() -> Iterator[tuple[str, Any]]:
-    """The JSON documents of the package's results, of which some are exports."""
-    for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".json"):
-            yield entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8"))
-
-
-def _is_export(document: Any) -> bool:
-    return isinstance(document, dict) and (document.get("format"), document.get("schema")) == RESULTS_FORMAT
-
-
-def _exported_rows(name: str, document: Any) -> list[dict[str, Any]]:
-    """The bests of an exported document as rows like those of the store's `dispatch` view."""
-    if not _is_export(document):
-        raise StoreError(
-            f"Exported results have format and schema {RESULTS_FORMAT}, but {name} has not. Export it again."
-        )
-    try:
-        device_key = DeviceSpec.from_json(document["device"]).key
-        environments = document["environments"]
-        return [
-            {"device_key": device_key}
-            | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
-            | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
-            for best in document["bests"]
-        ]
-    except (KeyError, TypeError, UsageError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise StoreError(f"{name} lacks what exported results have ({reason}). Export it again.") from error

@@ -20,6 +20,7 @@ from blocktune.kernels.errors import (
     StoreLockedError,
 )
 from blocktune.kernels.fork_gate import GatedConnection
+from blocktune.kernels.results_file import SUFFIX
 
 NEWEST_SCHEMA = 3
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
@@ -39,14 +40,28 @@ def user_store_path() -> Path:
     """The user's own store: BLOCKTUNE_DB, or `blocktune/blocktune.db` in the user's data directory.
 
     Raises:
-        StoreError: BLOCKTUNE_DB names a server, which this reader does not speak to.
+        StoreError: BLOCKTUNE_DB names a server, which this reader does not speak to, or a results file.
+    """
+    place = user_place()
+    if place.name.endswith(SUFFIX):
+        raise StoreError(
+            f"A store is a SQLite file, but BLOCKTUNE_DB names the results file {place}. Give a store's path."
+        )
+    return place
+
+
+def user_place() -> Path:
+    """The store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
+
+    Raises:
+        StoreError: BLOCKTUNE_DB names a server.
     """
     named = os.environ.get("BLOCKTUNE_DB", "")
     scheme, is_url, place = named.partition("://")
     if is_url and scheme.split("+")[0] != "sqlite":
         raise StoreError(
-            f"The dispatcher reads SQLite files only, but BLOCKTUNE_DB is a {scheme} URL. "
-            "Export its results with `tune export`, or pass a source of your own to `Dispatcher`."
+            f"The dispatcher reads SQLite files only, and results files, but BLOCKTUNE_DB is a {scheme} URL. "
+            "Freeze its results with `tune freeze` and name that file, or pass a source of your own to `Dispatcher`."
         )
     if is_url:
         named = place.removeprefix("/")  # three slashes lead a relative path, four an absolute one
@@ -54,7 +69,10 @@ def user_store_path() -> Path:
 
 
 def _data_directory() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    """XDG_DATA_HOME, unless it is relative: then it would follow the working directory, and the XDG Base Directory
+    Specification has it ignored."""
+    named = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".local" / "share"
 
 
 @dataclass(frozen=True, slots=True)

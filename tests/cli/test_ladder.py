@@ -47,7 +47,7 @@ class FakeFarm:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_shipped_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktune.kernels.source._shipped", lambda: iter(()))
+    monkeypatch.setattr("blocktune.kernels.source.shipped_rows", lambda: iter(()))
     monkeypatch.setattr("blocktune.cli.best._shipped_winners", lambda: iter(()))
     monkeypatch.setattr("blocktune.tuner.compile_farm.CompileFarm", FakeFarm)
     monkeypatch.setattr("blocktune.tuner.environment.ptxas_version", lambda cc: "12.8")

@@ -13,7 +13,7 @@ import pytest
 
 from blocktune.db.cleaning import Rules
 from blocktune.db.differences import Change, differences
-from blocktune.db.exchange import canonical_text, frozen_document, save_document, save_text
+from blocktune.db.exchange import frozen_document, save_document, save_text
 from blocktune.db.importing import records_from
 from blocktune.db.merging import Results, winner_of
 from blocktune.db.records import Best, Outcome, Trial
@@ -29,6 +29,7 @@ from blocktune.kernels.errors import (
     StoreLockedError,
     UsageError,
 )
+from blocktune.kernels.results_file import canonical_text
 
 HOUR = timedelta(hours=1)
 
@@ -307,11 +308,13 @@ def test_a_lock_is_no_damage(path: Path, best: Best, trial: Trial) -> None:
 
 
 def test_what_cannot_be_recovered_is_refused(tmp_path: Path) -> None:
-    export = tmp_path / "h200.json"
+    export = tmp_path / "h200.txt"
     export.write_text('{"format": "blocktune-results"}\n')
     with pytest.raises(ForeignStoreError, match="is a text file"):
         recover(export)
-    assert files(tmp_path) == ["h200.json"]
+    assert files(tmp_path) == ["h200.txt"]
+    with pytest.raises(UsageError, match="results file by its name"):
+        recover(tmp_path / "h200.json")
     with pytest.raises(UsageError, match="Only a SQLite file"):
         recover("postgresql+psycopg://user:secret@host/name")
     with pytest.raises(StoreError, match="there is no"):

@@ -153,6 +153,21 @@ def test_a_full_disk_stops_the_counting_of_misses_and_nothing_else(
     assert "Misses are not counted" in caplog.text
 
 
+@pytest.mark.parametrize("text", [None, '{"format": "blocktune-results"'])
+def test_a_file_that_the_variable_names_and_nobody_can_read_costs_one_warning(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "frozen.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("BLOCKTUNE_DB", str(file))
+    dispatcher = Dispatcher()
+    for _ in range(3):
+        assert_right(dispatcher)
+    (warning,) = [record.getMessage() for record in caplog.records if "frozen.json" in record.getMessage()]
+    assert str(file) in warning
+
+
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """A directory that every user can reach, unlike pytest's own."""

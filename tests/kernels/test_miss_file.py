@@ -44,6 +44,9 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert miss_path() == tmp_path / ".local/state/blocktune/misses.jsonl"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
     assert miss_path() == tmp_path / "states/blocktune/misses.jsonl"
+    for relative in (".", "states", "../states"):
+        monkeypatch.setenv("XDG_STATE_HOME", relative)
+        assert miss_path() == tmp_path / ".local/state/blocktune/misses.jsonl"
 
 
 @pytest.mark.parametrize(
