@@ -14,6 +14,8 @@ from blocktune.cli.bench import geometric_mean
 from blocktune.cli.bench_file import read_bench, write_atomically
 from blocktune.cli.ladder_file import SUFFIX as LADDER
 from blocktune.cli.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.readme_features import SUFFIX as FEATURES
+from blocktune.cli.readme_features import feature_tables, passes_table
 from blocktune.cli.replay_file import SUFFIX as REPLAY
 from blocktune.cli.replay_file import read_replay, replay_tables
 from blocktune.kernels.registry import KERNELS
@@ -56,6 +58,9 @@ def with_results(page: str, folder: Path) -> str:
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
         elif path.name.endswith(REPLAY):
             block = replay_tables(read_replay(path)) if path.exists() else NO_REPLAY
+        elif path.name.endswith(FEATURES) and path.exists():
+            document = read_bench(path)
+            block = feature_tables(document, _caption(document)) if document["rows"] else NOTHING
         else:
             block = results_block(read_bench(path) if path.exists() else None)
         return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
@@ -80,6 +85,7 @@ def _section(document: Mapping[str, Any]) -> str:
         unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
         parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
     parts.append(_means(rows))
+    parts += [table] if (table := passes_table(document)) else []
     return "\n\n".join(parts)
 
 
