@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from blocktune.kernels.features import Features
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
 from blocktune.tuner.target import DEFAULT_DEVICE
-
-if TYPE_CHECKING:
-    pass
 
 DeviceName = Annotated[
     str | None,
@@ -36,10 +33,14 @@ class ShapeFlags:
 
     seq: Annotated[int, typer.Option("--seq", help="Queries of a sequence.")]
     dim: Annotated[int, typer.Option("--dim", help="Head dimension.")]
-    batch: Annotated[int | None, typer.Option("--batch", help=f"[default: {DEFAULT_TOKENS} / seq]")] = None
+    batch: Annotated[
+        int | None, typer.Option("--batch", help=f"[default: {DEFAULT_TOKENS} / the longer of seq and seq-k]")
+    ] = None
     heads: Annotated[int | None, typer.Option("--heads", help=f"Query heads.  [default: {DEFAULT_WIDTH} / dim]")] = None
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads.  [default: heads]")] = None
-    seq_k: Annotated[int | None, typer.Option("--seq-k", help="Keys of a sequence.  [default: seq]")] = None
+    seq_k: Annotated[
+        int | None, typer.Option("--seq-k", help="Keys of a sequence.  [default: seq, unless that is 1]")
+    ] = None
     dim_v: Annotated[int | None, typer.Option("--dim-v", help="Head dimension of the values.  [default: dim]")] = None
     dtype: Dtype = "bf16"
     causal: IsCausal = False
@@ -78,7 +79,8 @@ class ShapeFlags:
         shape = self.shape()
         defaults = []
         if self.batch is None:
-            defaults.append(f"--batch {shape.batch} (batch * seq = {DEFAULT_TOKENS})")
+            tokens = "seq-k" if shape.seqlen_k > shape.seqlen_q else "seq"
+            defaults.append(f"--batch {shape.batch} (batch * {tokens} = {DEFAULT_TOKENS})")
         if self.heads is None:
             defaults.append(f"--heads {shape.num_heads} (heads * dim = {DEFAULT_WIDTH})")
         return f"assumed {', '.join(defaults)}" if defaults else ""

@@ -1,5 +1,6 @@
 """What a dispatcher answers when it is asked why."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -7,7 +8,7 @@ from typing import Any, Self
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.identity import Reuse
 from blocktune.kernels.ladder import Candidate, Rejection, Rung
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 
 _REASONS = {
     Rung.EXACT: "measured {how} for this shape",
@@ -17,7 +18,7 @@ _REASONS = {
     Rung.SAME_CAPABILITY: "measured {how} for this shape",
     Rung.NEAREST: "measured {how} for {tuned_for}",
     Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
-    Rung.DEFAULT: "the kernel's default, not tuned: `tune run --seq {seqlen} --dim {head_dim}` finds a better one",
+    Rung.DEFAULT: "the kernel's default, not tuned: `tune run {flags}` looks for a better one",
 }
 
 _HOW = {
@@ -27,6 +28,23 @@ _HOW = {
     Reuse.OTHER_SOURCE: "on this device with another version of the kernel's source",
     Reuse.SAME_CAPABILITY: "elsewhere, on a device of this compute capability,",
 }
+
+
+def flags_of(shape: AttentionShape) -> str:
+    """The flags by which commands mean this very shape, for a shell. Sizes that are as the command has them by default
+    are left out, but for batch and heads."""
+    flags = [f"--seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"]
+    flags += [f"--kv-heads {shape.num_heads_kv}"] if shape.group_size > 1 else []
+    flags += [f"--seq-k {shape.seqlen_k}"] if shape.seqlen_k != shape.seqlen_q or shape.seqlen_q == 1 else []
+    flags += [f"--dim-v {shape.head_dim_v}"] if shape.head_dim_v != shape.head_dim else []
+    flags += [f"--dtype {SHORT_DTYPES[shape.dtype]}"] if shape.dtype != "bfloat16" else []
+    flags += [_CAUSAL_FLAGS[shape.causal]] if shape.causal is not Causal.NONE else []
+    flags += [f"--direction {shape.direction}"] if shape.direction is not Direction.FORWARD else []
+    flags += [f"--features {shlex.quote(shape.features.label)}"] if shape.features else []
+    return " ".join(flags)
+
+
+_CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lower-right"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +80,7 @@ class Explanation:
         reason = _REASONS[candidate.rung].format(
             how=_HOW[candidate.reuse] if candidate.reuse else "",
             tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
-            seqlen=shape.seqlen_q,
-            head_dim=shape.head_dim,
+            flags=flags_of(shape),
         )
         return cls(
             rung=candidate.rung,

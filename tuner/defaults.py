@@ -1,14 +1,15 @@
 """The shape that a user means by a sequence length and a head dimension.
 
 The defaults follow the usual benchmark of attention papers: batch * seqlen = 16384 tokens and heads * head_dim = 2048,
-bfloat16, not causal, as many key/value heads as query heads.
+bfloat16, not causal, as many key/value heads as query heads. Where there are more keys than queries, as in decoding,
+the keys are the tokens: one query over 8192 of them is a batch of 2, not of 16384.
 """
 
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.shape import ELEMENT_BYTES, SHORT_DTYPES, AttentionShape, Causal
 
 DEFAULT_TOKENS = 16384
-"""batch * seqlen_q of a shape whose batch is not given."""
+"""batch * max(seqlen_q, seqlen_k) of a shape whose batch is not given."""
 
 DEFAULT_WIDTH = 2048
 """num_heads * head_dim of a shape whose heads are not given."""
@@ -30,9 +31,10 @@ def complete_shape(
     """The shape with every size that was not given filled in.
 
     Args:
-        seq: query rows, and key rows unless `seq_k` is given.
+        seq: query rows, and key rows unless `seq_k` is given, which a single query has to have: one that sees itself
+            alone is nobody's attention.
         dim: head dimension, and that of the values unless `dim_v` is given.
-        batch: default `DEFAULT_TOKENS / seq`, at least 1.
+        batch: default `DEFAULT_TOKENS / max(seq, seq_k)`, at least 1.
         heads: default `DEFAULT_WIDTH / dim`, at least 1 and a multiple of `kv_heads`.
         kv_heads: default `heads`.
         seq_k: key rows.
@@ -41,7 +43,8 @@ def complete_shape(
         causal: False, True (upper-left, as in PyTorch) or the name of an alignment.
 
     Raises:
-        UsageError: a size is not a positive integer, or heads are not a multiple of kv_heads, or a name is unknown.
+        UsageError: a size is not a positive integer, or heads are not a multiple of kv_heads, or a name is unknown, or
+            seq is 1 without seq_k.
     """
     given = {
         "seq": seq,
@@ -55,14 +58,20 @@ def complete_shape(
     for name, value in given.items():
         if value is not None and (type(value) is not int or value <= 0):
             raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
+    if seq == 1 and seq_k is None:
+        raise UsageError(
+            "A single query reads a cache of keys, so `seq_k` must be given, but got seq=1 alone. "
+            "Say how many keys there are, such as --seq 1 --seq-k 8192."
+        )
+    keys = seq if seq_k is None else seq_k
     if heads is None:
         heads = _default_heads(dim, kv_heads)
     return AttentionShape(
-        batch=batch if batch is not None else max(1, DEFAULT_TOKENS // seq),
+        batch=batch if batch is not None else max(1, DEFAULT_TOKENS // max(seq, keys)),
         num_heads=heads,
         num_heads_kv=kv_heads if kv_heads is not None else heads,
         seqlen_q=seq,
-        seqlen_k=seq_k if seq_k is not None else seq,
+        seqlen_k=keys,
         head_dim=dim,
         head_dim_v=dim_v if dim_v is not None else dim,
         dtype=_full_dtype(dtype),

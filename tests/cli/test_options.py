@@ -1,6 +1,9 @@
 """The flags of a shape, and what they become."""
 
 import inspect
+import re
+import shlex
+from typing import Any
 
 import pytest
 import typer
@@ -8,8 +11,12 @@ from typer.testing import CliRunner
 
 from blocktune.cli.options import ShapeFlags, with_shape_flags
 from blocktune.kernels import device as devices
+from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.errors import UnknownDeviceError, UsageError
-from blocktune.kernels.shape import Causal
+from blocktune.kernels.explanation import Explanation
+from blocktune.kernels.features import Features, MaskKind
+from blocktune.kernels.ladder import Candidate, Rung
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.target import DEFAULT_DEVICE, choose_device
 
 
@@ -17,6 +24,47 @@ def test_sizes_that_are_not_given_follow_from_the_others_and_are_named() -> None
     flags = ShapeFlags(seq=8192, dim=64)
     assert flags.shape().label == "b2 h32 s8192 d64 bf16"
     assert flags.assumed() == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
+
+
+def test_the_tokens_of_a_decoding_are_its_keys() -> None:
+    flags = ShapeFlags(seq=1, dim=128, seq_k=8192)
+    assert flags.shape().label == "b2 h16 s1/8192 d128 bf16"
+    assert flags.assumed().startswith("assumed --batch 2 (batch * seq-k = 16384)")
+    assert ShapeFlags(seq=8192, dim=64, seq_k=77).shape().batch == 2  # more queries than keys
+    assert ShapeFlags(seq=4, dim=64, seq_k=1 << 20).shape().batch == 1
+    with pytest.raises(UsageError, match="--seq-k 8192"):
+        ShapeFlags(seq=1, dim=128).shape()
+
+
+SHAPES = [
+    {},
+    {"seqlen_q": 1, "seqlen_k": 1},
+    {"seqlen_q": 1, "num_heads": 8, "num_heads_kv": 2, "features": Features(cached=True, page_size=16)},
+    {"direction": Direction.BACKWARD, "causal": Causal.UPPER_LEFT, "features": Features(deterministic=True)},
+    {"direction": Direction.BACKWARD, "dtype": "float16", "features": Features(mask=MaskKind.BOOLEAN, dropout=True)},
+    {"causal": Causal.LOWER_RIGHT, "seqlen_q": 30, "features": Features(window=(127, -1), softcap=True, alibi=True)},
+    {"batch": 5, "head_dim_v": 80, "dtype": "float32", "features": Features(varlen=True)},
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES)
+def test_the_command_that_an_explanation_suggests_means_the_shape(changes: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 1, "num_heads": 4, "num_heads_kv": 4, "seqlen_q": 48, "seqlen_k": 64}
+    shape = AttentionShape(**(sizes | {"head_dim": 64, "head_dim_v": 64} | changes))
+    candidate = Candidate(rung=Rung.DEFAULT, config=KernelConfig("plain", 64, 64, 4, 2), origin=Origin.DEFAULT)
+    suggested = re.search(r"`tune run (.*)`", Explanation.of(candidate, shape).reason)
+    assert suggested is not None
+    seen = []
+
+    @with_shape_flags
+    def command(flags: ShapeFlags) -> None:
+        seen.append((flags.shape(), flags.assumed()))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, shlex.split(suggested[1]))
+    assert result.exit_code == 0, result.output
+    assert seen == [(shape, "")]
 
 
 def test_sizes_that_are_given_are_taken_and_not_named() -> None:

@@ -26,17 +26,24 @@ def test_what_is_given_is_kept() -> None:
     assert complete_shape(128, 64, causal=True).causal is Causal.UPPER_LEFT
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 1024), st.none() | st.integers(1, 64))
+@given(st.integers(2, 1 << 20), st.integers(1, 1024), st.none() | st.integers(1, 64))
 def test_every_size_gives_a_valid_shape(seq: int, dim: int, kv_heads: int | None) -> None:
     shape = complete_shape(seq, dim, kv_heads=kv_heads)
     assert shape.batch == max(1, 16384 // seq)
     assert shape.num_heads % shape.num_heads_kv == 0
 
 
+def test_the_tokens_of_a_batch_are_the_keys_where_there_are_more_of_them() -> None:
+    assert complete_shape(1, 128, seq_k=8192).batch == 2
+    assert complete_shape(8192, 128, seq_k=1).batch == 2
+    assert complete_shape(1, 128, seq_k=1).batch == 16384
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"seq": 0, "dim": 64}, "seq=0"),
+        ({"seq": 1, "dim": 64, "batch": 8}, "seq_k"),
         ({"seq": 64, "dim": -1}, "dim=-1"),
         ({"seq": 64, "dim": 64, "heads": 6, "kv_heads": 4}, "num_heads % num_heads_kv"),
         ({"seq": 64, "dim": 64, "kv_heads": 0}, "kv_heads=0"),
