@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def sweeps(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; made if it is missing.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Also shapes of which not every config was tried.")
+        bool, typer.Option("--partial", help="Also shapes of which not every config was tried with all rounds.")
     ] = False,
     device: DeviceName = None,
     db: Database = None,
@@ -77,6 +77,6 @@ def _row(sweep: "Sweep") -> dict[str, Any]:
         "shape": sweep.shape.to_json() | {"label": sweep.shape.label},
         "configs": len(sweep.trials),
         "timed": len(sweep.timed),
-        "missing": len(set(feasible) - {trial.config for trial in sweep.trials}),
+        "missing": len(set(feasible) - sweep.complete),
         "best_us": min((trial.time_us or 0.0 for trial in sweep.timed.values()), default=None),
     }

@@ -1,12 +1,14 @@
 """The finals: the best of the search, the default and the paper's rule, timed in turns; the winner is checked again."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blocktune.db.records import Outcome, Trial
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.contenders import Contenders
 from blocktune.tuner.measurement import Measurement
 from blocktune.tuner.runner import Runner
@@ -64,6 +66,24 @@ def hold_finals(
         failures[verdict.winner] = confirmed
         del samples[verdict.winner]
     return _without_finals(runner, trials, contenders, failures)
+
+
+def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
+    """Checks that a search has found anything.
+
+    Raises:
+        NoFeasibleConfigError: no config was timed or predicted; the message says how they ended.
+    """
+    if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
+        return
+    counts = Counter(trial.outcome for trial in trials).most_common()
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
+    example = next(trial for trial in trials if trial.outcome is counts[0][0])
+    raise NoFeasibleConfigError(
+        f"At least one config must compile, run and be right for {shape.label}, but of {len(trials)} tried: {told}. "
+        f"For example {example.config.label}: {example.error} "
+        "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
+    )
 
 
 def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) -> Result:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from blocktune.db.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
+from blocktune.tuner.bench import stopped_early
 from blocktune.tuner.compile_farm import default_workers
 from blocktune.tuner.contenders import Contenders
 from blocktune.tuner.search import Limit, Subject
@@ -23,13 +24,19 @@ class Knowledge:
     best: Best | None
 
     @classmethod
-    def of(cls, subject: Subject, store: ResultStore) -> "Knowledge":
+    def of(cls, subject: Subject, store: ResultStore, *, all_rounds: bool = False) -> "Knowledge":
+        """all_rounds: leave out trials that a race stopped early."""
         stored = store.trials(subject.device, subject.shape, environment=subject.environment)
         best = store.best(subject.device, subject.shape)
         hashes = {name: kernel.source_hash for name, kernel in subject.kernels.items()}
         return cls(
             subject=subject,
-            trials=tuple(trial for trial in stored if hashes.get(trial.config.kernel) == trial.kernel_hash),
+            trials=tuple(
+                trial
+                for trial in stored
+                if hashes.get(trial.config.kernel) == trial.kernel_hash
+                and not (all_rounds and stopped_early(trial.samples_us))
+            ),
             best=best if best is not None and hashes.get(best.config.kernel) == best.kernel_hash else None,
         )
 

@@ -1,4 +1,4 @@
-"""What a runner says about configs: one measurement each, or paired rounds of finalists."""
+"""What a runner is told and what it says about configs: one measurement each, or paired rounds of finalists."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,26 @@ from blocktune.kernels.config import KernelConfig
 OUT_OF_MEMORY = "out_of_memory"
 """What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""
 
-
 REPEATED = "measured twice, since "
 """How the remark of a measurement begins that was made again because something disturbed the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On which terms the configs of a shape are measured.
+
+    seed: of the inputs. race: candidates that are clearly slower than the best so far are stopped early.
+    """
+
+    seed: int = 0
+    race: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seed": self.seed, "race": self.race}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(seed=data["seed"], race=data["race"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

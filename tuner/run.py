@@ -16,7 +16,6 @@ from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, present_devices
-from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.resources import KernelResources
@@ -26,8 +25,9 @@ from blocktune.tuner.contenders import find_contenders
 from blocktune.tuner.cost_model import missing_rates, predict_us, require_rates
 from blocktune.tuner.environment import measuring_environment, predicting_environment
 from blocktune.tuner.estimate import usefulness
-from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked
+from blocktune.tuner.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.knowledge import Knowledge
+from blocktune.tuner.measurement import Terms
 from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.report import (
     MEASURED_BUDGET,
@@ -42,6 +42,7 @@ from blocktune.tuner.search import Compiler, Limit, Search, Subject
 from blocktune.tuner.strategies import Problem, make_proposals
 from blocktune.tuner.target import choose_device, is_present
 from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.verdict import decide_predicted
 
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
@@ -73,7 +74,7 @@ def tune(
         store: where results are kept; None is the user's store.
         budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
         kernels: those to search; None is all.
-        exhaustive: try every feasible config, whatever the budget.
+        exhaustive: try every feasible config with all of its rounds, whatever the budget.
         seed: of the sampler and of the checked inputs.
         on_progress: told where the run stands, several times a second at most.
         compiler: compiles ahead; None is a `CompileFarm`.
@@ -94,8 +95,9 @@ def tune(
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
-        run = _Run(shape, device, store, kernels or competing())
-        return run.execute(limit, seed, on_progress or (lambda progress: None), compiler, runner)
+        terms = Terms(seed=seed, race=not exhaustive)
+        run = _Run(shape, device, store, kernels or competing(), terms)
+        return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
 
 
 def farm_for(device: DeviceSpec) -> CompileFarm:
@@ -117,9 +119,15 @@ class _Run:
     """One shape on one device, with the store's knowledge of it."""
 
     def __init__(
-        self, shape: AttentionShape, device: DeviceSpec, store: ResultStore, kernels: Sequence[AttentionKernel]
+        self,
+        shape: AttentionShape,
+        device: DeviceSpec,
+        store: ResultStore,
+        kernels: Sequence[AttentionKernel],
+        terms: Terms,
     ):
         self._started = time.monotonic()
+        self._terms = terms
         self._present = is_present(device)
         self._store = store
         self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
@@ -131,11 +139,11 @@ class _Run:
             shape=shape,
             kernels={name: get_kernel(name) for name in named},
         )
-        self._knowledge = Knowledge.of(self._subject, store)
+        self._knowledge = Knowledge.of(self._subject, store, all_rounds=not terms.race)
         self._interrupted = False
 
     def execute(
-        self, limit: Limit, seed: int, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
+        self, limit: Limit, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
     ) -> TuningReport:
         finished = self._knowledge.finished_best(limit, self._contenders)
         if finished is not None:
@@ -145,12 +153,12 @@ class _Run:
             if compiler is None:
                 compiler = stack.enter_context(farm_for(self._subject.device))
             if runner is None and self._present:
-                runner = stack.enter_context(self._gpu_runner(seed, on_progress))
-            search = self._search(limit, seed, on_progress, compiler, runner, workers)
+                runner = stack.enter_context(self._gpu_runner(on_progress))
+            search = self._search(limit, on_progress, compiler, runner, workers)
             return self._conclude(search, runner, on_progress)
 
     def _search(
-        self, limit: Limit, seed: int, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
+        self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
     ) -> Search:
         subject = self._subject
         problem = Problem(
@@ -158,7 +166,7 @@ class _Run:
             first=self._contenders.first,
             usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
             trials=limit.trials,
-            seed=seed,
+            seed=self._terms.seed,
         )
         return Search(
             subject,
@@ -184,7 +192,7 @@ class _Run:
         try:
             search.run()
             trials = list(search.trials.values())
-            self._require_result(trials)
+            require_result(trials, self._subject.shape)
             if runner is None:
                 return self._predicted(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
@@ -220,8 +228,8 @@ class _Run:
         return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
 
     def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
-        predicted = [trial for trial in trials if trial.outcome is Outcome.PREDICTED]
-        winner = min(predicted, key=lambda trial: trial.predicted_us or 0.0).config
+        predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
+        winner = decide_predicted(predicted, self._contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
         reason = f"the fastest of {len(predicted)} by the model; nothing was measured"
         return self._report(best, reason, stored=self._store.set_best(best), trials=trials)
@@ -263,23 +271,11 @@ class _Run:
             notes=disturbance_notes(trials, finals),
         )
 
-    def _require_result(self, trials: Sequence[Trial]) -> None:
-        if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
-            return
-        counts = Counter(trial.outcome for trial in trials).most_common()
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
-        example = next(trial for trial in trials if trial.outcome is counts[0][0])
-        raise NoFeasibleConfigError(
-            f"At least one config must compile, run and be right for {self._subject.shape.label}, but of {len(trials)} "
-            f"tried: {told}. For example {example.config.label}: {example.error} "
-            "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
-        )
-
     def _environment(self, device: DeviceSpec) -> Environment:
         return measuring_environment(device, self._monitor) if self._present else predicting_environment(device)
 
     @contextlib.contextmanager
-    def _gpu_runner(self, seed: int, on_progress: OnProgress) -> Iterator[GpuRunner]:
+    def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:
         """A runner on the target GPU, which is locked meanwhile."""
         uuid = self._subject.device.uuid
         # One visible GPU is the right one, and the only spelling of a MIG slice is the one it was made visible with.
@@ -288,7 +284,7 @@ class _Run:
             (trial.config for trial in ranked(self._knowledge.trials) if trial.relative_to_anchor == 1.0), None
         )
         runner = GpuRunner(
-            self._subject.shape, anchor=anchor, environment=environment, monitor=self._monitor, seed=seed
+            self._subject.shape, anchor=anchor, environment=environment, monitor=self._monitor, terms=self._terms
         )
         with gpu_lock(uuid, lambda message: on_progress(Progress(phase="wait", done=0, total=0, message=message))):
             try:

@@ -13,7 +13,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import BlocktuneError, UsageError
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.child import Child, ChildDiedError, ChildTimeoutError
-from blocktune.tuner.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement
+from blocktune.tuner.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement, Terms
 from blocktune.tuner.telemetry import disturbance
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.worker")
@@ -94,7 +94,7 @@ class GpuRunner:
     command: Sequence[str] = WORKER_COMMAND
     deadlines: Deadlines = field(default_factory=Deadlines)
     monitor: Monitor | None = None
-    seed: int = 0
+    terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
         self._child: Child | None = None
@@ -109,9 +109,9 @@ class GpuRunner:
             return
         self._child = Child(self.command, os.environ | self.environment)
         self._is_set_up = False
-        seed = self.seed + self._generation  # every worker asks another question
+        terms = replace(self.terms, seed=self.terms.seed + self._generation)  # every worker asks another question
         self._generation += 1
-        self._child.send({"command": "setup", "shape": self.shape.to_json(), "seed": seed})
+        self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
 
     def measure(self, config: KernelConfig) -> Measurement:
         started = time.monotonic()
@@ -174,13 +174,13 @@ class GpuRunner:
             self._vain_repeats = 0
             return first
         if self._vain_repeats == MAX_VAIN_REPEATS:
-            return replace(first, error=f"disturbed, since {why}")
+            return _remarked(first, f"disturbed, since {why}")
         second = self._measure(config)
         still = disturbance(second.telemetry)
         self._vain_repeats = self._vain_repeats + 1 if still else 0
         if second.outcome is not Outcome.OK:
             return second
-        return replace(second, error=f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
+        return _remarked(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
 
     def _measure(self, config: KernelConfig) -> Measurement:
         self._telemetry = Telemetry()
@@ -257,6 +257,10 @@ class GpuRunner:
                 self.close()
             raise _Failed(failure["outcome"], failure["error"])
         return answer
+
+
+def _remarked(measurement: Measurement, remark: str) -> Measurement:
+    return replace(measurement, error=f"{remark}; {measurement.error}" if measurement.error else remark)
 
 
 def _failure(failed: _Failed) -> Measurement:

@@ -14,14 +14,17 @@ from blocktune.tuner.bench import (
     FINAL_HEAT_SECONDS,
     HEAT_SECONDS,
     IDLE_SECONDS,
+    RACE_MARGIN,
+    RACE_ROUNDS,
     Clock,
+    Rounds,
     Thunk,
     candidate_rounds,
     column,
     final_rounds,
     median_ratio,
 )
-from blocktune.tuner.measurement import Measurement
+from blocktune.tuner.measurement import Measurement, Terms
 from blocktune.tuner.questions import questions_of
 
 Tell = Callable[[str], None]
@@ -35,11 +38,10 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The config that every candidate is timed against, and how long it takes."""
+    """The config that every candidate is timed against."""
 
     config: KernelConfig
     run: Thunk
-    time_us: float
 
 
 class Bench:
@@ -49,14 +51,16 @@ class Bench:
     makes a launcher of a config.
     """
 
-    def __init__(self, plain: Any, hard: Any, *, clock: Clock, bind: Callable[[Any], Launch]):
+    def __init__(self, plain: Any, hard: Any, *, clock: Clock, bind: Callable[[Any], Launch], terms: Terms):
         self._clock = clock
         self._bind = bind
+        self._terms = terms
         self._plain = plain
         self._hard = hard
         self._out = self._plain.new_result()
         self._anchor_out = self._plain.new_result()
         self._anchor: Anchor | None = None
+        self._best = 1.0  # the lowest ratio to the anchor so far
         self._last_timed = 0.0
 
     def measure(self, config: KernelConfig, tell: Tell) -> Measurement:
@@ -72,14 +76,21 @@ class Bench:
         self._verify(launch, self._plain)  # some kernels are right only the first time
         if self._anchor is not None and self._anchor.config == config:
             self._anchor = None  # it is timed alone, as it was before
-        samples, relative = self._time(run, tell)
+        rounds, remark = self._time(run, tell)
         self._judge(self._plain, "after timing")
         self._verify(launch, self._hard)
         self._verify(launch, self._plain)
-        time_us = statistics.median(samples)
+        samples, relative = column(rounds, 0), median_ratio(column(rounds, 0), column(rounds, -1))
         if self._anchor is None:
-            self._anchor = Anchor(config, self._plain.thunk(launch, self._anchor_out), time_us)
-        return Measurement(outcome=Outcome.OK, time_us=time_us, relative_to_anchor=relative, samples_us=samples)
+            self._anchor = Anchor(config, self._plain.thunk(launch, self._anchor_out))
+        self._best = min(self._best, relative)
+        return Measurement(
+            outcome=Outcome.OK,
+            time_us=statistics.median(samples),
+            relative_to_anchor=relative,
+            samples_us=samples,
+            error=remark,
+        )
 
     def finals(self, configs: Sequence[KernelConfig], tell: Tell) -> list[list[float]]:
         """Times the configs in turns under sustained load: one list of rounds, in microseconds, a config.
@@ -114,18 +125,21 @@ class Bench:
         """Raises what a launch failed with; if it does after a failure, this process cannot use the GPU any more."""
         self._clock.synchronize()
 
-    def _time(self, run: Thunk, tell: Tell) -> tuple[tuple[float, ...], float]:
-        """The config's rounds in microseconds, and its median ratio to the anchor."""
+    def _time(self, run: Thunk, tell: Tell) -> tuple[Rounds, str]:
+        """The config's rounds beside the anchor, in microseconds, and why they are few if they are."""
         anchor = self._anchor
-        estimate_us = self._clock.rounds([run], 1)[0][0]
-        count = candidate_rounds(estimate_us, anchor.time_us if anchor else None)
+        count = candidate_rounds(self._clock.rounds([run], 1)[0][0])
         if time.monotonic() - self._last_timed > IDLE_SECONDS:
             self._clock.heat(anchor.run if anchor else run, HEAT_SECONDS)
         tell("timing")
-        rounds = self._clock.rounds([run, anchor.run] if anchor else [run], count)
+        contenders = [run, anchor.run] if anchor else [run]
+        rounds = self._clock.rounds(contenders, RACE_ROUNDS)
+        behind = median_ratio(column(rounds, 0), column(rounds, -1)) / self._best
+        stopped = self._terms.race and anchor is not None and behind > RACE_MARGIN
+        if not stopped:
+            rounds += self._clock.rounds(contenders, count - RACE_ROUNDS)
         self._last_timed = time.monotonic()
-        samples = column(rounds, 0)
-        return samples, median_ratio(samples, column(rounds, -1))
+        return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
     def _verify(self, launch: Launch, question: Any, tell: Tell | None = None, lse: Any | None = None) -> None:
         """Launches once into poisoned memory and compares, so that nothing left by an earlier launch can pass."""
@@ -145,7 +159,15 @@ class ShapeBench(Bench):
     """The bench of one shape. `device` is a torch device, `kernels` finds a kernel by name."""
 
     def __init__(
-        self, shape: AttentionShape, *, device: str, clock: Clock, kernels: Callable[[str], AttentionKernel], seed: int
+        self,
+        shape: AttentionShape,
+        *,
+        device: str,
+        clock: Clock,
+        kernels: Callable[[str], AttentionKernel],
+        terms: Terms,
     ):
-        plain, hard = questions_of(shape, device=device, seed=seed)
-        super().__init__(plain, hard, clock=clock, bind=lambda config: kernels(config.kernel).bind(config, shape))
+        plain, hard = questions_of(shape, device=device, seed=terms.seed)
+        super().__init__(
+            plain, hard, clock=clock, bind=lambda config: kernels(config.kernel).bind(config, shape), terms=terms
+        )

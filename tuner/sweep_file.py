@@ -27,6 +27,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import ImportRejectedError, UsageError
 from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.bench import stopped_early
 
 FORMAT = "blocktune-sweep"
 FORMAT_VERSION = 1
@@ -35,6 +36,9 @@ MAX_FILE_BYTES = 64 << 20
 """Of the text inside: a file that unpacks to more is not read."""
 
 MAX_COLUMNS = 64
+
+FIRST_RACED = 2
+"""The first version of the measuring protocol in which candidates race."""
 
 DECIMALS = {
     "time_us": 3,
@@ -75,6 +79,13 @@ class Sweep:
         if sum(trial.relative_to_anchor == 1.0 for trial in timed.values()) == 1:
             return {config: trial.relative_to_anchor or 0.0 for config, trial in timed.items()}
         return {config: trial.time_us or 0.0 for config, trial in timed.items()}
+
+    @property
+    def complete(self) -> frozenset[KernelConfig]:
+        """The configs that were tried with all of their rounds: not those that a race stopped, which there is since
+        protocol 2."""
+        raced = self.environment.protocol >= FIRST_RACED
+        return frozenset(trial.config for trial in self.trials if not (raced and stopped_early(trial.samples_us)))
 
     @property
     def file_name(self) -> str:

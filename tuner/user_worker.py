@@ -12,6 +12,7 @@ from typing import Any
 from blocktune.kernels.user_config import UserConfig
 from blocktune.kernels.user_kernel import TunedFunction
 from blocktune.tuner.bench import Clock, CudaClock
+from blocktune.tuner.measurement import Terms
 from blocktune.tuner.shape_bench import Bench
 from blocktune.tuner.user_arguments import load_arguments
 from blocktune.tuner.user_question import CallQuestion
@@ -23,15 +24,14 @@ def serve_calls(make_clock: Callable[[], Clock]) -> None:
     serve(partial(_bench, make_clock), parse_shape=dict, parse_config=UserConfig.from_json)
 
 
-def _bench(make_clock: Callable[[], Clock], subject: dict[str, Any], seed: int) -> Bench:
-    del seed  # the arguments are the caller's
+def _bench(make_clock: Callable[[], Clock], subject: dict[str, Any], terms: Terms) -> Bench:
     function = find_function(subject["function"], subject["source_hash"])
     question = CallQuestion(load_arguments(subject), function.reference, function.tolerance)
 
     def bind(config: UserConfig) -> Callable[..., Any]:
         return partial(function.run, config)
 
-    return Bench(question, question, clock=make_clock(), bind=bind)
+    return Bench(question, question, clock=make_clock(), bind=bind, terms=terms)
 
 
 def find_function(name: str, source_hash: str) -> TunedFunction:

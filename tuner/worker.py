@@ -4,7 +4,7 @@ One JSON object a line on standard input is a command, one on standard output an
 then a result or a failure. What kernels and compilers print goes to standard error. The process dies with its parent:
 by the kernel's parent-death signal, and by the end of its input.
 
-    {"command": "setup", "shape": {…}, "seed": 0}     {"stage": "…"}* then {"result": {}} or {"failure": {…}}
+    {"command": "setup", "shape": {…}, "terms": {…}}  {"stage": "…"}* then {"result": {}} or {"failure": {…}}
     {"command": "measure", "config": {…}}             {"result": {measurement}}
     {"command": "finals", "configs": [{…}, …]}        {"result": {"samples_us": [[…], …]}}
     {"command": "confirm", "config": {…}}             {"result": {}}
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from blocktune.db.records import Outcome
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.shape import AttentionShape
-from blocktune.tuner.measurement import OUT_OF_MEMORY
+from blocktune.tuner.measurement import OUT_OF_MEMORY, Terms
 from blocktune.tuner.shape_bench import Bench, ShapeBench, WrongResultError
 
 MAX_ERROR_TEXT = 2000
@@ -38,14 +38,14 @@ _COMPILE_ERRORS = (
 )
 """Names, since importing their modules here would tie the worker to Triton's layout."""
 
-MakeBench = Callable[[Any, int], Bench]
+MakeBench = Callable[[Any, Terms], Bench]
 Parse = Callable[[dict[str, Any]], Any]
 
 
 def serve(
     make_bench: MakeBench, parse_shape: Parse = AttentionShape.from_json, parse_config: Parse = KernelConfig.from_json
 ) -> None:
-    """Answers commands until the input ends. `make_bench` builds the bench of a shape and a seed; the other two make
+    """Answers commands until the input ends. `make_bench` builds the bench of a shape; the other two make
     shapes and configs of a command's objects."""
     die_with_parent()
     answers = _private_stdout()
@@ -55,7 +55,7 @@ def serve(
         try:
             if command["command"] == "setup":
                 bench = None  # frees the tensors of the last shape first
-                bench = make_bench(parse_shape(command["shape"]), command["seed"])
+                bench = make_bench(parse_shape(command["shape"]), Terms.from_json(command["terms"]))
                 answer: dict[str, Any] = {"result": {}}
             elif bench is None:
                 raise RuntimeError("setup comes first")
@@ -124,11 +124,11 @@ def _send(answers: TextIO, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _cuda_bench(shape: AttentionShape, seed: int) -> ShapeBench:
+def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.bench import CudaClock
 
-    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, seed=seed)
+    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, terms=terms)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import fake_kernels
 
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.bench import Rounds, Thunk, rotated
+from blocktune.tuner.measurement import Terms
 from blocktune.tuner.shape_bench import ShapeBench
 from blocktune.tuner.worker import serve
 
@@ -37,12 +38,12 @@ class WallClock:
         return tuple(times)
 
 
-def make_bench(shape: AttentionShape, seed: int) -> ShapeBench:
+def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
     if shape.batch == 7777:
         import torch
 
         raise torch.OutOfMemoryError("tried to allocate 800 GiB")
-    return ShapeBench(shape, device="cpu", clock=WallClock(), kernels=fake_kernels.KERNELS.__getitem__, seed=seed)
+    return ShapeBench(shape, device="cpu", clock=WallClock(), kernels=fake_kernels.KERNELS.__getitem__, terms=terms)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from blocktune.kernels.kernel import AttentionKernel, Launch
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.bench import CudaClock
+from blocktune.tuner.measurement import Terms
 from blocktune.tuner.shape_bench import ShapeBench
 from blocktune.tuner.worker import serve
 
@@ -62,8 +63,8 @@ PLANTED: dict[str, AttentionKernel] = {
 }
 
 
-def make_bench(shape: AttentionShape, seed: int) -> ShapeBench:
-    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=(KERNELS | PLANTED).__getitem__, seed=seed)
+def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
+    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=(KERNELS | PLANTED).__getitem__, terms=terms)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 
 from blocktune.tuner import bench
+from blocktune.tuner.finals import CHALLENGER_BAND
 
 
-def test_short_kernels_get_more_rounds_and_hopeless_ones_few() -> None:
-    assert bench.candidate_rounds(10.0, None) == 30
-    assert bench.candidate_rounds(2_500.0, None) == 10
-    assert bench.candidate_rounds(1e6, None) == 5
-    assert bench.candidate_rounds(2_500.0, 2_000.0) == 10
-    assert bench.candidate_rounds(2_500.0, 1_000.0) == bench.SLOW_ROUNDS
+def test_short_kernels_get_more_rounds() -> None:
+    assert bench.candidate_rounds(10.0) == 30
+    assert bench.candidate_rounds(2_500.0) == 10
+    assert bench.candidate_rounds(1e6) == 5
     assert bench.final_rounds([100.0] * 8) == 150
     assert bench.final_rounds([1e5] * 8) == 15
+
+
+def test_the_margin_of_the_race_leaves_room_for_the_finals() -> None:
+    assert bench.RACE_MARGIN > 1.05 * CHALLENGER_BAND
+    assert bench.CANDIDATE_ROUNDS[0] > bench.RACE_ROUNDS
+    assert [bench.stopped_early((1.0,) * count) for count in (0, 2, 5)] == [False, True, False]
 
 
 def test_ratios_are_taken_inside_a_round() -> None:

@@ -250,6 +250,23 @@ def test_a_restricted_search_is_still_measured_against_the_default(store: Result
     assert wider.best.time_us <= report.best.time_us * 1.01
 
 
+def test_an_exhaustive_run_measures_again_whom_a_race_had_stopped(store: ResultStore) -> None:
+    class Raced(Replay):
+        def measure(self, config: KernelConfig) -> Measurement:
+            honest = super().measure(config)
+            behind = (honest.relative_to_anchor or 0.0) > 1.0
+            return dataclasses.replace(honest, samples_us=honest.samples_us[:2]) if behind else honest
+
+    run(store, Raced(), budget=SMALL)
+    stopped = {trial.config for trial in store.trials() if len(trial.samples_us) == 2}
+    assert 5 < len(stopped) < 60
+    runner = Replay()
+    report = run(store, runner, exhaustive=True, budget=None)
+    assert report.resumed == 60 - len(stopped)
+    assert stopped <= set(runner.measured)
+    assert sum(report.outcomes.values()) == len(landscape.SPACE.feasible)
+
+
 def test_a_disturbed_run_says_so_and_keeps_the_marks(store: ResultStore) -> None:
     class Disturbed(Replay):
         def measure(self, config: KernelConfig) -> Measurement:

@@ -54,6 +54,18 @@ def sweep() -> Sweep:
     return found
 
 
+def test_a_config_that_a_race_stopped_was_not_tried_completely() -> None:
+    whole = sweep()
+    first = next(iter(whole.timed))
+    shortened = tuple(
+        replace(trial, samples_us=trial.samples_us[:2]) if trial.config == first else trial for trial in whole.trials
+    )
+    assert whole.environment.protocol == 1  # when two rounds were all that some had
+    assert len(replace(whole, trials=shortened).complete) == len(whole.trials)
+    raced = replace(whole.environment, protocol=2)
+    assert replace(whole, trials=shortened, environment=raced).complete == whole.complete - {first}
+
+
 def test_a_file_holds_all_that_was_recorded(tmp_path: Path) -> None:
     before = sweep()
     after = load_sweep(save_sweep(before, tmp_path))
