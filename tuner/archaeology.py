@@ -3,10 +3,10 @@
     ladder = climb(shape, device, compiler=farm, clock=CudaClock())   # on the GPU that is here
     ladder = climb(shape, device, compiler=farm)                      # by the models, for any device of the catalogue
 
-Standard attention, FlashAttention v1, v2, v2 padded, v2 with keys transposed, v2 tuned, and the kernel for Hopper. v1
-to transposed have the same blocks wherever all of them can run these, so that each shows one change. On a GPU all steps
-are checked against the reference and timed in turns (tuner/bench.py); elsewhere they are compiled and predicted. A step
-that cannot run stays in the ladder with the reason.
+Standard attention, FlashAttention v1, v1 with its paper's blocks, v2, v2 padded, v2 with keys transposed, v2 tuned, and
+the kernel for Hopper. v1 to transposed have the same blocks, but for the paper's, wherever all of them can run these, so
+that each shows one change. On a GPU all steps are checked against the reference and timed in turns (tuner/bench.py);
+elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with the reason.
 """
 
 import functools
@@ -18,6 +18,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import AttentionKernel, Launch
+from blocktune.kernels.paper import paper_config
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.bench import Clock, Rounds, column, median_ratio
@@ -28,6 +29,7 @@ from blocktune.tuner.io_model import standard_memory_problem
 from blocktune.tuner.ladder_steps import (
     KERNELS,
     PADDED,
+    PAPER,
     STANDARD,
     TRANSPOSED,
     V1,
@@ -132,11 +134,19 @@ def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[
         able = [get_kernel(kernel) for kernel, reason in reasons.items() if reason is None]
         if not able:
             steps.append(Step(name=name, problem="; ".join(str(reason) for reason in reasons.values())))
+        elif name == PAPER:
+            steps.append(_paper_step(able[0], shape, limits))
         elif name in PLAIN_STEPS:
             steps.append(Step(name=name, config=_plain_config(able[0], blocks, shape, limits)))
         else:
             steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
     return steps
+
+
+def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Step:
+    config = paper_config(kernel, shape, limits)
+    problem = "" if config else f"no block of the paper's rule fits compute capability {limits.name}, or the queries"
+    return Step(name=PAPER, config=config, problem=problem)
 
 
 def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:

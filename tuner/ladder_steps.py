@@ -21,9 +21,10 @@ from blocktune.tuner.io_model import standard_traffic
 from blocktune.tuner.occupancy import Occupancy
 from blocktune.tuner.roofline import roofline
 
-STANDARD, V1, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
+STANDARD, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
     "standard",
     "v1",
+    "paper",
     "v2",
     "padded",
     "transposed",
@@ -34,6 +35,7 @@ STANDARD, V1, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
 IDEAS = {
     STANDARD: "three operations of PyTorch, with all scores and probabilities in device memory between them",
     V1: "scores stay on the chip: keys outside, queries inside, one block a head; the output makes the round trip",
+    PAPER: "v1 with the blocks that its paper prescribes: as many keys and queries as fill the shared memory",
     V2: "loops exchanged: one block for each tile of queries, which keeps its output and divides it once, at the end",
     PADDED: "v2 with the head dimension padded to the next power of two, against bank conflicts",
     TRANSPOSED: "v2 over keys that a kernel of its own transposed in advance; that kernel is timed too",
@@ -44,6 +46,7 @@ IDEAS = {
 
 KERNELS = {
     V1: ("flash_v1",),
+    PAPER: ("flash_v1",),
     V2: ("flash_fwd",),
     PADDED: ("flash_fwd_padded",),
     TRANSPOSED: ("flash_fwd_transposed",),

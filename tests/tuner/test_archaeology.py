@@ -106,7 +106,7 @@ def test_every_step_has_an_idea_and_they_come_in_order() -> None:
     assert tuple(IDEAS) == ("standard", *KERNELS)
     ladder = climb(LONG, H200, compiler=Compiler())
     assert [step.name for step in ladder.steps] == list(IDEAS)
-    assert [step.problem for step in ladder.steps] == [""] * 7
+    assert [step.problem for step in ladder.steps] == [""] * 8
 
 
 def test_the_steps_that_show_one_change_share_their_blocks() -> None:
@@ -115,6 +115,14 @@ def test_the_steps_that_show_one_change_share_their_blocks() -> None:
     assert len({(config.block_m, config.block_n, config.num_warps) for config in plain if config}) == 1
     assert steps["v2"] is not None
     assert steps["v2"].parameters["schedule"] == 0
+
+
+def test_the_paper_s_rule_is_a_step_of_its_own() -> None:
+    steps = {step.name: step for step in planned_steps(LONG, H200.limits, ())}
+    assert steps["paper"].config == KernelConfig("flash_v1", 64, 128, 4, 1), "ceil(116224 / 256) keys, rounded down"
+    few = {step.name: step for step in planned_steps(replace(LONG, seqlen_q=4), H200.limits, ())}
+    assert few["paper"].config is None
+    assert "no block of the paper's rule fits" in few["paper"].problem
 
 
 def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:
@@ -130,12 +138,13 @@ def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:
 def test_a_prediction_has_times_gains_and_reasons_and_says_that_it_is_one() -> None:
     document = climb(LONG, H200, compiler=Compiler()).to_json()
     assert (document["origin"], document["rounds"]) == ("predicted", 0)
-    standard, v1, v2, padded, transposed, tuned, _ = document["steps"]
+    standard, v1, paper, v2, padded, transposed, tuned, _ = document["steps"]
     assert all(step["timing"] is None and step["predicted_us"] > 0 for step in document["steps"])
-    assert v2["over_before"] == pytest.approx(v1["predicted_us"] / v2["predicted_us"])
+    assert v2["over_before"] == pytest.approx(paper["predicted_us"] / v2["predicted_us"])
     assert tuned["over_v2"] == pytest.approx(v2["predicted_us"] / tuned["predicted_us"])
     assert (standard["over_before"], v2["over_v2"], standard["why"]) == (None, None, "")
     assert "64 blocks for 132 SMs, 68 idle" in v1["why"]
+    assert paper["hbm_bytes"] < 0.6 * v1["hbm_bytes"], "twice the keys a tile, half as many passes"
     assert "device memory: " in v2["why"]
     assert "256 columns are multiplied instead of 128" in padded["why"]
     assert transposed["hbm_bytes"] - v2["hbm_bytes"] == 2 * 2 * 32 * 8192 * 64 * 2  # K is read and written
@@ -176,9 +185,9 @@ def test_a_climb_checks_every_step_and_times_those_that_are_right(on_the_cpu: Ca
     assert "WrongResultError" in ladder.step("padded").problem
     assert ladder.step("padded").timing is None
     timed = [step for step in ladder.steps if step.timing]
-    assert [step.name for step in timed] == ["standard", "v1", "v2", "transposed", "tuned", "hopper"]
-    assert [step.over_before for step in timed[1:]] == pytest.approx([2.0, 3 / 2, 4 / 3, 5 / 4, 6 / 5])
-    assert ladder.step("tuned").over_v2 == pytest.approx(5 / 3)
+    assert [step.name for step in timed] == ["standard", "v1", "paper", "v2", "transposed", "tuned", "hopper"]
+    assert [step.over_before for step in timed[1:]] == pytest.approx([2.0, 3 / 2, 4 / 3, 5 / 4, 6 / 5, 7 / 6])
+    assert ladder.step("tuned").over_v2 == pytest.approx(6 / 4)
     assert ladder.to_json()["origin"] == "measured"
 
 
