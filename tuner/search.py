@@ -121,6 +121,7 @@ class Search:
         self._in_flight: dict[Future[CompileResult], KernelConfig] = {}
         self._ready: list[_Ready] = []
         self._started = time.monotonic()
+        self._since: float | None = None
         for trial in known:
             proposals.recall(trial.config, _score(trial))
 
@@ -150,8 +151,13 @@ class Search:
                 future.cancel()
 
     def _is_over(self) -> bool:
-        """Whether the time is up. The first proposal is always finished, however short the time."""
-        return time.monotonic() - self._started > self._limit.seconds and bool(self.trials)
+        """Whether the time is up. It counts from the first trial on: until then the GPU worker starts and the default
+        is compiled."""
+        return self._seconds_left() < 0
+
+    def _seconds_left(self) -> float:
+        searched = 0.0 if self._since is None else time.monotonic() - self._since
+        return self._limit.seconds - searched
 
     def _fill(self) -> None:
         """Keeps the compiler ahead."""
@@ -239,6 +245,7 @@ class Search:
 
     def _keep(self, trial: Trial) -> None:
         self._record(trial)
+        self._since = self._since or time.monotonic()
         self.trials[trial.config] = trial
         self._proposals.tell(trial.config, _score(trial))
 
@@ -265,7 +272,7 @@ class Search:
                 best=best.config if best else None,
                 best_us=(best.time_us or best.predicted_us) if best else None,
                 elapsed_seconds=elapsed,
-                eta_seconds=None if eta is None else min(eta, max(0.0, self._limit.seconds - elapsed)),
+                eta_seconds=None if eta is None else min(eta, max(0.0, self._seconds_left())),
             )
         )
 

@@ -10,6 +10,7 @@ import pytest
 
 from blocktune.db.records import Outcome, Trial
 from blocktune.kernels.config import KernelConfig
+from blocktune.tuner.measurement import Measurement
 from blocktune.tuner.proposals import Enumeration, TpeProposals
 from blocktune.tuner.replay import ReplayRunner
 from blocktune.tuner.report import Progress
@@ -148,6 +149,22 @@ def test_the_time_is_a_bound_but_the_default_is_always_tried() -> None:
     runner = ReplayRunner(landscape.measurements(0))
     new_search(runner, trials=50, limit=Limit(trials=50, seconds=1e-9)).run()
     assert runner.measured == [DEFAULT]
+
+
+def test_the_start_of_the_worker_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(ReplayRunner):
+        """Starts for a minute, then takes a second for every config."""
+
+        now = 0.0
+
+        def measure(self, config: KernelConfig) -> Measurement:
+            self.now += 1.0 if self.measured else 60.0
+            return super().measure(config)
+
+    runner = Timed(landscape.measurements(0))
+    monkeypatch.setattr("blocktune.tuner.search.time.monotonic", lambda: runner.now)
+    new_search(runner, trials=50, limit=Limit(trials=50, seconds=4.5), strategy="enumeration").run()
+    assert len(runner.measured) == 6  # one at 0 s, then those begun up to 4.5 s
 
 
 def test_equal_machine_code_is_measured_once() -> None:
