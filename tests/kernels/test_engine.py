@@ -13,15 +13,18 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-from blocktune.kernels import dispatch, plan, registry, resolver
+from blocktune.kernels import dispatch, flash_api, plan, registry, resolver
 from blocktune.kernels.block_mask import BlockMask
+from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.dropout import keep_mask
 from blocktune.kernels.errors import UsageError
+from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.features import Features, MaskKind
+from blocktune.kernels.kernel import Launch
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
-from blocktune.kernels.shape import Causal, Direction
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 
 from .dispatch_fakes import H200, ListSource, config, shape_like, tuned
 from .feature_fakes import FeatureBackward, FeatureForward
@@ -367,6 +370,58 @@ def test_warmup_makes_the_plans_that_calls_use(kernels: Kernels, words: str, dir
     assert (len(resolver_of.plans), len(resolver_of.general_plans)) == plans
     with pytest.raises(UsageError, match="masks and dropout"):
         dispatcher.warmup([replace(shape, features=Features(softcap=True))])
+
+
+class WithinForward(FeatureForward):
+    """Writes where sequences are and nowhere else, as the real kernels do."""
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        whole = super().bind(config, shape)
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+            rows = slice(int(extras.cu_seqlens_q[-1]))
+            result, sums = torch.empty_like(out), torch.empty_like(lse)
+            whole(q, k, v, result, sums, scale, extras)
+            out[:, :, rows], lse[:, rows] = result[:, :, rows], sums[:, rows]
+
+        return launch
+
+
+class WithinBackward(FeatureBackward):
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        whole = super().bind(config, shape)
+
+        def launch(*arguments: Any) -> None:
+            *inputs, dq, dk, dv, scale, extras = arguments
+            found = [torch.empty_like(gradient) for gradient in (dq, dk, dv)]
+            whole(*inputs, *found, scale, extras)
+            for gradient, own, bounds in zip((dq, dk, dv), found, ("q", "k", "k"), strict=True):
+                rows = slice(int(getattr(extras, f"cu_seqlens_{bounds}")[-1]))
+                gradient[:, :, rows] = own[:, :, rows]
+
+        return launch
+
+
+def test_what_stands_outside_of_packed_sequences_is_zero_and_no_old_memory(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = WithinForward(), WithinBackward()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
+    monkeypatch.setattr(flash_api, "attention", Dispatcher(ListSource()))
+    q, k, v = (torch.randn(tokens, heads, 16).requires_grad_() for tokens, heads in ((13, 4), (17, 2), (17, 2)))
+    bounds = [torch.tensor([0, 4, last], dtype=torch.int32) for last in (11, 14)]
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        out, lse, _ = flash_api.flash_attn_varlen_func(q, k, v, *bounds, 7, 10, return_attn_probs=True)
+        gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [len(kernel.launched) for kernel in both] == [2, 2]
+    assert bool((out[11:] == 0).all())
+    assert bool(lse[:, 11:].isneginf().all())
+    for gradient, end in zip(gradients, (11, 14, 14), strict=True):
+        assert bool((gradient[end:] == 0).all())
+        assert bool(gradient[:end].isfinite().all())
 
 
 def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
