@@ -1,7 +1,7 @@
 """`tune explain`: where the time of a config goes by the models, what binds it, and what would lift that."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
+    from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.device import DeviceSpec
     from blocktune.kernels.shape import AttentionShape
     from blocktune.tuner.analysis import Analysis
@@ -48,7 +49,8 @@ def explain(
     """Explain a config: where its time goes by the models, what binds it, what would lift that.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
-    It is compiled here, which needs no GPU. A measured time, where the database has one, stands beside the prediction.
+    It is compiled here, which needs no GPU. A measured time, where the database has one, stands beside the prediction,
+    and so does the config of the paper's block rule.
 
     \b
     tune explain --seq 8192 --dim 64
@@ -60,21 +62,23 @@ def explain(
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = _choose(store, db, spec, shape, kernel, choices, param or [])
-    resources = chosen.subject.compile()
+        paper = _paper_rule(store, spec, chosen.subject)
 
-    from blocktune.tuner.analysis import analyse
     from blocktune.tuner.analysis_text import explain as words
 
-    subject = chosen.subject
-    analysis = analyse(subject.kernel, subject.config, shape, spec, resources, measured_us=chosen.measured_us)
+    analysis = _analyse(chosen, spec)
+    rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
-        print_json(analysis.to_json() | {"source": chosen.source, "explanation": words(analysis)})
+        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": words(analysis)}
+        print_json(analysis.to_json() | more)
         return
     if flags.assumed():
         note(flags.assumed())
-    typer.echo(f"{shape.label} on {spec.name}\n{subject.config.label}: {chosen.source}\n")
+    typer.echo(f"{shape.label} on {spec.name}\n{chosen.subject.config.label}: {chosen.source}\n")
     _show(analysis)
     typer.echo(words(analysis))
+    if rival is not None:
+        typer.echo(rival.words(analysis))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,78 @@ class _Choice:
     subject: Subject
     source: str
     measured_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rival:
+    """The config of the paper's block rule with its times; problem: why it has none."""
+
+    config: "KernelConfig"
+    predicted_us: float | None = None
+    measured_us: float | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, choice: _Choice, device: "DeviceSpec") -> "_Rival":
+        """Compiles it."""
+        try:
+            breakdown = _analyse(choice, device).breakdown
+        except NoFeasibleConfigError as error:
+            return cls(config=choice.subject.config, problem=str(error))
+        predicted_us = None if breakdown is None else breakdown.total_us
+        return cls(config=choice.subject.config, predicted_us=predicted_us, measured_us=choice.measured_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_json(),
+            "predicted_us": self.predicted_us,
+            "measured_us": self.measured_us,
+            "problem": self.problem,
+        }
+
+    def words(self, analysis: "Analysis") -> str:
+        ours = None if analysis.breakdown is None else analysis.breakdown.total_us
+        facts = [self.problem] if self.problem else []
+        if self.predicted_us is not None and ours is not None:
+            facts.append(
+                f"predicted {microseconds(self.predicted_us)}, {self.predicted_us / ours:.2f} times this one's"
+            )
+        if self.measured_us is not None:
+            facts.append(f"measured {microseconds(self.measured_us)}")
+        return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
+
+
+def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
+    """Compiles a config and asks every model about it.
+
+    Raises:
+        NoFeasibleConfigError: it does not compile.
+    """
+    subject, resources = choice.subject, choice.subject.compile()
+
+    from blocktune.tuner.analysis import analyse
+
+    return analyse(subject.kernel, subject.config, subject.shape, device, resources, measured_us=choice.measured_us)
+
+
+def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> _Choice | None:
+    """The paper's block rule as the explained kernel can express it; None where it has no config, or gives this one."""
+    from blocktune.kernels.paper import paper_config
+
+    config = paper_config(subject.kernel, subject.shape, subject.limits)
+    if config is None or config == subject.config:
+        return None
+    paper = replace(subject, config=config)
+    return _Choice(subject=paper, source="the paper's rule", measured_us=_measured_us(store, device, paper))
+
+
+def _measured_us(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> float | None:
+    """What the config took on this device, if the database knows."""
+    if store is None:
+        return None
+    from blocktune.tuner.analysis import measured_time_us
+
+    return measured_time_us(store, device, subject.shape, subject.config, subject.kernel.source_hash)
 
 
 def _choose(
@@ -100,10 +176,8 @@ def _choose(
     subject = found.subject.with_choices(choices, own)
     changed = subject.config != found.subject.config
     measured_us = None if changed else found.measured_us
-    if store is not None and measured_us is None:
-        from blocktune.tuner.analysis import measured_time_us
-
-        measured_us = measured_time_us(store, device, shape, subject.config, subject.kernel.source_hash)
+    if measured_us is None:
+        measured_us = _measured_us(store, device, subject)
     return _Choice(subject=subject, source="as given" if changed else found.source, measured_us=measured_us)
 
 

@@ -4,8 +4,8 @@
     ladder = climb(shape, device, compiler=farm)                      # by the models, for any device of the catalogue
 
 Standard attention, FlashAttention v1, v1 with its paper's blocks, v2, v2 padded, v2 with keys transposed, v2 tuned, and
-the kernel for Hopper. v1 to transposed have the same blocks, but for the paper's, wherever all of them can run these, so
-that each shows one change. On a GPU all steps are checked against the reference and timed in turns (tuner/bench.py);
+the kernel for Hopper. v1 to transposed, but for the paper's, have the same blocks wherever all of them can run these,
+so that each shows one change. On a GPU all steps are checked against the reference and timed in turns (tuner/bench.py);
 elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with the reason.
 """
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from blocktune.cli.subject import Subject
 from blocktune.kernels.device import device_named
+from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.resources import KernelResources
 from blocktune.tuner.defaults import complete_shape
 
@@ -69,6 +71,36 @@ def test_the_words_hold_every_model(tune, winner, compiled) -> None:
     ):
         assert part in result.stdout
     assert "assumed --batch 2" in result.stderr
+
+
+def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled) -> None:
+    tune.store(winner())
+    words = (*EXPLAIN, "--kernel", "flash_fwd")
+    data = json.loads(tune(*words, "--json").stdout)
+    rule = data["paper"]
+    assert (rule["config"]["kernel"], rule["config"]["block_m"], rule["config"]["block_n"]) == ("flash_fwd", 64, 128)
+    assert rule["predicted_us"] > 0
+    assert (rule["measured_us"], rule["problem"]) == (None, "")
+    assert len(compiled) == 2
+    assert f"The paper's block rule gives {compiled[1]}: predicted " in tune(*words).stdout
+    itself = tune(*words, "--block-m", 64, "--block-n", 128, "--warps", 4, "--stages", 1, "--json")
+    assert json.loads(itself.stdout)["paper"] is None
+    backward = tune(*EXPLAIN, "--direction", "backward", "--json")
+    assert json.loads(backward.stdout)["paper"] is None, "the rule is one of the forward"
+
+
+def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = Subject.compile
+
+    def compile_(subject: Subject) -> KernelResources:
+        if subject.config.block_n == 128:
+            raise NoFeasibleConfigError("such blocks do not compile.")
+        return fine(subject)
+
+    monkeypatch.setattr(Subject, "compile", compile_)
+    words = (*EXPLAIN, "--kernel", "flash_fwd", "--block-n", 64)
+    assert "such blocks do not compile" in json.loads(tune(*words, "--json").stdout)["paper"]["problem"]
+    assert "The paper's block rule gives flash_fwd 64x128 w4 s1 " in tune(*words).stdout
 
 
 def test_flags_change_the_winner_and_then_its_time_is_not_claimed(tune, winner, compiled) -> None:
