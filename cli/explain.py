@@ -14,6 +14,7 @@ from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.tuner.target import choose_device
 
 if TYPE_CHECKING:
+    from blocktune.db.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.device import DeviceSpec
@@ -62,7 +63,7 @@ def explain(
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = _choose(store, db, spec, shape, kernel, choices, param or [])
-        paper = _paper_rule(store, spec, chosen.subject)
+        paper = _paper_rule(store, spec, chosen)
 
     from blocktune.tuner.analysis_text import explain as words
 
@@ -83,11 +84,13 @@ def explain(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """The config to explain, why this one, and what it took on this device."""
+    """The config to explain, why this one, and what it took on this device. winner: the stored result for this very
+    shape that it comes from, if any."""
 
     subject: Subject
     source: str
     measured_us: float | None
+    winner: "Best | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +145,19 @@ def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
     return analyse(subject.kernel, subject.config, subject.shape, device, resources, measured_us=choice.measured_us)
 
 
-def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> _Choice | None:
+def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
     """The paper's block rule as the explained kernel can express it; None where it has no config, or gives this one."""
     from blocktune.kernels.paper import paper_config
 
+    subject, winner = chosen.subject, chosen.winner
     config = paper_config(subject.kernel, subject.shape, subject.limits)
     if config is None or config == subject.config:
         return None
     paper = replace(subject, config=config)
-    return _Choice(subject=paper, source="the paper's rule", measured_us=_measured_us(store, device, paper))
+    measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
+    if measured_us is None:
+        measured_us = _measured_us(store, device, paper)
+    return _Choice(subject=paper, source="the paper's rule", measured_us=measured_us)
 
 
 def _measured_us(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> float | None:
@@ -178,7 +185,8 @@ def _choose(
     measured_us = None if changed else found.measured_us
     if measured_us is None:
         measured_us = _measured_us(store, device, subject)
-    return _Choice(subject=subject, source="as given" if changed else found.source, measured_us=measured_us)
+    source = "as given" if changed else found.source
+    return _Choice(subject=subject, source=source, measured_us=measured_us, winner=found.winner)
 
 
 def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
@@ -193,7 +201,8 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
     from blocktune.kernels.ladder import Rung
     from blocktune.kernels.registry import get_kernel
 
-    candidate = look_up(store, db, device, shape).candidate
+    answer = look_up(store, db, device, shape)
+    candidate = answer.candidate
     if candidate is None:
         raise NoFeasibleConfigError(
             f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
@@ -203,6 +212,7 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
         subject=Subject(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
         source=Explanation.of(candidate, shape).reason,
         measured_us=candidate.time_us if candidate.rung is Rung.EXACT else None,
+        winner=answer.winner if candidate.rung is Rung.EXACT else None,
     )
 
 

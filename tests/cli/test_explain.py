@@ -1,12 +1,15 @@
 """`tune explain`: which config it explains, its JSON, its words, and what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from blocktune.cli.subject import Subject
 from blocktune.kernels.device import device_named
 from blocktune.kernels.errors import NoFeasibleConfigError
+from blocktune.kernels.paper import paper_config
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.tuner.defaults import complete_shape
 
@@ -87,6 +90,15 @@ def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled)
     assert json.loads(itself.stdout)["paper"] is None
     backward = tune(*EXPLAIN, "--direction", "backward", "--json")
     assert json.loads(backward.stdout)["paper"] is None, "the rule is one of the forward"
+
+
+def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, compiled) -> None:
+    best = winner()
+    rule = paper_config(get_kernel(best.config.kernel), best.shape, device_named("h200").limits)
+    tune.store(replace(best, paper=rule, paper_time_us=901.25))
+    result = tune(*EXPLAIN, "--json")
+    assert json.loads(result.stdout)["paper"]["measured_us"] == 901.25
+    assert tune(*EXPLAIN).stdout.endswith("measured 901.2 µs.\n")
 
 
 def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
