@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from blocktune.kernels.call import EXTRA_TENSORS, Call
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.plan import empty_output
@@ -90,11 +90,34 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * 6
         query, key, value, out, lse, *tensors = ctx.saved_tensors
-        gradients = ctx.plan.backward(query, key, value, out, lse, grad, ctx.call.with_tensors(tensors))
+        with torch.no_grad():
+            gradients = ctx.plan.backward(query, key, value, out, lse, grad, ctx.call.with_tensors(tensors))
+        if torch.is_grad_enabled():  # somebody wants to differentiate them, who would get zeros
+            gradients = FinalGradients.apply(*(one.requires_grad_() for one in gradients))
         needed = zip(gradients, ctx.needs_input_grad, strict=False)
         return *(gradient if wanted else None for gradient, wanted in needed), None, None, None
+
+
+class FinalGradients(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients themselves, which refuse to be differentiated. They depend on query, key and value even where what
+    they were made from does not require a gradient, so that `once_differentiable` would let some of them pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        del ctx
+        return tuple(one.view_as(one) for one in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Raises:
+        UsageError: always.
+        """
+        del ctx, grads
+        raise UsageError(
+            "Attention can be differentiated once, but a gradient of its gradients is asked for. Take "
+            "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
+        )

@@ -9,6 +9,7 @@ from torch import Tensor
 from blocktune.kernels import dispatch, plan, registry, resolver
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
@@ -134,8 +135,29 @@ def test_a_second_derivative_is_refused(kernels: tuple[Forward, Backward]) -> No
     query, key, value = (tensor.requires_grad_() for tensor in tensors(SHAPE))
     out = Dispatcher(ListSource())(query, key, value, enable_gqa=True)
     (first,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(UsageError, match=r"Attention can be differentiated once.*SDPBackend\.MATH"):
         first.sum().backward()
+
+
+def test_a_penalty_on_gradients_is_refused_and_not_left_out(kernels: tuple[Forward, Backward]) -> None:
+    """The gradient of a sum is made from ones, which require none; it depends on the inputs all the same."""
+    inputs = [tensor.requires_grad_() for tensor in tensors(SHAPE)]
+    out = Dispatcher(ListSource())(*inputs, enable_gqa=True)
+    first = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+    loss = out.sum() + torch.stack([one.square().sum() for one in first]).sum()
+    with pytest.raises(UsageError, match="differentiated once"):
+        loss.backward()
+
+
+def test_a_graph_over_the_gradients_holds_what_does_not_reach_attention(kernels: tuple[Forward, Backward]) -> None:
+    query, key, value = tensors(SHAPE)
+    factor = torch.tensor(2.0, requires_grad=True)
+    out = Dispatcher(ListSource())(query.requires_grad_(), key, value, enable_gqa=True)
+    (first,) = torch.autograd.grad(out.sum(), query, create_graph=True)
+    expected = gradients_of(scaled_dot_product_attention, [query, key, value], torch.ones_like(out))[0]
+    torch.testing.assert_close(first.detach(), expected)
+    (of_factor,) = torch.autograd.grad((first * factor).sum(), factor)
+    torch.testing.assert_close(of_factor, expected.sum())
 
 
 def test_nothing_of_the_size_of_the_scores_is_kept(kernels: tuple[Forward, Backward]) -> None:
