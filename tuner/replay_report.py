@@ -185,12 +185,12 @@ def racing_row(sweeps: Iterable[Sweep], margin: float) -> dict[str, float]:
 
 def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     """Of one sweep; None where too few configs have a time."""
-    scores = replay.sweep.scores
+    scores, timed = replay.sweep.scores, replay.sweep.timed
     configs = [config for config in scores if config in replay.predicted and kernel in (None, config.kernel)]
     if len(configs) < FEWEST:
         return None
     measured = np.array([scores[config] for config in configs])
-    times = np.array([replay.sweep.timed[config].time_us or 0.0 for config in configs])
+    times = np.array([timed[config].time_us or 0.0 for config in configs])
     predicted = np.array([replay.predicted[config] for config in configs])
     slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
     chosen = decide_predicted(dict(zip(configs, predicted, strict=True)), _default(replay.sweep, kernel))
