@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from blocktune.cli.bench_file import BenchFile
 from blocktune.cli.grid import Grid, with_grid_flags
 from blocktune.cli.options import AsJson, Database
 from blocktune.cli.render import note, print_json, print_table
+from blocktune.db.records import Regime
 from blocktune.kernels.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ KEY_RATE = "keys, values"
 """A further column where there are few queries."""
 
 
-class RegimeName(StrEnum):
-    """The words of --regime; tuner/comparison.py says what they mean, but takes torch to import."""
-
-    BURST = "burst"
-    SUSTAINED = "sustained"
-
-
 @with_grid_flags
 def bench(
     grid: Grid,
@@ -43,8 +36,8 @@ def bench(
     standard: Annotated[bool, typer.Option("--standard", help="Let standard attention take part.")] = False,
     flex: Annotated[bool, typer.Option("--flex", help="Let PyTorch's FlexAttention take part; compiles long.")] = False,
     regime: Annotated[
-        RegimeName, typer.Option("--regime", help="Card rests between rounds, or works without a break.")
-    ] = RegimeName.BURST,
+        Regime, typer.Option("--regime", help="GPU rests between rounds, or works without a break.")
+    ] = Regime.BURST,
     out: Annotated[Path | None, typer.Option("--out", help="JSON file, complete after every shape.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
     db: Database = None,
@@ -68,12 +61,11 @@ def bench(
     from blocktune.kernels.device import current_device
     from blocktune.tuner.bench import CudaClock
     from blocktune.tuner.compare import compare, tuned_config
-    from blocktune.tuner.comparison import Regime
     from blocktune.tuner.environment import measuring_environment
     from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 
     device = current_device()
-    file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), Regime(regime))
+    file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
     with ResultStore.open(db) as store, gpu_lock(device.uuid, note), _farm(autotune) as compiler:
         for shape in shapes:
             tuned_config(store, device, shape)  # the first that is missing ends the run before it begins
@@ -85,7 +77,7 @@ def bench(
                 shape,
                 store=store,
                 device=device,
-                regime=Regime(regime),
+                regime=regime,
                 compiler=compiler,
                 standard=standard,
                 flex=flex,

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from blocktune.cli.render import SCHEMA
 from blocktune.kernels.errors import UsageError
 
 if TYPE_CHECKING:
-    from blocktune.db.records import Environment
+    from blocktune.db.records import Environment, Regime
     from blocktune.kernels.device import DeviceSpec
-    from blocktune.tuner.comparison import Comparison, Regime
+    from blocktune.tuner.comparison import Comparison
 
 FORMAT = "blocktune-bench"
 
@@ -43,7 +43,7 @@ class BenchFile:
             "schema": SCHEMA,
             "format": FORMAT,
             "device": replace(device, uuid=None).to_json(),
-            "environment": asdict(environment) | {"cudnn": cudnn},
+            "environment": environment.to_json() | {"cudnn": cudnn},
             "regime": str(regime),
             "kernels": sorted(KERNELS),
             "created_at": "",

@@ -13,7 +13,8 @@ from blocktune.cli.progress import shown_progress
 from blocktune.cli.render import INTERRUPTED, counts, note, percent, print_json, print_table
 from blocktune.cli.run_many import run_many
 from blocktune.cli.shapes_file import shapes_of_file
-from blocktune.cli.winners import COLUMNS, Predictions, predictions, winner_rows
+from blocktune.cli.winners import COLUMNS, Predictions, origin_text, predictions, winner_rows
+from blocktune.db.records import Regime
 from blocktune.tuner.target import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ def run(
         list[str] | None, typer.Option("--kernel", help="Search this kernel only; may be repeated.")
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try every config, whatever the time.")] = False,
+    regime: Annotated[
+        Regime | None,
+        typer.Option("--regime", help="GPU rests between rounds, or works without a break.  [default: sustained]"),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler and the test data.")] = 0,
     from_misses: Annotated[
         bool,
@@ -78,6 +83,7 @@ def run(
         "budget": Budget(trials=trials, seconds=time_budget),
         "kernels": [get_kernel(name) for name in kernel] if kernel else None,
         "exhaustive": exhaustive,
+        "regime": regime,
         "seed": seed,
     }
     _announce(spec)
@@ -122,7 +128,7 @@ def _announce(spec: "DeviceSpec") -> None:
 
 def _show(report: "TuningReport", predicted: Predictions, place: str) -> None:
     best = report.best
-    title = f"{best.shape.label} on {best.device.name}, {best.origin}"
+    title = f"{best.shape.label} on {best.device.name}, {origin_text(best)}"
     print_table(COLUMNS, winner_rows(best, predicted), title=title)
     lines = ["", report.reason]
     if report.occupancy is not None:

@@ -111,6 +111,7 @@ def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, 
             kernels=None if kernels is None else tuple(kernel.name for kernel in kernels),
             exhaustive=exhaustive,
             configs=configs(shape) if exhaustive else 0,
+            regime=search["regime"],
             seed=search["seed"],
         )
         for shape in shapes

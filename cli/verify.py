@@ -72,6 +72,7 @@ def _due(bests: "list[Best]", environment: "Environment", every: bool) -> "list[
 def _verify_each(
     due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore", quiet: bool
 ) -> "list[Verification]":
+    from blocktune.tuner.measurement import Terms
     from blocktune.tuner.run import farm_for
     from blocktune.tuner.telemetry import GpuMonitor
     from blocktune.tuner.verify import gpu_runner, verify
@@ -82,7 +83,8 @@ def _verify_each(
         for number, (best, why) in enumerate(due, start=1):
             note(f"{number}/{len(due)} {best.shape.label}: {why}")
             try:
-                with gpu_runner(best.shape, device, monitor, note) as runner, shown_progress() as show:
+                terms = Terms(regime=best.environment.regime)
+                with gpu_runner(best.shape, device, monitor, note, terms) as runner, shown_progress() as show:
                     found = verify(
                         best,
                         device=device,

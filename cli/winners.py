@@ -90,6 +90,11 @@ def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> s
     return "-" if not default_us or not time_us else f"{word}{default_us / time_us:.3f}x"
 
 
+def origin_text(best: "Best") -> str:
+    """The origin, with the regime of what was measured."""
+    return f"{best.origin}, {best.environment.regime}" if best.time_us is not None else str(best.origin)
+
+
 def provenance(best: "Best") -> str:
     """Where and when the winner was found, in one line."""
     environment = best.environment

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from blocktune.db.records import Best, Environment, Outcome, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.kernels.config import Origin
 from blocktune.kernels.errors import UsageError
 
@@ -96,6 +96,8 @@ def require_sound_environment(environment: Environment) -> None:
         UsageError: one is no printable text, or a number is out of range.
     """
     values = asdict(environment)
+    if not isinstance(values.pop("regime"), Regime):
+        raise _broken(f"one of the regimes {', '.join(Regime)}", "regime", environment.regime)
     _whole(COUNT, protocol=values.pop("protocol"))
     _whole(POWER_W, power_limit_w=values.pop("power_limit_w"))
     _names(MAX_TEXT, **values)

@@ -5,7 +5,8 @@
       "schema": 1,
       "device": {...},                    what DeviceSpec.to_json gives, without the uuid of one piece of hardware
       "environments": {                   by Environment.digest
-        "<digest>": {"triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"}
+        "<digest>": {"triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w",
+                     "regime"}        `burst`; left out where it is sustained
       },
       "bests": [
         {
@@ -26,8 +27,8 @@
       "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
     }
 
-One document holds one device. Every field is written, keys and rows are sorted: equal results give equal text. Reading
-(db/importing.py) takes an absent optional field as null and rejects what it does not know. All of it is data:
+One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.
+Reading (db/importing.py) takes an absent optional field as null and rejects what it does not know. All of it is data:
 nothing in a document is ever run.
 """
 
@@ -62,7 +63,7 @@ def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tr
         "format": FORMAT,
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
-        "environments": {environment.digest: asdict(environment) for environment in sorted(used, key=_digest)},
+        "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
         "bests": [_best_json(best) for best in bests],
     }
     return document if trials is None else document | {"trials": [_trial_json(trial) for trial in kept]}

@@ -8,7 +8,7 @@ from typing import Any
 from blocktune.db import bounds
 from blocktune.db.bounds import COUNT, RATIO, SECONDS, TIME_US, Range
 from blocktune.db.exchange import FORMAT, FORMAT_VERSION
-from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.db.untrusted import Untrusted
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
@@ -55,11 +55,12 @@ def _require_unbroken_seal(document: dict[str, Any], seal: Untrusted) -> None:
 def _environments(node: Untrusted) -> dict[str, Environment]:
     found = {}
     for digest, entry in node.entries(MAX_ENVIRONMENTS).items():
-        parts = entry.object(("triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"))
+        parts = entry.object(("triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"), ("regime",))
         environment = Environment(
             **{name: parts[name].text(bounds.MAX_TEXT) for name in ("triton", "ptxas", "torch", "cuda", "driver")},
             protocol=_integer(COUNT)(parts["protocol"]),
             power_limit_w=_integer(bounds.POWER_W)(parts["power_limit_w"]),
+            regime=_regime(parts["regime"]) if "regime" in parts else Regime.SUSTAINED,
         )
         if environment.digest != digest:
             entry.reject(f"the environment with this digest (these values have {environment.digest})")
@@ -127,6 +128,10 @@ def _shape(node: Untrusted) -> AttentionShape:
     if max(value for value in shape.to_json().values() if type(value) is int) > MAX_INT:
         node.reject(f"a shape with sizes up to {MAX_INT}")
     return shape
+
+
+def _regime(node: Untrusted) -> Regime:
+    return node.parsed(Regime, f"one of {', '.join(Regime)}")
 
 
 def _config(node: Untrusted) -> KernelConfig:

@@ -78,7 +78,7 @@ class DeviceRow(Base):
 
 
 class EnvironmentRow(Base):
-    """The software that a time depends on, by `Environment.digest`."""
+    """The software and the regime that a time depends on, by `Environment.digest`."""
 
     __tablename__ = "environment"
 
@@ -91,6 +91,7 @@ class EnvironmentRow(Base):
     driver: Mapped[str] = mapped_column(String(200))
     protocol: Mapped[int]
     power_limit_w: Mapped[int]
+    regime: Mapped[str] = mapped_column(String(16), server_default="sustained")
 
 
 class KernelRow(Base):

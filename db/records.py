@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any, Self
 
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
@@ -28,9 +30,18 @@ class Outcome(StrEnum):
     RUN_TIMEOUT = "run_timeout"
 
 
+class Regime(StrEnum):
+    """How a GPU works while it is measured: tuner/bench.py says what is done for it."""
+
+    BURST = "burst"
+    """It rests before every round and stays cool."""
+    SUSTAINED = "sustained"
+    """It works without a break, large ones at their power cap."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The software that a time depends on. Two trials with equal `digest` are comparable."""
+    """The software and the regime that a time depends on. Two trials with equal `digest` are comparable."""
 
     triton: str
     ptxas: str
@@ -39,10 +50,29 @@ class Environment:
     driver: str = ""
     protocol: int = 1  # version of the measuring protocol, tuner/bench.py
     power_limit_w: int = 0
+    regime: Regime = Regime.SUSTAINED
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; without the regime where it is sustained, as all was before the word came up. So old digests
+        and documents stay true, and older versions read new ones."""
+        values = asdict(self) | {"regime": str(self.regime)}
+        if self.regime is Regime.SUSTAINED:
+            del values["regime"]
+        return values
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` described.
+
+        Raises:
+            TypeError: a field is missing or unknown.
+            ValueError: there is no such regime.
+        """
+        return cls(**dict(data) | {"regime": Regime(data.get("regime", Regime.SUSTAINED))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +90,9 @@ class Telemetry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One candidate and how it ended. samples_us are the timed rounds, time_us their median, relative_to_anchor the
-    median of time over the anchor's time in the same round (None when it was not timed). imported: it came in a
-    document and was not made again here; such a trial never counts as one of this machine."""
+    median of time over the anchor's time in the same round (None when it was not timed). error: why there is no time,
+    or, beside one, how it was taken when not as usual: twice, or with few rounds. imported: it came in a document and
+    was not made again here; such a trial never counts as one of this machine."""
 
     device: DeviceSpec
     environment: Environment

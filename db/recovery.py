@@ -20,7 +20,15 @@ from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
 from blocktune.db.merging import Results
 from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.records import Best, Environment, Trial
-from blocktune.db.rows import UNREADABLE, RowWriter, best_of, device_of, environment_of, trial_of
+from blocktune.db.rows import (
+    UNREADABLE,
+    RowWriter,
+    best_of,
+    device_of,
+    environment_columns,
+    environment_of,
+    trial_of,
+)
 from blocktune.db.store import ResultStore
 from blocktune.db.target import StoreTarget
 from blocktune.db.user_models import UserBestRow, UserTrialRow
@@ -172,7 +180,7 @@ class _Copier(RowWriter):
         key = {"digest": row.environment.digest}
         links = {
             "device_id": self._device(row.device),
-            "environment_id": self._id_of(EnvironmentRow, key, asdict(row.environment)),
+            "environment_id": self._id_of(EnvironmentRow, key, environment_columns(row.environment)),
         }
         try:
             with self._session.begin_nested():

@@ -105,7 +105,7 @@ class RowWriter:
         # the features are in the document alone: no query asks for them
         shape = {name: value for name, value in record.shape.to_json().items() if name != "features"}
         kernel = {"name": record.config.kernel, "source_hash": record.kernel_hash}
-        environment = asdict(record.environment)
+        environment = environment_columns(record.environment)
         return {
             "device_id": self._device(record.device),
             "shape_id": self._id_of(ShapeRow, {"document": document_of(record.shape)}, shape),
@@ -276,9 +276,18 @@ def best_of(row: BestRow) -> Best:
     return best
 
 
+def environment_columns(environment: Environment) -> dict[str, Any]:
+    """The columns of an environment but its digest."""
+    return asdict(environment) | {"regime": str(environment.regime)}
+
+
 def environment_of(row: EnvironmentRow) -> Environment:
-    """The software of this row; what it is part of checks it."""
-    return Environment(**{name: getattr(row, name) for name in _ENVIRONMENT})
+    """The software and regime of this row; what it is part of checks them.
+
+    Raises:
+        ValueError: there is no such regime.
+    """
+    return Environment.from_json({name: getattr(row, name) for name in _ENVIRONMENT})
 
 
 # A sweep's trials share one device and one shape; parsing each once keeps reading thousands of rows quick.

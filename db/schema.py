@@ -16,7 +16,7 @@ from blocktune.db.target import StoreTarget
 from blocktune.db.user_models import Base
 from blocktune.kernels.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
 
-CURRENT = "0003"
+CURRENT = "0004"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"

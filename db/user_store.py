@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,7 +13,7 @@ from blocktune.db.bounds import SECONDS, TIME_US
 from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
 from blocktune.db.models import EnvironmentRow
 from blocktune.db.records import Environment, Outcome
-from blocktune.db.rows import RowWriter, storable
+from blocktune.db.rows import RowWriter, environment_columns, environment_of, storable
 from blocktune.db.schema import make_current
 from blocktune.db.target import StoreTarget
 from blocktune.db.user_models import UserBestRow, UserTrialRow
@@ -153,7 +152,7 @@ class _UserRowWriter(RowWriter):
         }
 
     def _environment(self, environment: Environment) -> int:
-        return self._id_of(EnvironmentRow, {"digest": environment.digest}, asdict(environment))
+        return self._id_of(EnvironmentRow, {"digest": environment.digest}, environment_columns(environment))
 
     def _put(self, row_type: type[UserTrialRow | UserBestRow], key: dict[str, Any], columns: dict[str, Any]) -> None:
         row = self._session.scalar(select(row_type).filter_by(**key))
@@ -206,7 +205,7 @@ def _best_of(row: UserBestRow, device: DeviceSpec) -> UserBest:
 
 
 def _environment_of(row: EnvironmentRow) -> Environment:
-    return Environment(**{name: getattr(row, name) for name in Environment.__dataclass_fields__})
+    return _checked(lambda regime: environment_of(row), row.regime)  # all else may be any text
 
 
 def _config_of(kernel: str, document: str) -> UserConfig:

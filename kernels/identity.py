@@ -3,6 +3,10 @@
 A time is a fact about one kind of device (name, compute capability, SM count: `DeviceSpec.key`), one version of a
 kernel's source, the Triton and ptxas that compiled it, and the driver and power limit under which it ran. Whatever else
 the caller asks for (data type, head dimensions, mask, direction, features) is part of the shape.
+
+The measuring protocol and its regime are no part of it: winners come from finals, which all versions of the protocol
+hold alike, and a call does not know how hard its process drives the GPU. Of two regimes the store keeps the winner that
+was measured last.
 """
 
 import re

@@ -22,7 +22,7 @@ from blocktune.kernels.errors import (
 from blocktune.kernels.fork_gate import GatedConnection
 from blocktune.kernels.results_file import SUFFIX
 
-NEWEST_SCHEMA = 3
+NEWEST_SCHEMA = 4
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 BUSY_SECONDS = 0.02

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blocktune.db.records import Regime
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.errors import UsageError
@@ -23,7 +24,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.bench import Clock, Rounds, column, median_ratio
 from blocktune.tuner.check import Question, make_questions, require_memory
-from blocktune.tuner.comparison import Entry, Regime
+from blocktune.tuner.comparison import Entry
 from blocktune.tuner.cost_model import missing_rates, predict
 from blocktune.tuner.io_model import standard_memory_problem
 from blocktune.tuner.ladder_steps import (

@@ -12,7 +12,10 @@
    a candidate's contender is the anchor config, finalists contend with each other. Heat and power move the clock by
    5-10 %, but they move both sides of a round, so the ratio inside a round is what is compared.
 5. The time of a config is the median of its rounds; its `relative_to_anchor` is the median of the rounds' ratios.
-6. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
+6. The regime (`Regime` in db/records.py) says whether the GPU may rest: in bursts it does before every round, for too
+   short a time for its clocks to fall, and what decides is timed without heating up first; under sustained load it has
+   worked for a second before what decides is timed, and nothing rests. The regime is part of a time's identity.
+7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
    which is to know every config equally well, has no race.
 
 Whoever changes any of this increases `PROTOCOL_VERSION`: times of different versions are not comparable. Version 1 had
@@ -24,6 +27,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from blocktune.db.records import Regime
+
 PROTOCOL_VERSION = 2
 
 IDLE_SECONDS = 0.03
@@ -32,8 +37,14 @@ IDLE_SECONDS = 0.03
 HEAT_SECONDS = 0.05
 """Load before a candidate's rounds; the anchor takes part in them, so it need not reach the final temperature."""
 
-FINAL_HEAT_SECONDS = 1.0
+FINAL_HEAT_SECONDS = {Regime.BURST: 0.05, Regime.SUSTAINED: 1.0}
 """Load before the finalists' rounds, which decide."""
+
+REST_SECONDS = 0.01
+"""Rest before every round of a burst; too short for the clocks to fall."""
+
+DEFAULT_REGIME = Regime.SUSTAINED
+"""What attention works under in training and in a server that is worth its GPU; docs/search.md has the figures."""
 
 CANDIDATE_US = 25_000.0
 """Timed GPU time of one candidate, its anchor launches not counted."""
@@ -99,6 +110,21 @@ def column(rounds: Rounds, contender: int) -> tuple[float, ...]:
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
     """The median over the rounds of the ratio inside a round."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def timed_rounds(clock: Clock, launches: Sequence[Thunk], count: int, regime: Regime) -> Rounds:
+    """Rounds of a regime, in rotating order."""
+    if regime is Regime.SUSTAINED:
+        return clock.rounds(launches, count)
+    return tuple(_rested_round(clock, launches, number) for number in range(count))
+
+
+def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
+    """One round after a rest, in the order of its number; the times stand in the order of the launches."""
+    time.sleep(REST_SECONDS)
+    order = rotated(len(launches), number)
+    (times,) = clock.rounds([launches[index] for index in order], 1)
+    return tuple(time_us for _, time_us in sorted(zip(order, times, strict=True)))
 
 
 def rotated(count: int, start: int) -> tuple[int, ...]:

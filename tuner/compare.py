@@ -15,7 +15,7 @@ import time
 from functools import partial
 from typing import Any
 
-from blocktune.db.records import Best
+from blocktune.db.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec
@@ -24,7 +24,7 @@ from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Clock, CudaClock
 from blocktune.tuner.check import require_memory
-from blocktune.tuner.comparison import Comparison, Entry, Regime
+from blocktune.tuner.comparison import Comparison, Entry
 from blocktune.tuner.contenders import find_contenders
 from blocktune.tuner.fa4_peer import fa4_compute
 from blocktune.tuner.flex_peer import flex_compute

@@ -3,10 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from blocktune.db.records import Telemetry
+from blocktune.db.records import Regime, Telemetry
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.stock_autotune import StockTuning
@@ -14,13 +13,6 @@ from blocktune.tuner.verdict import speedup
 
 FEW_QUERIES = 16
 """Up to so many queries a forward is bound by reading keys and values, whose rate is what counts then."""
-
-
-class Regime(StrEnum):
-    """How warm the card is."""
-
-    BURST = "burst"
-    SUSTAINED = "sustained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 from importlib.metadata import version
 
-from blocktune.db.records import Environment
+from blocktune.db.records import Environment, Regime
 from blocktune.kernels.device import DeviceSpec
 from blocktune.tuner.bench import PROTOCOL_VERSION
 from blocktune.tuner.resources import ptxas_version
 from blocktune.tuner.telemetry import GpuMonitor, driver_version
 
 
-def measuring_environment(device: DeviceSpec, monitor: GpuMonitor) -> Environment:
+def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime = Regime.SUSTAINED) -> Environment:
     """The environment of times taken on a present GPU."""
     import torch
 
@@ -21,6 +21,7 @@ def measuring_environment(device: DeviceSpec, monitor: GpuMonitor) -> Environmen
         driver=driver_version(),
         protocol=PROTOCOL_VERSION,
         power_limit_w=monitor.power_limit_w,
+        regime=regime,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from blocktune.db.records import Outcome
+from blocktune.db.records import Outcome, Regime
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.report import Budget, Progress
@@ -26,6 +26,7 @@ class Job:
     kernels: tuple[str, ...] | None = None
     exhaustive: bool = False
     configs: int = 0
+    regime: Regime | None = None
     seed: int = 0
 
     @property
@@ -44,6 +45,7 @@ class Job:
             "kernels": None if self.kernels is None else list(self.kernels),
             "exhaustive": self.exhaustive,
             "configs": self.configs,
+            "regime": None if self.regime is None else str(self.regime),
             "seed": self.seed,
         }
 
@@ -57,6 +59,7 @@ class Job:
             kernels=None if data["kernels"] is None else tuple(data["kernels"]),
             exhaustive=data["exhaustive"],
             configs=data["configs"],
+            regime=None if data["regime"] is None else Regime(data["regime"]),
             seed=data["seed"],
         )
 

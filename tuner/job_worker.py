@@ -66,6 +66,7 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress)
             budget=job.budget,
             kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
             exhaustive=job.exhaustive,
+            regime=job.regime,
             seed=job.seed,
             on_progress=tell,
             compiler=compiler,

@@ -1,19 +1,18 @@
 """The contenders of one shape: checked one by one, then timed in turns."""
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from blocktune.db.records import Telemetry
+from blocktune.db.records import Regime, Telemetry
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import NO_EXTRAS
 from blocktune.kernels.paper import SMALLEST_BLOCK
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Direction
-from blocktune.tuner.bench import Clock, Rounds, Thunk, column, rotated
+from blocktune.tuner.bench import FINAL_HEAT_SECONDS, REST_SECONDS, Clock, Rounds, Thunk, column, timed_rounds
 from blocktune.tuner.check import Question, softmax_scale
-from blocktune.tuner.comparison import FEW_QUERIES, Entry, Regime, Timing, timing_of
+from blocktune.tuner.comparison import FEW_QUERIES, Entry, Timing, timing_of
 from blocktune.tuner.contenders import Contenders
 from blocktune.tuner.feature_questions import FeatureQuestion
 from blocktune.tuner.gradients import GradientQuestion
@@ -23,9 +22,6 @@ from blocktune.tuner.search import Compiler
 from blocktune.tuner.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.telemetry import GpuMonitor
 
-REST_SECONDS = 0.01
-"""Rest before every round of a burst; too short for the clocks to fall."""
-HEAT_SECONDS = {Regime.BURST: 0.05, Regime.SUSTAINED: 1.0}
 ROUNDS_SECONDS = 1.2
 """Wall time of all rounds of a shape, within `ROUNDS`."""
 ROUNDS = (9, 41)
@@ -103,16 +99,13 @@ class LineUp:
         """The paired rounds of all who passed, and the state of the GPU before and after."""
         if not self._runs:
             return (), Telemetry(), Telemetry()
-        self._clock.heat(self._runs[0], HEAT_SECONDS[regime])
+        self._clock.heat(self._runs[0], FINAL_HEAT_SECONDS[regime])
         estimate_us = sum(self._clock.rounds(self._runs, 1)[0])
         rest_seconds = REST_SECONDS if regime is Regime.BURST else 0.0
         wanted = int(ROUNDS_SECONDS / (rest_seconds + 1e-6 * estimate_us))
         count = max(ROUNDS[0], min(ROUNDS[1], wanted))
         before = monitor.sample()
-        if regime is Regime.BURST:
-            rounds: Rounds = tuple(_rested_round(self._clock, self._runs, number) for number in range(count))
-        else:
-            rounds = self._clock.rounds(self._runs, count)
+        rounds = timed_rounds(self._clock, self._runs, count, regime)
         return rounds, before, monitor.sample()
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
@@ -145,11 +138,3 @@ class LineUp:
 
     def _launches_several(self, config: KernelConfig) -> bool:
         return bool(get_kernel(config.kernel).further_specs(config, self._shape))
-
-
-def _rested_round(clock: Clock, runs: Sequence[Thunk], number: int) -> tuple[float, ...]:
-    """One round after a rest, in the order of its number; the times stand in the order of `runs`."""
-    time.sleep(REST_SECONDS)
-    order = rotated(len(runs), number)
-    (times,) = clock.rounds([runs[index] for index in order], 1)
-    return tuple(time_us for _, time_us in sorted(zip(order, times, strict=True)))

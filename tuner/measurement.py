@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from blocktune.db.records import Outcome, Telemetry
+from blocktune.db.records import Outcome, Regime, Telemetry
 from blocktune.kernels.config import KernelConfig
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -18,28 +18,29 @@ REPEATED = "measured twice, since "
 class Terms:
     """On which terms the configs of a shape are measured.
 
-    seed: of the inputs. race: candidates that are clearly slower than the best so far are stopped early.
+    seed: of the inputs. regime: how the GPU works meanwhile. race: candidates that are clearly slower than the best so
+    far are stopped early.
     """
 
     seed: int = 0
+    regime: Regime = Regime.SUSTAINED
     race: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return {"seed": self.seed, "race": self.race}
+        return {"seed": self.seed, "regime": str(self.regime), "race": self.race}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(seed=data["seed"], race=data["race"])
+        return cls(seed=data["seed"], regime=Regime(data["regime"]), race=data["race"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """How one config did. Only the outcome `ok` has times; see `tuner/bench.py` for how they are taken.
 
-    error: why there is no time; of the outcome `ok`, a remark about how the time was taken, which is rarely needed.
-
     samples_us: its rounds, time_us: their median. relative_to_anchor: median of its time over the anchor's in the same
-    round; 1.0 if it is the anchor. seconds: wall time that the measurement took.
+    round; 1.0 if it is the anchor. error: why there is no time, or, beside one, how it was taken when not as usual.
+    seconds: wall time that the measurement took.
     """
 
     outcome: Outcome

@@ -107,7 +107,11 @@ class TuningReport:
             "feasible": self.feasible,
             "dropped": dict(self.dropped),
             "unsupported": dict(self.unsupported),
-            "environment": {"digest": best.environment.digest, "triton": best.environment.triton},
+            "environment": {
+                "digest": best.environment.digest,
+                "triton": best.environment.triton,
+                "regime": str(best.environment.regime),
+            },
             "seconds": round(self.seconds, 3),
             "stored": self.stored,
             "interrupted": self.interrupted,

@@ -12,14 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from blocktune.db.records import Best, Environment, Outcome, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, present_devices
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape
+from blocktune.tuner.bench import DEFAULT_REGIME
 from blocktune.tuner.compile_farm import CompileFarm, default_workers
 from blocktune.tuner.contenders import find_contenders
 from blocktune.tuner.cost_model import missing_rates, predict_us, require_rates
@@ -58,6 +60,7 @@ def tune(
     budget: Budget | None = None,
     kernels: Sequence[AttentionKernel] | None = None,
     exhaustive: bool = False,
+    regime: Regime | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
     compiler: Compiler | None = None,
@@ -75,13 +78,15 @@ def tune(
         budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
         kernels: those to search; None is all.
         exhaustive: try every feasible config with all of its rounds, whatever the budget.
+        regime: how the GPU works while it is measured; None is `DEFAULT_REGIME`.
         seed: of the sampler and of the checked inputs.
         on_progress: told where the run stands, several times a second at most.
         compiler: compiles ahead; None is a `CompileFarm`.
         runner: measures; None is a GPU worker, or the model where the device is not present.
 
     Raises:
-        UsageError: the shape does not fit the device's memory, or a rate that predicting needs is unknown.
+        UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, or a regime
+            was given for a device that is not here.
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
@@ -91,11 +96,12 @@ def tune(
     require_memory(shape, device)
     if not is_present(device):
         require_rates(device)
+        _require_no_regime(regime, device)
     limit = _limit(budget or Budget(), is_present(device), exhaustive)
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
-        terms = Terms(seed=seed, race=not exhaustive)
+        terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
         run = _Run(shape, device, store, kernels or competing(), terms)
         return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
 
@@ -105,6 +111,14 @@ def farm_for(device: DeviceSpec) -> CompileFarm:
     left to the host, which must stay ahead of the GPU."""
     present = is_present(device)
     return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
+
+
+def _require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
+    if regime is not None:
+        raise UsageError(
+            f"A regime says how a GPU works while it is measured, but {device.name} is not here and got {regime}: "
+            "predictions have none. Leave it out."
+        )
 
 
 def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
@@ -272,7 +286,9 @@ class _Run:
         )
 
     def _environment(self, device: DeviceSpec) -> Environment:
-        return measuring_environment(device, self._monitor) if self._present else predicting_environment(device)
+        if not self._present:
+            return predicting_environment(device)
+        return measuring_environment(device, self._monitor, self._terms.regime)
 
     @contextlib.contextmanager
     def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:

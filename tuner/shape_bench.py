@@ -23,6 +23,7 @@ from blocktune.tuner.bench import (
     column,
     final_rounds,
     median_ratio,
+    timed_rounds,
 )
 from blocktune.tuner.measurement import Measurement, Terms
 from blocktune.tuner.questions import questions_of
@@ -93,7 +94,7 @@ class Bench:
         )
 
     def finals(self, configs: Sequence[KernelConfig], tell: Tell) -> list[list[float]]:
-        """Times the configs in turns under sustained load: one list of rounds, in microseconds, a config.
+        """Times the configs in turns: one list of rounds, in microseconds, a config.
 
         Raises:
             Exception: as `measure`; which config it was is unknown.
@@ -102,10 +103,11 @@ class Bench:
         for launch in launches:
             self._verify(launch, self._plain, tell)
         runs = [self._plain.thunk(launch, self._out) for launch in launches]
-        self._clock.heat(runs[0], FINAL_HEAT_SECONDS)
+        regime = self._terms.regime
+        self._clock.heat(runs[0], FINAL_HEAT_SECONDS[regime])
         estimate = self._clock.rounds(runs, 1)[0]
         tell("timing")
-        rounds = self._clock.rounds(runs, final_rounds(estimate))
+        rounds = timed_rounds(self._clock, runs, final_rounds(estimate), regime)
         for launch in launches:
             self._verify(launch, self._plain)
         return [list(column(rounds, index)) for index in range(len(runs))]
@@ -133,11 +135,11 @@ class Bench:
             self._clock.heat(anchor.run if anchor else run, HEAT_SECONDS)
         tell("timing")
         contenders = [run, anchor.run] if anchor else [run]
-        rounds = self._clock.rounds(contenders, RACE_ROUNDS)
+        rounds = timed_rounds(self._clock, contenders, RACE_ROUNDS, self._terms.regime)
         behind = median_ratio(column(rounds, 0), column(rounds, -1)) / self._best
         stopped = self._terms.race and anchor is not None and behind > RACE_MARGIN
         if not stopped:
-            rounds += self._clock.rounds(contenders, count - RACE_ROUNDS)
+            rounds += timed_rounds(self._clock, contenders, count - RACE_ROUNDS, self._terms.regime)
         self._last_timed = time.monotonic()
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 

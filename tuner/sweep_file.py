@@ -6,7 +6,6 @@ What all trials share stands beside them once. Numbers are cut to what a clock c
 equal bytes. Reading goes the same way back, through the same checks as an import.
 """
 
-import dataclasses
 import gzip
 import json
 import os
@@ -21,7 +20,7 @@ from blocktune.db.exchange import FORMAT as EXPORT_FORMAT
 from blocktune.db.exchange import FORMAT_VERSION as EXPORT_VERSION
 from blocktune.db.exchange import document_from, shape_order
 from blocktune.db.importing import MAX_TRIALS, records_from
-from blocktune.db.records import Environment, Outcome, Trial
+from blocktune.db.records import Environment, Outcome, Regime, Trial
 from blocktune.db.untrusted import Untrusted
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec
@@ -90,18 +89,20 @@ class Sweep:
     @property
     def file_name(self) -> str:
         words = f"{self.device.name} {self.shape.label}".lower().removeprefix("nvidia ")
+        words += "" if self.environment.regime is Regime.SUSTAINED else f" {self.environment.regime}"
         return re.sub("[^a-z0-9]+", "-", words).strip("-") + SUFFIX
 
 
 def sweeps_of(trials: Iterable[Trial]) -> list[Sweep]:
-    """The newest sweep of every shape and device: of several software versions that of the youngest trial counts, and
-    of several sources of a kernel likewise."""
-    by_subject: dict[tuple[str, AttentionShape], list[Trial]] = {}
+    """The newest sweep of every shape, regime and device: of several software versions that of the youngest trial
+    counts, and of several sources of a kernel likewise."""
+    by_subject: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.created_at):
         if trial.outcome is not Outcome.PREDICTED:
-            by_subject.setdefault((trial.device.key, trial.shape), []).append(trial)
+            subject = trial.device.key, trial.shape, trial.environment.regime
+            by_subject.setdefault(subject, []).append(trial)
     sweeps = [_newest(found) for found in by_subject.values()]
-    return sorted(sweeps, key=lambda sweep: (sweep.device.key, *shape_order(sweep.shape)))
+    return sorted(sweeps, key=lambda sweep: (sweep.device.key, *shape_order(sweep.shape), sweep.environment.regime))
 
 
 def _newest(trials: Sequence[Trial]) -> Sweep:
@@ -167,7 +168,7 @@ def _document(sweep: Sweep) -> dict[str, Any]:
         "format": FORMAT,
         "schema": FORMAT_VERSION,
         "device": export["device"],
-        "environment": dataclasses.asdict(sweep.environment),
+        "environment": sweep.environment.to_json(),
         "shape": sweep.shape.to_json(),
         "columns": _columns([dict(_flat(trial)) for trial in export["trials"]]),
     }
@@ -216,7 +217,7 @@ def _sweep(document: Any, path: Path) -> Sweep:
     parts = Untrusted(document, path.name).object(("format", "schema", "device", "environment", "shape", "columns"))
     parts["format"].match(FORMAT, f"`{FORMAT}`")
     parts["schema"].integer(1, FORMAT_VERSION)
-    environment = parts["environment"].parsed(lambda value: Environment(**value), "an environment")
+    environment = parts["environment"].parsed(Environment.from_json, "an environment")
     shared = {"shape": parts["shape"].value, "environment": environment.digest}
     export = {
         "format": EXPORT_FORMAT,

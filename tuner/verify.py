@@ -24,6 +24,7 @@ from blocktune.tuner.contenders import Contenders, find_contenders
 from blocktune.tuner.cost_model import missing_rates, predict_us
 from blocktune.tuner.finals import Result, hold_finals, ranked
 from blocktune.tuner.liveness import is_live
+from blocktune.tuner.measurement import Terms
 from blocktune.tuner.proposals import Enumeration
 from blocktune.tuner.report import Progress
 from blocktune.tuner.runner import GpuRunner, Runner
@@ -97,7 +98,7 @@ class Verification:
 def why_due(best: Best, environment: Environment) -> str:
     """Why a winner of this device ought to be verified here; empty when it was measured with what is here now.
 
-    Predictions are never due: a search replaces them.
+    Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
     """
     if best.origin not in (Origin.MEASURED, Origin.BORROWED):
         return ""
@@ -129,16 +130,17 @@ def verify(
     Args:
         best: the stored winner.
         device: the GPU that is here, of the winner's kind.
-        environment: the software that is here.
+        environment: the software that is here; the regime is the winner's.
         store: where the winner is.
         compiler: compiles ahead.
-        runner: measures the winner's shape on the device.
+        runner: measures the winner's shape on the device, under its regime.
         on_progress: told where the run stands.
 
     Raises:
         NoFeasibleConfigError: no kernel computes the shape on this device.
     """
     started = time.monotonic()
+    environment = replace(environment, regime=best.environment.regime)
     contenders = find_contenders(best.shape, device, competing(), ())
     earlier = _earlier_trials(best, store)
     roles = _roles(best, contenders, earlier)
@@ -284,11 +286,11 @@ def _recheck(
 
 @contextlib.contextmanager
 def gpu_runner(
-    shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None]
+    shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None], terms: Terms
 ) -> Iterator[GpuRunner]:
     """A runner of one shape on a GPU that is here, which is locked meanwhile."""
     environment = {"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid and len(present_devices()) > 1 else {}
-    runner = GpuRunner(shape, environment=environment, monitor=monitor)
+    runner = GpuRunner(shape, environment=environment, monitor=monitor, terms=terms)
     with gpu_lock(device.uuid, on_wait):
         try:
             yield runner

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from blocktune.cli.bench import geometric_mean
-from blocktune.db.records import Environment
+from blocktune.db.records import Environment, Regime
 from blocktune.kernels import device
 from blocktune.kernels.errors import NoDeviceError
 from blocktune.kernels.shape import AttentionShape
-from blocktune.tuner.comparison import Comparison, Entry, Ratio, Regime, Timing
+from blocktune.tuner.comparison import Comparison, Entry, Ratio, Timing
 from blocktune.tuner.stock_autotune import StockTuning
 
 GRID = ("--grid", "seq=512,1024 dim=64")

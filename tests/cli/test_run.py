@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records import Outcome
+from blocktune.db.records import Outcome, Regime
 from blocktune.kernels import device
 from blocktune.kernels.config import Origin
 from blocktune.kernels.errors import NoFeasibleConfigError, VerificationError
@@ -58,11 +58,25 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
 
 
 def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
-    words = ("--trials", 40, "--time-budget", 9.5, "--kernel", "flash_fwd", "--seed", 7, "--device", "a100", "--causal")
+    words = (
+        "--trials",
+        40,
+        "--time-budget",
+        9.5,
+        "--kernel",
+        "flash_fwd",
+        "--seed",
+        7,
+        "--device",
+        "a100",
+        "--causal",
+        "--regime",
+        "burst",
+    )
     assert tune(*RUN, *words, "--exhaustive").exit_code == 0
     assert fake.got["budget"] == Budget(trials=40, seconds=9.5)
     assert [kernel.name for kernel in fake.got["kernels"]] == ["flash_fwd"]
-    assert (fake.got["seed"], fake.got["exhaustive"]) == (7, True)
+    assert (fake.got["seed"], fake.got["exhaustive"], fake.got["regime"]) == (7, True, "burst")
     assert fake.got["device"] == device.device_named("a100")
     assert fake.got["shape"].label == "b2 h32 s8192 d64 bf16 causal"
     assert fake.got["store"].label == str(tune.db)
@@ -169,8 +183,15 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
     from blocktune.cli.run_many import _jobs
     from blocktune.tuner.defaults import complete_shape
 
-    search = {"device": device.device_named("h200"), "budget": Budget(), "kernels": None, "seed": 0}
+    search = {
+        "device": device.device_named("h200"),
+        "budget": Budget(),
+        "kernels": None,
+        "seed": 0,
+        "regime": Regime.BURST,
+    }
     shapes = [complete_shape(8192, 64), complete_shape(1, 128, batch=1, heads=32, kv_heads=8, seq_k=8192)]
     forward, decoding = _jobs(shapes, None, search | {"exhaustive": exhaustive})
     assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
     assert (decoding.size > forward.size) is exhaustive
+    assert decoding.regime is Regime.BURST

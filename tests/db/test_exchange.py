@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blocktune.db.exchange import MAX_FILE_BYTES, document_from, load_document, save_document
 from blocktune.db.importing import records_from
 from blocktune.db.merging import ImportCounts
-from blocktune.db.records import Best, Outcome, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import device_named
@@ -243,6 +243,24 @@ def test_an_environment_must_have_its_own_digest(document: Document) -> None:
     changed["environments"][digest]["driver"] = "another"
     with pytest.raises(ImportRejectedError, match="the environment with this digest"):
         records_from(changed)
+
+
+def test_a_regime_is_told_where_it_is_not_the_one_of_old(store: ResultStore, best: Best) -> None:
+    rested = replace(best, environment=replace(best.environment, regime=Regime.BURST))
+    assert rested.environment.digest != best.environment.digest
+    old = Environment(
+        triton="3.6.0", ptxas="12.8.93", torch="2.11.0", cuda="13.0", driver="580.159.04", power_limit_w=700
+    )
+    assert old.digest == "81435a2574019b65"  # as computed before there were regimes
+    document = document_from(best.device, [best, rested], None)
+    said = document["environments"]
+    assert "regime" not in said[best.environment.digest]  # so that older versions read it
+    assert said[rested.environment.digest]["regime"] == "burst"
+    bests, _ = records_from(document)
+    assert {each.environment for each in bests} == {best.environment, rested.environment}
+    said[rested.environment.digest]["regime"] = "tepid"
+    with pytest.raises(ImportRejectedError, match="must be one of burst, sustained"):
+        store.import_json(document)
 
 
 def test_one_bad_row_keeps_all_others_out(store: ResultStore, document: Document) -> None:

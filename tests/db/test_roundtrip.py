@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blocktune.db.exchange import document_from
 from blocktune.db.importing import records_from
-from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import catalogue, device_named
@@ -40,6 +40,7 @@ environments = st.builds(
     driver=words,
     protocol=counts,
     power_limit_w=st.integers(0, 10**5),
+    regime=st.sampled_from(Regime),
 )
 configs = st.builds(
     KernelConfig,

@@ -16,7 +16,7 @@ from blocktune.db.differences import Change, differences
 from blocktune.db.exchange import frozen_document, save_document, save_text
 from blocktune.db.importing import records_from
 from blocktune.db.merging import Results, winner_of
-from blocktune.db.records import Best, Outcome, Trial
+from blocktune.db.records import Best, Outcome, Regime, Trial
 from blocktune.db.recovery import recover
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
@@ -46,6 +46,19 @@ def test_of_several_winners_the_surest_youngest_software_and_fastest_stays(best:
     changed_source = replace(best, kernel_hash="f" * 16, time_us=500.0, created_at=best.created_at + HOUR)
     assert winner_of([best, changed_source]) == changed_source
     assert winner_of([young_guess, borrowed]) == borrowed
+
+
+def test_of_two_regimes_the_one_measured_last_stays(best: Best, sqlite_store: ResultStore) -> None:
+    rested = replace(best, environment=replace(best.environment, regime=Regime.BURST), time_us=50.0)
+    later = replace(best, created_at=best.created_at + HOUR)
+    for order in itertools.permutations([rested, later]):
+        assert winner_of(order) == later  # although it is slower: hot and cool times are not compared
+    assert sqlite_store.set_best(rested)
+    assert sqlite_store.bests() == [rested]
+    assert sqlite_store.set_best(later)
+    assert sqlite_store.bests() == [later]
+    (source,) = sqlite_store.configs(best.device)
+    assert source.time_us == later.time_us
 
 
 def test_a_merge_takes_everything_in_and_is_the_same_in_any_order(

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.cleaning import Rules
-from blocktune.db.records import Best, Outcome, Trial
+from blocktune.db.records import Best, Outcome, Regime, Trial
 from blocktune.db.schema import CURRENT, VERSION_TABLE
 from blocktune.db.store import ResultStore
 from blocktune.db.user_records import UserBest, UserTrial
@@ -135,11 +135,13 @@ def test_an_older_store_is_upgraded_and_keeps_what_it_has(path: Path, best: Best
     with ResultStore.open(path) as store:
         store.set_best(best)
     with closing(sqlite3.connect(path)) as connection:  # as the first schema left it
-        for statement in ("DROP VIEW user_dispatch", "DROP TABLE user_trial", "DROP TABLE user_best"):
-            connection.execute(statement)
+        for statement in ("VIEW user_dispatch", "TABLE user_trial", "TABLE user_best"):
+            connection.execute(f"DROP {statement}")
+        connection.execute("ALTER TABLE environment DROP COLUMN regime")
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
         connection.commit()
     with UserKernelStore.open(path) as users, ResultStore.open(path) as store:
         users.set_best(user_best)
         assert store.bests() == [best]
+        assert best.environment.regime is Regime.SUSTAINED  # as all was before there were regimes
         assert store.health().schema_version == CURRENT

@@ -12,12 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blocktune.db.exchange import frozen_document, save_text
+from blocktune.db.records import Regime
 from blocktune.db.store import ResultStore, default_store_path
 from blocktune.kernels import identity, registry
 from blocktune.kernels.config import Origin
@@ -108,6 +111,26 @@ def test_a_store_of_an_older_schema_is_read(store: Path) -> None:
         columns = [column[0] for column in connection.execute("SELECT * FROM dispatch").description]
     assert "power_limit_w" not in columns
     assert origins(SqliteConfigs(store)) == [Origin.MEASURED]
+
+
+@pytest.mark.parametrize("changes", [{"protocol": 1}, {"protocol": 2}, {"regime": Regime.BURST}])
+def test_neither_protocol_nor_regime_makes_a_measurement_worth_less(tmp_path: Path, changes: dict[str, Any]) -> None:
+    winner = best(SHAPE, config())
+    winner = replace(winner, environment=replace(winner.environment, **changes))
+    path = store_with(tmp_path / "store.db", winner)
+    exported = tmp_path / "frozen.json"
+    save_text(canonical_text(frozen_document(H200, [winner])), exported)
+    for source in (SqliteConfigs(path), JsonConfigs(exported)):
+        assert [row.reuse for row in source.configs(H200)] == [Reuse.EXACT]
+
+
+def test_of_two_regimes_the_dispatcher_takes_the_one_measured_last(tmp_path: Path) -> None:
+    hot, cool = best(SHAPE, config(64)), best(SHAPE, config(128))
+    cool = replace(cool, environment=replace(cool.environment, regime=Regime.BURST))
+    for number, (first, last) in enumerate([(hot, cool), (cool, hot)]):
+        later = replace(last, created_at=first.created_at + timedelta(hours=1))
+        path = store_with(tmp_path / f"{number}.db", first, later)
+        assert [row.config for row in SqliteConfigs(path).configs(H200)] == [last.config]
 
 
 def test_rows_of_h100_and_h200_never_mix(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
-from blocktune.tuner import line_up
+from blocktune.tuner import bench, line_up
 from blocktune.tuner.archaeology import Ladder, climb, planned_steps
 from blocktune.tuner.bench import CudaClock
 from blocktune.tuner.compile_farm import CompileFarm
@@ -92,7 +92,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
-    monkeypatch.setattr(line_up, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
     monkeypatch.setattr(line_up, "ROUNDS_SECONDS", 1e-3)
 
     def climbed(shape: AttentionShape = SMALL, **given: Any) -> Ladder:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.db.records import Best, Environment, Outcome, Trial
+from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import device_named
@@ -17,10 +17,10 @@ from blocktune.kernels.kernel import Launch
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.tuner import bench, line_up
 from blocktune.tuner import compare as use_case
-from blocktune.tuner import line_up
 from blocktune.tuner.compare import compare, tune_command
-from blocktune.tuner.comparison import Comparison, Regime, timing_of
+from blocktune.tuner.comparison import Comparison, timing_of
 from blocktune.tuner.defaults import complete_shape
 
 DEVICE = device_named("h200")
@@ -87,7 +87,7 @@ def winner(**changes: Any) -> Best:
 
 @pytest.fixture
 def run(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comparison]:
-    monkeypatch.setattr(line_up, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
     monkeypatch.setattr(use_case, "PEERS", {"cudnn": "MATH", "fa2": "NO_SUCH_BACKEND"})
     assert store.set_best(winner())
 
@@ -122,7 +122,7 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
     assert line_up.ROUNDS[0] <= comparison.rounds <= line_up.ROUNDS[1]
     firsts = {order[0] for order in clock.orders}
     assert len(firsts) == (3 if regime is Regime.BURST else 1), "the clock itself rotates within one call"
-    assert clock.heated == [line_up.HEAT_SECONDS[regime]]
+    assert clock.heated == [bench.FINAL_HEAT_SECONDS[regime]]
 
 
 def test_a_backend_that_is_not_there_is_named(

@@ -18,8 +18,8 @@ from blocktune.kernels.kernel import Launch
 from blocktune.kernels.reference import attention_reference
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.tuner import bench
 from blocktune.tuner import compare as use_case
-from blocktune.tuner import line_up
 from blocktune.tuner.compare import compare
 from blocktune.tuner.comparison import Comparison
 from blocktune.tuner.inputs import key_bytes
@@ -68,7 +68,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Comparison]]:
     """Compares a shape whose winner is the default of the first kernel that computes it."""
-    monkeypatch.setattr(line_up, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
     monkeypatch.setattr(use_case, "PEERS", {"cudnn": "MATH"})
     with ResultStore.open(tmp_path / "results.db") as store:
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.db.records import Outcome
+from blocktune.db.records import Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.config import KernelConfig, Origin
@@ -131,6 +131,28 @@ def test_a_new_kernel_source_or_software_measures_again(store: ResultStore, monk
     report = run(store, runner, budget=Budget(trials=20))
     assert report.resumed == 0
     assert DEFAULT in runner.measured
+
+
+def test_each_regime_has_trials_of_its_own_and_the_last_one_the_winner(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
+    few = Budget(trials=12)
+    hot = run(store, Replay(), budget=few, regime=Regime.SUSTAINED)
+    cool = run(store, Replay(salt=3), budget=few, regime=Regime.BURST)
+    assert cool.resumed == 0
+    assert [len(store.trials(environment=report.best.environment)) for report in (hot, cool)] == [12, 12]
+    assert store.bests() == [cool.best]
+    assert cool.to_json()["environment"]["regime"] == "burst"
+    runner = Replay()
+    again = run(store, runner, budget=few)  # the default, of which all trials are known
+    assert (again.resumed, runner.measured, runner.finals_held) == (12, [], 1)
+    assert [best.environment.regime for best in store.bests()] == [Regime.SUSTAINED]
+
+
+def test_what_is_not_here_has_no_regime(store: ResultStore) -> None:
+    with pytest.raises(UsageError, match="predictions have none"):
+        run(store, None, device=device_named("h200"), regime=Regime.BURST)
 
 
 def test_a_run_cut_short_keeps_everything_and_resumes(store: ResultStore) -> None:

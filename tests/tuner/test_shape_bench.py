@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from blocktune.db.records import Regime
 from blocktune.kernels.config import KernelConfig
+from blocktune.tuner import bench
 from blocktune.tuner.bench import RACE_ROUNDS, Rounds
 from blocktune.tuner.measurement import Measurement, Terms
 from blocktune.tuner.shape_bench import Bench
@@ -41,9 +43,11 @@ class KnownClock:
     def __init__(self, times_us: dict[Callable[[], None], float]) -> None:
         self.times_us = times_us
         self.log: list[tuple[int, int]] = []
+        self.heated: list[float] = []
 
     def heat(self, launch: Callable[[], None], seconds: float) -> None:
         launch()
+        self.heated.append(seconds)
 
     def rounds(self, launches: Sequence[Callable[[], None]], count: int) -> Rounds:
         self.log.append((len(launches), count))
@@ -100,6 +104,20 @@ def test_the_anchor_is_measured_alone_and_never_stopped(measure: Callable[..., l
     assert len(again.samples_us) == 25
 
 
+@pytest.mark.parametrize(("regime", "rests"), [(Regime.BURST, True), (Regime.SUSTAINED, False)])
+def test_in_bursts_every_round_comes_after_a_rest(monkeypatch: pytest.MonkeyPatch, regime: Regime, rests: bool) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(bench.time, "sleep", slept.append)
+    launches = {config(relative): Launch() for relative in (1.0, 1.1)}
+    clock = KnownClock(dict.fromkeys(launches.values(), ANCHOR_US))
+    subject = Bench(Right(), Right(), clock=clock, bind=launches.__getitem__, terms=Terms(regime=regime))
+    rounds = [len(subject.measure(each, lambda stage: None).samples_us) for each in launches]
+    rounds.append(len(subject.finals(list(launches), lambda stage: None)[0]))
+    assert slept == [bench.REST_SECONDS] * (sum(rounds) if rests else 0)
+    assert clock.heated[-1] == bench.FINAL_HEAT_SECONDS[regime]
+    assert sum(count for contenders, count in clock.log if contenders == 2) == rounds[1] + rounds[2] + 1
+
+
 def test_terms_survive_their_journey() -> None:
-    terms = Terms(seed=7, race=False)
+    terms = Terms(seed=7, regime=Regime.BURST, race=False)
     assert Terms.from_json(terms.to_json()) == terms

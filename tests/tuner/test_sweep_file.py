@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records import Environment, Outcome, Telemetry, Trial
+from blocktune.db.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.errors import ImportRejectedError, UsageError
 from blocktune.tuner import sweep_file
 from blocktune.tuner.sweep_file import DECIMALS, SUFFIX, Sweep, load_sweep, save_sweep, sweep_files, sweeps_of
@@ -52,6 +52,15 @@ def trials(count: int = 40) -> list[Trial]:
 def sweep() -> Sweep:
     (found,) = sweeps_of(trials())
     return found
+
+
+def test_each_regime_is_a_sweep_and_a_file_of_its_own(tmp_path: Path) -> None:
+    rested = [replace(trial, environment=replace(trial.environment, regime=Regime.BURST)) for trial in trials(count=20)]
+    cool, hot = sweeps_of([*rested, *trials()])
+    assert (len(cool.trials), len(hot.trials)) == (20, 40)
+    assert cool.file_name == hot.file_name.replace(".sweep", "-burst.sweep")
+    assert load_sweep(save_sweep(cool, tmp_path)).environment.regime is Regime.BURST
+    assert load_sweep(save_sweep(hot, tmp_path)).environment == hot.environment
 
 
 def test_a_config_that_a_race_stopped_was_not_tried_completely() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.merging import Results
-from blocktune.db.records import Best, Environment, Outcome
+from blocktune.db.records import Best, Environment, Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.config import KernelConfig, Origin
@@ -92,6 +92,14 @@ def slower(measurement: Measurement, factor: float) -> dict[str, object]:
         "relative_to_anchor": measurement.relative_to_anchor * factor,
         "samples_us": tuple(sample * factor for sample in measurement.samples_us),
     }
+
+
+def test_a_winner_is_verified_under_its_own_regime(store: ResultStore, winner: Best) -> None:
+    rested = dataclasses.replace(winner, environment=dataclasses.replace(winner.environment, regime=Regime.BURST))
+    assert why_due(rested, winner.environment) == ""
+    found = verified(store, rested, ReplayRunner(landscape.measurements(0)))
+    assert found.after is not None
+    assert found.after.environment == dataclasses.replace(UPGRADED, regime=Regime.BURST)
 
 
 def test_a_winner_that_still_wins_becomes_one_of_this_software(store: ResultStore, winner: Best) -> None:
