@@ -1,4 +1,4 @@
-"""The on-chip budget of a config, whichever kernel it is of: Hopper's own kernels, decoding, and the backward's pass
+"""The on-chip budget of a config, whichever kernel it is of: v1, Hopper's own kernels, decoding, and a backward's pass
 over keys. tuner/on_chip.py has the forward of FlashAttention-2, which several kernels share.
 
     budget_of(config, shape, limits_for((9, 0)))
@@ -38,6 +38,16 @@ def _historical(config: KernelConfig, shape: AttentionShape, limits: ComputeLimi
 
 def _padded(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
     return _historical(config, padded_shape(shape), limits)
+
+
+def _v1(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """One tile of each operand, as float32 for plain multiply-adds. The output and the statistics of a tile of queries
+    are in registers while it meets a tile of keys, and in device memory between two of these."""
+    m, n, element = config.block_m, config.block_n, FLOAT32_BYTES if limits.mma == "none" else shape.element_bytes
+    width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+    operands = _shared("Q", m, width, element), _shared("K", n, width, element), _shared("V", n, width_v, element)
+    tiles = (*operands, *_softmax(m, n, width_v, shape.element_bytes))
+    return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
 
 
 def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -116,6 +126,12 @@ def _dense_backward(config: KernelConfig, shape: AttentionShape, limits: Compute
     return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
 
 
+def _sparse_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+    """As the dense one's pass over keys, which has blocks of its own."""
+    own = config.parameters
+    return _dense_backward(replace(config, block_m=own["kv_block_m"], block_n=own["kv_block_n"]), shape, limits)
+
+
 def _softmax(m: int, n: int, width_v: int, element_bytes: int) -> list[Tile]:
     """Scores, probabilities in their place, accumulator and the statistics of every row, in registers."""
     return [
@@ -164,6 +180,8 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_bwd_hopper": _hopper_backward,
     "flash_bwd_fused": _dense_backward,
     "flash_bwd_split": _dense_backward,
+    "flash_bwd_sparse": _sparse_backward,
     "flash_decode": _decode,
+    "flash_v1": _v1,
 }
-"""By kernel name; v1 and the block-sparse backward are missing."""
+"""By kernel name."""

@@ -10,7 +10,7 @@ from blocktune.kernels.features import Features
 from blocktune.kernels.flash_backward_memory import pass_bytes
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.limits import ComputeLimits, limits_for
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.on_chip import OnChip, Place
@@ -26,11 +26,15 @@ def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     if kernel.name == "flash_decode":
         return replace(plain, seqlen_q=1)
     features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
+    features |= {"flash_bwd_sparse": features["flash_fwd_sparse"]}
     return replace(plain, direction=kernel.direction, features=Features(**features.get(kernel.name, {})))
 
 
 def expected_bytes(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Of the pass that is listed: the split backward reports the hungrier of its two."""
+    """Of the pass that is listed: a backward in two reports the hungrier one."""
+    own = config.parameters
+    if kernel.name == "flash_bwd_sparse":
+        return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
     if kernel.name == "flash_bwd_split":
         return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
     return kernel.shared_bytes(config, shape, limits)
@@ -69,5 +73,15 @@ def test_hopper_s_backward_sums_in_registers_and_exchanges_ds() -> None:
     assert found.least_registers == 192
 
 
-def test_a_kernel_without_a_list_has_no_budget() -> None:
-    assert budget_of(KernelConfig("flash_v1", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0))) is None
+def test_every_kernel_has_a_list_and_another_one_has_no_budget() -> None:
+    assert set(BUDGETS) == set(KERNELS)
+    assert budget_of(KernelConfig("somebody_s", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0))) is None
+
+
+def test_the_first_algorithm_holds_one_tile_of_each() -> None:
+    """64 rows and keys of dimension 64 in 16 bits: three tiles of 8 KiB. S and O are 32 registers each for 128 threads,
+    and a row's two statistics a register."""
+    found = budget_of(KernelConfig("flash_v1", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0)))
+    assert found is not None
+    assert (found.shared_bytes, found.least_registers) == (3 * 8192, 32 + 32 + 1)
+    assert [tile.name for tile in found.tiles if tile.place is Place.SHARED_MEMORY] == ["Q", "K", "V"]
