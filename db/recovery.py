@@ -25,7 +25,6 @@ from blocktune.db.rows import (
     RowWriter,
     best_of,
     device_of,
-    environment_columns,
     environment_of,
     trial_of,
 )
@@ -177,10 +176,9 @@ class _Copier(RowWriter):
 
     def copy(self, row: _UserRow) -> bool:
         """Returns whether the row keeps the rules of its table."""
-        key = {"digest": row.environment.digest}
         links = {
             "device_id": self._device(row.device),
-            "environment_id": self._id_of(EnvironmentRow, key, environment_columns(row.environment)),
+            "environment_id": self._environment(row.environment),
         }
         try:
             with self._session.begin_nested():

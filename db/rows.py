@@ -105,13 +105,16 @@ class RowWriter:
         # the features are in the document alone: no query asks for them
         shape = {name: value for name, value in record.shape.to_json().items() if name != "features"}
         kernel = {"name": record.config.kernel, "source_hash": record.kernel_hash}
-        environment = environment_columns(record.environment)
         return {
             "device_id": self._device(record.device),
             "shape_id": self._id_of(ShapeRow, {"document": document_of(record.shape)}, shape),
             "kernel_id": self._id_of(KernelRow, kernel),
-            "environment_id": self._id_of(EnvironmentRow, {"digest": record.environment.digest}, environment),
+            "environment_id": self._environment(record.environment),
         }
+
+    def _environment(self, environment: Environment) -> int:
+        columns = asdict(environment) | {"regime": str(environment.regime)}  # drivers differ in what an enum is to them
+        return self._id_of(EnvironmentRow, {"digest": environment.digest}, columns)
 
     def _config(self, config: KernelConfig) -> int:
         names = ("kernel", "block_m", "block_n", "num_warps", "num_stages")
@@ -274,11 +277,6 @@ def best_of(row: BestRow) -> Best:
     )
     require_sound_best(best)
     return best
-
-
-def environment_columns(environment: Environment) -> dict[str, Any]:
-    """The columns of an environment but its digest."""
-    return asdict(environment) | {"regime": str(environment.regime)}
 
 
 def environment_of(row: EnvironmentRow) -> Environment:

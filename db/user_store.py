@@ -13,7 +13,7 @@ from blocktune.db.bounds import SECONDS, TIME_US
 from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
 from blocktune.db.models import EnvironmentRow
 from blocktune.db.records import Environment, Outcome
-from blocktune.db.rows import RowWriter, environment_columns, environment_of, storable
+from blocktune.db.rows import RowWriter, environment_of, storable
 from blocktune.db.schema import make_current
 from blocktune.db.target import StoreTarget
 from blocktune.db.user_models import UserBestRow, UserTrialRow
@@ -150,9 +150,6 @@ class _UserRowWriter(RowWriter):
             "source_hash": record.source_hash,
             "problem": record.problem.document,
         }
-
-    def _environment(self, environment: Environment) -> int:
-        return self._id_of(EnvironmentRow, {"digest": environment.digest}, environment_columns(environment))
 
     def _put(self, row_type: type[UserTrialRow | UserBestRow], key: dict[str, Any], columns: dict[str, Any]) -> None:
         row = self._session.scalar(select(row_type).filter_by(**key))

@@ -16,7 +16,6 @@ from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, present_devices
-from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.resources import KernelResources
@@ -42,7 +41,7 @@ from blocktune.tuner.report import (
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
 from blocktune.tuner.strategies import Problem, make_proposals
-from blocktune.tuner.target import choose_device, is_present
+from blocktune.tuner.target import choose_device, is_present, require_no_regime
 from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.verdict import decide_predicted
 
@@ -96,7 +95,7 @@ def tune(
     require_memory(shape, device)
     if not is_present(device):
         require_rates(device)
-        _require_no_regime(regime, device)
+        require_no_regime(regime, device)
     limit = _limit(budget or Budget(), is_present(device), exhaustive)
     with contextlib.ExitStack() as stack:
         if store is None:
@@ -111,14 +110,6 @@ def farm_for(device: DeviceSpec) -> CompileFarm:
     left to the host, which must stay ahead of the GPU."""
     present = is_present(device)
     return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
-
-
-def _require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
-    if regime is not None:
-        raise UsageError(
-            f"A regime says how a GPU works while it is measured, but {device.name} is not here and got {regime}: "
-            "predictions have none. Leave it out."
-        )
 
 
 def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:

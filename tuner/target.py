@@ -1,7 +1,9 @@
 """Which device a run is for."""
 
+from blocktune.db.records import Regime
 from blocktune.kernels import device as devices
 from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.errors import UsageError
 
 DEFAULT_DEVICE = "h200"
 """For which device a machine without a GPU predicts unless one is named."""
@@ -34,3 +36,16 @@ def alike_devices(device: DeviceSpec) -> tuple[tuple[DeviceSpec, ...], tuple[Dev
     present = devices.present_devices()
     alike = tuple(one for one in present if one == device or (one.key == device.key and one.uuid is not None))
     return alike, tuple(one for one in present if one not in alike)
+
+
+def require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
+    """Checks that no regime was asked for where nothing will be measured.
+
+    Raises:
+        UsageError: one was.
+    """
+    if regime is not None:
+        raise UsageError(
+            f"A regime says how a GPU works while it is measured, but {device.name} is not here and got {regime}: "
+            "predictions have none. Leave it out."
+        )
