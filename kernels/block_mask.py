@@ -167,7 +167,8 @@ class BlockMask:
         if batch not in (1, shape.batch) or heads not in (1, shape.num_heads):
             raise UsageError(
                 "A BlockMask has a batch of 1 or the tensors' and 1 head or all query heads, but got "
-                f"(batch={batch}, heads={heads}) for (batch={shape.batch}, num_heads={shape.num_heads}). Give 1 to share it."
+                f"(batch={batch}, heads={heads}) for (batch={shape.batch}, num_heads={shape.num_heads}). "
+                "Give 1 for a dimension that shares the mask."
             )
 
     def strides(self, lists: BlockLists) -> tuple[int, int, int]:
@@ -198,8 +199,8 @@ def _check_blocks(block_q: int, block_k: int) -> None:
     for name, size in (("block_q", block_q), ("block_k", block_k)):
         if type(size) is not int or size < MIN_MASK_BLOCK or size & (size - 1):
             raise UsageError(
-                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK}, but got {name}={size!r}. "
-                "Kernels like 64 and 128."
+                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK}, but got {name}={size!r}."
+                " Take 64 or 128."
             )
 
 
