@@ -211,7 +211,7 @@ def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:
         "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)
     }
     m, n = config.block_m, config.block_n
-    if is_plain_v2(config):
+    if is_plain_v2(config, shape):
         return standard | {
             "v1": v1_traffic(shape, m, n),
             "v2": v2_traffic(shape, m, n),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.io_backward import fused_backward_traffic, split_backward_traffic
 from blocktune.tuner.io_decode import decode_traffic
 from blocktune.tuner.io_forward import general_traffic, transposed_traffic, v1_kernel_traffic
@@ -38,9 +38,11 @@ def traffic_of(config: KernelConfig, shape: AttentionShape, *, perfect_l2: bool 
     return count(config, shape, perfect_l2)
 
 
-def is_plain_v2(config: KernelConfig) -> bool:
-    """Whether the kernel is FlashAttention-2 in one launch, and nothing else."""
-    return COUNTS.get(config.kernel) is _v2
+def is_plain_v2(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Whether the kernel is FlashAttention-2 in one launch, and nothing else; a forward without features that nobody
+    has counted is taken for one."""
+    plain = shape.direction is Direction.FORWARD and not shape.features
+    return COUNTS.get(config.kernel, _v2 if plain else None) is _v2
 
 
 def _v1(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:

@@ -10,7 +10,9 @@ from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
 from blocktune.kernels.device import DeviceSpec, device_named
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import Features, MaskKind
+from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Direction
@@ -56,6 +58,26 @@ def test_every_model_takes_part() -> None:
     assert bytes_["v1"] > bytes_["standard"], "64 keys a pass are too few for the output's round trips at d = 128"
     assert found.block_intensity == 128
     assert found.to_json()["prediction"]["binding"] == found.breakdown.binding
+
+
+class NewForward(FlashForward):
+    """A kernel of which no model has heard."""
+
+    name = "flash_new"
+
+
+def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None:
+    kernel = NewForward()
+    config = kernel.default_config(SHAPE, H200.limits)
+    resources = KernelResources(registers=168, shared_bytes=131_072, num_warps=8, tensor_cores="wgmma")
+    found = analyse(kernel, config, SHAPE, H200, resources)
+    assert list(found.traffic) == ["standard", "v1", "v2", "v2_perfect_l2"]
+    assert found.breakdown is not None
+    assert found.waves is not None
+    assert found.budget is None
+    assert "Bound by" in explain(found)
+    with pytest.raises(UsageError, match=r"Add a line to tuner/io_kernels\.py"):
+        analyse(kernel, config, replace(SHAPE, features=Features(window=(3, 0))), H200, resources)
 
 
 def test_steps_down_are_those_of_the_kernel_s_choices() -> None:
