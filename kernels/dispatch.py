@@ -28,7 +28,6 @@ from blocktune.kernels.plan import (
     Plan,
     autocasted,
     call_obstacle,
-    is_plain_call,
     layout_obstacle,
     needs_gradients,
     plan_key,
@@ -75,8 +74,8 @@ class Dispatcher(Engine):
         """
         if is_compiling():
             return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is None and not dropout_p and is_plain_call(query, key, value):
-            plan = self._plans.get(plan_key(query, key, value, is_causal, enable_gqa))
+        if attn_mask is None and not dropout_p:
+            plan = self._plans.of(query, key, value, is_causal, enable_gqa)
             if plan is not None:
                 return plan.run(query, key, value, scale)
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -1,6 +1,7 @@
 """What is decided once for a kind of call, and what can stand in the way of our kernels.
 
-A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or is asked on every call by `is_plain_call`.
+A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or is asked on every call by `PlanTable.of` of
+plan_table.py.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C import _get_tracing_state as tracing_state
-from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.autograd import forward_ad
@@ -134,11 +134,11 @@ def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_
         pointers = query.data_ptr(), key.data_ptr(), value.data_ptr()
         aligned = not (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT_BYTES
         return (
-            query.shape,
-            query.stride(),
+            query.shape,  # first what differs most between calls
             key.shape,
-            key.stride(),
             value.shape,
+            query.stride(),
+            key.stride(),
             value.stride(),
             query.dtype,
             key.dtype,
@@ -154,21 +154,6 @@ def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_
         return None
 
 
-def is_plain_call(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether nothing but the key decides about this call. `call_obstacle` has the same questions with reasons."""
-    return (
-        type(query) is Tensor
-        and type(key) is Tensor
-        and type(value) is Tensor
-        and not ((query.requires_grad or key.requires_grad or value.requires_grad) and is_grad_enabled())
-        and not is_any_autocast_enabled()
-        and not dispatch_modes()
-        and functorch_transform() is None
-        and tracing_state() is None
-        and forward_ad._current_level < 0
-    )
-
-
 def call_obstacle(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
 ) -> str | None:
@@ -176,7 +161,7 @@ def call_obstacle(
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
-    if torch.compiler.is_compiling() or tracing_state() is not None or dispatch_modes():
+    if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
         return "a functorch transform or forward-mode differentiation is active"

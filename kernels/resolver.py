@@ -26,6 +26,7 @@ from blocktune.kernels.plan import (
     on_its_device,
     shape_of,
 )
+from blocktune.kernels.plan_table import PlanTable
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.kernels.source import ConfigSource, read_source
@@ -44,7 +45,7 @@ class Resolver:
     """
 
     def __init__(self, source: ConfigSource, *, strict: bool = False) -> None:
-        self.plans: dict[Any, Plan] = {}
+        self.plans = PlanTable()
         self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
         self._source = source
         self._strict = strict

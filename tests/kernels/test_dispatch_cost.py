@@ -13,7 +13,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.kernels import dispatch, plan, registry, resolver
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.launch import TritonLaunch
-from blocktune.kernels.plan import is_plain_call, plan_key
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.shape import AttentionShape
 
@@ -63,7 +62,7 @@ def looked_up(dispatcher: Dispatcher, arguments: Any) -> Callable[[], Any]:
     plans = dispatcher._plans
 
     def look_up() -> Any:
-        return is_plain_call(*arguments) and plans.get(plan_key(*arguments, False, False))
+        return plans.of(*arguments, False, False)
 
     assert look_up() is not None
     return look_up
