@@ -106,8 +106,8 @@ def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:
 
 @cache
 def _guards() -> Callable[[Tensor, Tensor, Tensor], Guard] | None:
-    """What makes guards; None where this PyTorch has none that say what they should. They are private to PyTorch (seen
-    with 2.11 to 2.13), and without them all goes by keys."""
+    """What makes guards; None where this PyTorch has none that say what they should: they are private to it. Without
+    them all goes by keys, with the same answers."""
 
     def make(query: Tensor, key: Tensor, value: Tensor) -> Guard:
         kinds = torch._C._dynamo.guards.TensorGuards

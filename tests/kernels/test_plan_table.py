@@ -136,10 +136,11 @@ def test_one_tensor_in_several_places_and_inference_mode(known: tuple[PlanTable,
         assert table.of(query, key, value, False, False) is plan
 
 
-def test_this_pytorch_has_the_guards() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_this_pytorch_has_the_guards(device: str) -> None:
     """Without them everything works, but takes twice as long."""
     assert plan_table._guards() is not None
-    query, key, value = tensors(SHAPE)
+    query, key, value = (tensor.to(device) for tensor in tensors(SHAPE))
     guard = plan_table.guard_of(query, key, value)
     assert guard(query, key, value)
     assert guard(query.clone(), key.clone(), value.clone())
