@@ -17,8 +17,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
-INTERPRETED := $(addprefix tests/kernels/test_,flash_bwd_dense.py flash_decode.py flash_fwd.py flash_fwd_general.py flash_sparse.py \
-	historical.py hopper_bwd_passes.py)
+INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py flash_fwd.py \
+	flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
 PYTEST := $(BIN)/python -P -m pytest -q
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
