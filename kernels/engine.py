@@ -185,18 +185,12 @@ class Engine:
 
     def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Raises:
-        UsageError: the mathematics that stand in for the call cannot be captured, or need not be once it is warm.
+        UsageError: the mathematics that stand in for the call cannot be captured.
         """
         if call.features.dropout:
             raise UsageError(
                 "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
                 f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
-            )
-        cold = call.place(query, key, value, Direction.FORWARD) not in self._resolver.general_plans
-        if cold and call.obstacle(query, key, value) is None:
-            label = call.shape(query, key, value, Direction.FORWARD).label
-            raise UsageError(
-                f"A call must have run once before a CUDA graph captures it, but {label} is new. Call it before."
             )
         if call.features.varlen:
             raise UsageError(

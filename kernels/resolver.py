@@ -11,6 +11,7 @@ from blocktune.kernels.block_tiles import within_blocks
 from blocktune.kernels.call import Call
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import DeviceSpec, current_device
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.ladder import Candidate, ConfigTable, Rejection, Rung, climb_down
@@ -59,6 +60,7 @@ class Resolver:
         """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
 
         Raises:
+            UsageError: a CUDA graph is being captured, and one of our kernels would have to be loaded.
             torch.OutOfMemoryError: there is no memory for the output.
         """
         obstacle = layout_obstacle(query, key, value, enable_gqa) if place is not None else "a tensor has no strides"
@@ -66,7 +68,7 @@ class Resolver:
         if obstacle is not None:
             result: KernelPlan | Explanation = Explanation(rung=Rung.SDPA, reason=obstacle)
         elif is_capturing(query):
-            result, remember = self._while_capturing(shape_of(query, key, value, is_causal)), False
+            result, remember = self._while_capturing(shape_of(query, key, value, is_causal), query), False
         else:
             result = self._descend(query, key, value, is_causal)
         if isinstance(result, Explanation):
@@ -85,7 +87,8 @@ class Resolver:
         It is remembered, unless a CUDA graph is being captured.
 
         Raises:
-            UsageError: a size is none of attention.
+            UsageError: a size is none of attention, or a CUDA graph is being captured, and one of our kernels would
+                have to be loaded.
             torch.OutOfMemoryError: there is no memory for outputs and gradients.
         """
         problem = call.obstacle(query, key, value) if place is not None else "a tensor has no strides"
@@ -93,7 +96,7 @@ class Resolver:
             return Explanation(rung=Rung.SDPA, reason=problem)
         shape = call.shape(query, key, value, direction)
         if is_capturing(query):
-            return self._while_capturing(shape)
+            return self._while_capturing(shape, query)
         found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
         result = found if isinstance(found, Explanation) else GeneralPlan(*found)
         if len(self.general_plans) >= MAX_PLANS:
@@ -256,10 +259,20 @@ class Resolver:
             self._tables[device.key] = ConfigTable(rows), tuple(problems)
         return self._tables[device.key]
 
-    def _while_capturing(self, shape: AttentionShape) -> Explanation:
-        reason = "the shape is new while a CUDA graph is captured, when no kernel can be loaded; call `warmup` before"
-        logger.warning("%s: %s", shape.label, reason)
-        return Explanation(rung=Rung.SDPA, reason=reason, shape=shape)
+    def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
+        """Why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
+
+        Raises:
+            UsageError: one of our kernels would compute it. The graph would hold something else, for good.
+        """
+        device = self._device(query.device.index)
+        explanation = self.explain(shape, None if isinstance(device, str) else device)
+        if explanation.rung is Rung.SDPA:
+            return explanation
+        raise UsageError(
+            f"A call must have run once before a CUDA graph captures it, since no kernel can be loaded meanwhile, but "
+            f"{shape.label} is new. Call it before, or `attention.warmup([shape])`."
+        )
 
     def _remember(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:

@@ -419,18 +419,23 @@ def test_a_broken_source_costs_one_warning(kernel: PlainKernel, caplog: pytest.L
     assert dispatcher.explain(SHAPE).warnings == ("BrokenSource cannot be read: OSError: no such disk",)
 
 
-def test_a_new_shape_while_a_graph_is_captured_is_pytorchs_for_now(
-    kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_new_shape_while_a_graph_is_captured_is_refused_unless_it_is_pytorchs_anyway(
+    kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = Dispatcher(ListSource())
-    arguments = tensors(SHAPE)
+    arguments, wide = tensors(SHAPE), tensors(shape_like(32, head_dim=256))
     with monkeypatch.context() as patch:
         patch.setattr(resolver, "is_capturing", lambda query: True)
-        torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
+        with pytest.raises(UsageError, match=r"warmup\(\[shape\]\)"):
+            dispatcher(*arguments)
+        torch.testing.assert_close(dispatcher(*wide), scaled_dot_product_attention(*wide))
     assert kernel.launched == []
-    assert "warmup" in warnings_in(caplog)[0]
     dispatcher(*arguments)
-    assert kernel.launched
+    launches = len(kernel.launched)
+    with monkeypatch.context() as patch:
+        patch.setattr(resolver, "is_capturing", lambda query: True)
+        dispatcher(*arguments)
+    assert len(kernel.launched) == launches + 1
 
 
 def test_plans_do_not_pile_up(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:

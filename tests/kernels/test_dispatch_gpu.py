@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import current_device
 from blocktune.kernels.dispatch import Dispatcher
+from blocktune.kernels.errors import UsageError
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.registry import KERNELS, kernels_for
@@ -148,6 +149,52 @@ def test_a_graph_replays_what_was_captured_after_warmup(dispatcher: Dispatcher) 
         tensor.normal_()
     graph.replay()
     torch.testing.assert_close(out, scaled_dot_product_attention(*arguments), atol=2e-2, rtol=2e-2)
+
+
+def test_a_thousand_replays_take_no_more_memory(dispatcher: Dispatcher) -> None:
+    dispatcher.warmup([shape_of_aligned()])
+    arguments = aligned()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dispatcher(*arguments)
+    graph.replay()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(1000):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+def test_a_thousand_eager_calls_take_no_more_memory(dispatcher: Dispatcher) -> None:
+    arguments = aligned()
+    for _ in range(10):
+        dispatcher(*arguments)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(1000):
+        dispatcher(*arguments)
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+def test_a_new_shape_during_a_capture_is_refused_and_leaves_the_stream_usable() -> None:
+    dispatcher, arguments, new = Dispatcher(ListSource()), aligned(), aligned(384)
+    dispatcher(*arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(UsageError, match="run once before a CUDA graph"):
+            dispatcher(*new)
+        out = dispatcher(*arguments)  # the capture goes on
+    graph.replay()
+    torch.testing.assert_close(out, scaled_dot_product_attention(*arguments), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(dispatcher(*new), scaled_dot_product_attention(*new), atol=2e-2, rtol=2e-2)
+    again = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(again):
+        out = dispatcher(*new)
+    again.replay()
+    torch.testing.assert_close(out, scaled_dot_product_attention(*new), atol=2e-2, rtol=2e-2)
 
 
 def test_profilers_hooks_still_fire(dispatcher: Dispatcher) -> None:
