@@ -22,6 +22,7 @@ from blocktune.cli import (
     gc,
     ladder,
     merge,
+    noise,
     occupancy,
     replay,
     run,
@@ -92,6 +93,7 @@ app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
 app.command("replay")(replay.replay)
+app.command("noise")(noise.noise)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

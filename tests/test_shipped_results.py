@@ -12,7 +12,9 @@ from blocktune.kernels.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
 EXPORTS = sorted(
-    path for path in RESULTS.glob("*.json") if not path.name.endswith((".bench.json", ".ladder.json", ".replay.json"))
+    path
+    for path in RESULTS.glob("*.json")
+    if not path.name.endswith((".bench.json", ".ladder.json", ".replay.json", ".noise.json", ".rematch.json"))
 )
 
 

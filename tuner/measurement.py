@@ -77,9 +77,10 @@ class Finals:
     """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
 
     failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
-    rounds before that were thrown away for it; empty when nothing did.
+    rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU as the rounds began.
     """
 
     samples_us: Mapping[KernelConfig, tuple[float, ...]]
     failures: Mapping[KernelConfig, Measurement] = field(default_factory=dict)
     disturbance: str = ""
+    telemetry: Telemetry = field(default_factory=Telemetry)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from blocktune.db.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.device import DeviceSpec, present_devices
+from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.resources import KernelResources
@@ -41,7 +41,7 @@ from blocktune.tuner.report import (
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
 from blocktune.tuner.strategies import Problem, make_proposals
-from blocktune.tuner.target import choose_device, is_present, require_no_regime
+from blocktune.tuner.target import choose_device, is_present, require_no_regime, visible
 from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.verdict import decide_predicted
 
@@ -285,8 +285,7 @@ class _Run:
     def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:
         """A runner on the target GPU, which is locked meanwhile."""
         uuid = self._subject.device.uuid
-        # One visible GPU is the right one, and the only spelling of a MIG slice is the one it was made visible with.
-        environment = {"CUDA_VISIBLE_DEVICES": uuid} if uuid is not None and len(present_devices()) > 1 else {}
+        environment = visible(self._subject.device)
         anchor = next(
             (trial.config for trial in ranked(self._knowledge.trials) if trial.relative_to_anchor == 1.0), None
         )

@@ -130,26 +130,44 @@ class GpuRunner:
         told = f"{REPEATED}{first.disturbance}" + (f"; again {second.disturbance}" if second.disturbance else "")
         return replace(second, failures={**first.failures, **second.failures}, disturbance=told)
 
+    def duel(self, config: KernelConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The rounds, in microseconds, of finals in which a config that runs meets itself.
+
+        Raises:
+            BlocktuneError: it did not run.
+        """
+        self._ensure_ready()
+        try:
+            one, other = self._ask_finals([config, config])
+        except _Failed as failed:
+            raise BlocktuneError(f"A config must run to meet itself, but {config.label} did not: {failed}.") from failed
+        return one, other
+
+    def _ask_finals(self, configs: Sequence[KernelConfig]) -> list[tuple[float, ...]]:
+        command = {"command": "finals", "configs": [config.to_json() for config in configs]}
+        self._telemetry = Telemetry()
+        result = self._ask(command, self.deadlines.finals + self._launches_seconds())
+        return [tuple(rounds) for rounds in result["samples_us"]]
+
     def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
         """One run of the finals, with what disturbed it."""
         failures: dict[KernelConfig, Measurement] = {}
         remaining = list(configs)
         for _ in range(_FINALS_ATTEMPTS):
             self._ensure_ready()
-            command = {"command": "finals", "configs": [config.to_json() for config in remaining]}
             try:
-                result = self._ask(command, self.deadlines.finals + self._launches_seconds())
+                samples = self._ask_finals(remaining)
             except _Failed:
                 again = {config: self.measure(config) for config in remaining}
                 failures |= {config: found for config, found in again.items() if found.outcome is not Outcome.OK}
                 remaining = [config for config in remaining if config not in failures]
                 continue
-            samples = (tuple(rounds) for rounds in result["samples_us"])
             after = self.monitor.sample() if self.monitor is not None else Telemetry()
             return Finals(
                 samples_us=dict(zip(remaining, samples, strict=True)),
                 failures=failures,
                 disturbance=disturbance(self._telemetry) or disturbance(after),
+                telemetry=self._telemetry,
             )
         return Finals(samples_us={}, failures=failures)
 

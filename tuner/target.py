@@ -38,6 +38,14 @@ def alike_devices(device: DeviceSpec) -> tuple[tuple[DeviceSpec, ...], tuple[Dev
     return alike, tuple(one for one in present if one not in alike)
 
 
+def visible(device: DeviceSpec) -> dict[str, str]:
+    """The environment variables by which a process sees this GPU alone.
+
+    Where there is one GPU none are needed, and the only spelling of a MIG slice is the one it was made visible with.
+    """
+    return {"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid and len(devices.present_devices()) > 1 else {}
+
+
 def require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
     """Checks that no regime was asked for where nothing will be measured.
 

@@ -33,6 +33,11 @@ class Speedup:
     surely: float
 
     @property
+    def beyond_noise(self) -> bool:
+        """Whether it is a speed-up at all: more than the tie band, and surely more than none."""
+        return self.surely > 1.0 and self.median > 1.0 + TIE_BAND
+
+    @property
     def label(self) -> str:
         return f"{self.median:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
@@ -62,7 +67,7 @@ def decide(
     if challenger == default:
         return Verdict(winner=default, reason="the default is the fastest", speedup=_UNITY)
     gain = speedup(samples_us[default], samples_us[challenger])
-    if gain.surely > 1.0 and gain.median > 1.0 + TIE_BAND:
+    if gain.beyond_noise:
         return Verdict(winner=challenger, reason=f"faster than the default: {gain.label}", speedup=gain)
     reason = f"no config is faster than the default beyond the noise; the best one, {challenger.label}, is {gain.label}"
     return Verdict(winner=default, reason=reason, speedup=_UNITY)

@@ -14,7 +14,7 @@ from typing import Any
 from blocktune.db.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.device import DeviceSpec, present_devices
+from blocktune.kernels.device import DeviceSpec
 from blocktune.kernels.errors import NoFeasibleConfigError
 from blocktune.kernels.registry import KERNELS, competing
 from blocktune.kernels.resources import KernelResources
@@ -29,6 +29,7 @@ from blocktune.tuner.proposals import Enumeration
 from blocktune.tuner.report import Progress
 from blocktune.tuner.runner import GpuRunner, Runner
 from blocktune.tuner.search import Compiler, Limit, Search, Subject
+from blocktune.tuner.target import visible
 from blocktune.tuner.telemetry import GpuMonitor, gpu_lock
 
 RUNNERS_UP = 4
@@ -289,8 +290,7 @@ def gpu_runner(
     shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None], terms: Terms
 ) -> Iterator[GpuRunner]:
     """A runner of one shape on a GPU that is here, which is locked meanwhile."""
-    environment = {"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid and len(present_devices()) > 1 else {}
-    runner = GpuRunner(shape, environment=environment, monitor=monitor, terms=terms)
+    runner = GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms)
     with gpu_lock(device.uuid, on_wait):
         try:
             yield runner

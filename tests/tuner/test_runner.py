@@ -146,6 +146,14 @@ def test_finals_are_paired_and_name_who_failed(runner: GpuRunner) -> None:
     assert finals.failures[config("abort")].outcome is Outcome.RUN_ERROR
 
 
+def test_a_config_can_meet_itself(runner: GpuRunner) -> None:
+    one, other = runner.duel(config("honest"))
+    assert len(one) == len(other) > 0
+    assert one != other
+    with pytest.raises(BlocktuneError, match=r"must run to meet itself, but raises .* no such instruction"):
+        runner.duel(config("raises"))
+
+
 def test_the_log_sum_exp_is_confirmed(runner: GpuRunner) -> None:
     assert runner.measure(config("wrong_lse")).outcome is Outcome.OK  # timing does not ask for it
     assert "log-sum-exp" in runner.confirm(config("wrong_lse")).error
