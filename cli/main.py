@@ -24,6 +24,7 @@ from blocktune.cli import (
     merge,
     noise,
     occupancy,
+    rematch,
     replay,
     run,
     store,
@@ -94,6 +95,7 @@ app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
+app.command("rematch")(rematch.rematch)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

@@ -23,8 +23,8 @@ NO_REMATCH = (
 )
 NOISE_COLUMNS = ("regime", "candidate: time", "ratio to the anchor", "finals: time", "ratio", "drift of times, ratios",
                  "equal configs: a winner", "apart", "SM clock in finals", "power", "temperature")  # fmt: skip
-REMATCH_COLUMNS = ("shape", "searches", "same winner or tied", "different winners", "slowest / best", "slower than "
-                   "the default", "seconds a search")  # fmt: skip
+REMATCH_COLUMNS = ("shape", "regime", "same winner or tied", "different winners", "slowest / fastest winner",
+                   "slower than the default")  # fmt: skip
 
 
 def block(path: Path) -> str:
@@ -114,12 +114,11 @@ def rematch_table(document: Mapping[str, Any]) -> str:
 def rematch_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["label"],
-        str(row["searches"]),
+        row["regime"],
         f"{row['agreeing']} of {row['searches']}",
         str(len(row["winners"])),
         f"{row['slowest']:.3f}",
         f"{row['slower_than_default']} of {row['searches']}",
-        "-" if row["seconds"] is None else f"{row['seconds']:.0f}",
     ]
 
 
