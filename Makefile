@@ -1,7 +1,7 @@
 # make run          set up a virtual environment and tune one shape
 # make test         set up and pass every test that needs no GPU
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
-# make gpu-test     the tests that need a GPU
+# make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fault-test   the tests of a store under fire, with their full counts
 # make results      the README's tables, from results/*.bench.json
 # make typings      the link tree by which type checkers find the packages
@@ -53,7 +53,7 @@ test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
-	$(PYTEST) -m gpu
+	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
 
 fault-test: $(VENV)/.installed-test
 	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/test_killed_runs.py

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli import readme_noise
+from blocktune.cli import readme_gpu_runs, readme_noise
 from blocktune.cli.bench import geometric_mean
 from blocktune.cli.bench_file import read_bench, write_atomically
 from blocktune.cli.ladder_file import SUFFIX as LADDER
@@ -57,6 +57,8 @@ def with_results(page: str, folder: Path) -> str:
         path = folder / match["file"]
         if path.name.endswith(readme_noise.SUFFIXES):
             block = readme_noise.block(path)
+        elif path.name.endswith(readme_gpu_runs.SUFFIXES):
+            block = readme_gpu_runs.block(path)
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
         elif path.name.endswith(REPLAY):

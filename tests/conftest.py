@@ -7,6 +7,10 @@ import pytest
 
 from blocktune.kernels.driver import read_driver
 
+from .recording import pytest_addoption, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_configure"]  # --record
+
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 
 

@@ -11,11 +11,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
-EXPORTS = sorted(
-    path
-    for path in RESULTS.glob("*.json")
-    if not path.name.endswith((".bench.json", ".ladder.json", ".replay.json", ".noise.json", ".rematch.json"))
-)
+EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
