@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -85,16 +84,17 @@ def test_the_version_is_that_of_the_package(tune) -> None:
 
 
 def test_help_answers_within_half_a_second() -> None:
-    """Of several tries, since other processes may hold this machine for a moment."""
+    """Of a processor, since other processes may hold this machine."""
     command = [sys.executable, "-P", "-c", "from blocktune.cli.main import main; main()", "--help"]
-    assert min(_seconds(command) for _ in range(5)) < 0.5
+    assert min(_processor_seconds(command) for _ in range(3)) < 0.5
 
 
-def _seconds(command: list[str]) -> float:
-    start = time.perf_counter()
+def _processor_seconds(command: list[str]) -> float:
+    before = os.times()
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"})
+    after = os.times()
     assert "occupancy" in answer.stdout
-    return time.perf_counter() - start
+    return after.children_user - before.children_user + after.children_system - before.children_system
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["best", "--help"], ["occupancy", "--help"]], ids=str)
