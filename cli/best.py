@@ -167,7 +167,7 @@ def _show(answer: Answer, assumed: str) -> None:
         typer.echo(answer.candidate.config.label)
         return
     print_table(COLUMNS, winner_rows(answer.winner, answer.predicted))
-    typer.echo(f"\n{origin_text(answer.winner)} on {provenance(answer.winner)}")
+    typer.echo(f"\n{origin_text(answer.winner)}, on {provenance(answer.winner)}")
 
 
 def _command(flags: ShapeFlags, device: str | None) -> str:

@@ -7,8 +7,9 @@ import pytest
 
 from blocktune.db.records import Outcome
 from blocktune.kernels.registry import get_kernel
+from blocktune.tuner.bench import RACE_MARGIN
 from blocktune.tuner.replay import Replay
-from blocktune.tuner.replay_report import model_rows
+from blocktune.tuner.replay_report import model_rows, racing_row
 from blocktune.tuner.strategies import DEFAULT
 from blocktune.tuner.sweep_file import Sweep, load_sweep, sweep_files
 
@@ -54,6 +55,13 @@ def test_shared_memory_is_never_predicted_above_what_was_allocated(sweeps: list[
                 continue  # of its two passes one is recorded, and the hungrier one predicted
             predicted = kernel.shared_bytes(trial.config, sweep.shape, sweep.device.limits)
             assert predicted <= trial.resources.shared_bytes + trial.resources.static_shared_bytes, trial.config.label
+
+
+def test_a_race_stops_nobody_who_is_near_the_best(sweeps: list[Sweep]) -> None:
+    found = racing_row(sweeps, RACE_MARGIN)
+    assert found["close"] > 50
+    assert found["stopped_close"] == 0
+    assert found["rounds_saved"] > 0.5
 
 
 def test_the_default_strategy_needs_twenty_measurements(replays: list[Replay]) -> None:
