@@ -45,7 +45,8 @@ def occupancy(
 ) -> None:
     """Explain how many blocks fit an SM, and why.
 
-    From the resources of a block, or of a kernel that is compiled here, which needs no GPU.
+    From the resources of a block, or of a kernel that is compiled here, which needs no GPU. A kernel for decoding or
+    for features needs a shape of its own: see `tune explain`.
 
     \b
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
