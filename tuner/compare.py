@@ -121,13 +121,16 @@ def best_of_others(
     store: ResultStore, device: DeviceSpec, shape: AttentionShape, tuned: KernelConfig
 ) -> dict[str, KernelConfig | None]:
     """The fastest stored config of every kernel but the winner's, by the kernel's name; of trials that ran with the
-    kernels as they are. Historical kernels have the ladder instead."""
+    kernels as they are, under the winner's regime. Historical kernels have the ladder instead."""
+    best = store.best(device, shape)
     sources = {kernel.name: kernel.source_hash for kernel in competing() if kernel.name != tuned.kernel}
     fastest: dict[str, tuple[float, KernelConfig]] = {}
     for trial in store.trials(device, shape):
         name = trial.config.kernel
         if trial.time_us is None or sources.get(name) != trial.kernel_hash:
             continue
+        if best is not None and trial.environment.regime is not best.environment.regime:
+            continue  # cool times are shorter, whichever config they are of
         if name not in fastest or trial.time_us < fastest[name][0]:
             fastest[name] = trial.time_us, trial.config
     return {name: fastest[name][1] for name in sources if name in fastest}

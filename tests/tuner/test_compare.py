@@ -175,6 +175,7 @@ def test_the_best_of_every_other_kernel_takes_part(run: Callable[..., Comparison
     record("flash_fwd_tma", 7.0, 32)
     record("flash_fwd_tma", None, 64, outcome=Outcome.WRONG_RESULT)
     record("flash_fwd_hopper", 5.0, 64, kernel_hash="0" * 16)
+    record("flash_fwd_tma", 6.0, 64, environment=replace(winner().environment, regime=Regime.BURST))
     record("flash_fwd", 1.0, 64)
     comparison = run(clock=FakeClock())
     assert [entry.name for entry in comparison.entries[2:5]] == ["paper", "flash_fwd_tma", "cudnn"]

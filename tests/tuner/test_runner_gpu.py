@@ -1,5 +1,6 @@
 """The worker on a real GPU: real kernels are right and timed, planted faults cost one candidate each."""
 
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -8,15 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktune.db.records import Outcome
+from blocktune.db.records import Outcome, Regime
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import current_device
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.registry import KERNELS
 from blocktune.tuner.bench import CudaClock
 from blocktune.tuner.defaults import complete_shape
+from blocktune.tuner.measurement import Terms
+from blocktune.tuner.noise import study_noise
+from blocktune.tuner.noise_report import summarize
 from blocktune.tuner.runner import Deadlines, GpuRunner
 from blocktune.tuner.telemetry import GpuMonitor
+from blocktune.tuner.verdict import speedup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 WORKER = (sys.executable, "-P", str(Path(__file__).parent / "planted_worker.py"))
@@ -82,6 +87,39 @@ def test_equal_launches_take_equal_time_in_the_finals(runner: GpuRunner) -> None
     for config in configs:
         first, second = (sorted(found.samples_us[config]) for found in (finals, again))
         assert second[len(second) // 2] == pytest.approx(first[len(first) // 2], rel=0.1)
+
+
+def test_both_regimes_time_the_same_config_alike() -> None:
+    config = default_of(able()[0])
+    medians = {}
+    for regime in Regime:
+        monitor = GpuMonitor(current_device().uuid, own_processes=1)
+        runner = GpuRunner(SHAPE, monitor=monitor, terms=Terms(regime=regime))
+        try:
+            assert runner.measure(config).outcome is Outcome.OK
+            one, other = runner.duel(config)
+        finally:
+            runner.close()
+        assert not speedup(one, other).beyond_noise
+        medians[regime] = statistics.median(one)
+    assert medians[Regime.BURST] == pytest.approx(medians[Regime.SUSTAINED], rel=0.4)
+
+
+def test_a_short_study_of_the_noise_ends_in_time_and_is_sane() -> None:
+    monitor = GpuMonitor(current_device().uuid, own_processes=len(Regime))
+    runners = {regime: GpuRunner(SHAPE, monitor=monitor, terms=Terms(regime=regime, race=False)) for regime in Regime}
+    try:
+        study = study_noise(runners, [default_of(kernel) for kernel in able()], seconds=60.0)
+    finally:
+        for runner in runners.values():
+            runner.close()
+    summary = summarize(study)
+    assert study.seconds < 75
+    assert set(summary["regimes"]) == set(Regime)
+    for found in summary["regimes"].values():
+        assert found["candidates"]["count"] >= len(study.configs)
+        assert 0.8 < found["finals"]["ratio"]["low"] <= found["finals"]["ratio"]["high"] < 1.25
+    assert summary["tie_band"] < 0.05
 
 
 def test_launch_overhead_does_not_leak_into_short_kernels() -> None:
