@@ -15,6 +15,7 @@ from blocktune.cli.run_many import run_many
 from blocktune.cli.shapes_file import shapes_of_file
 from blocktune.cli.winners import COLUMNS, Predictions, origin_text, predictions, winner_rows
 from blocktune.db.records import Regime
+from blocktune.tuner.bench import DEFAULT_REGIME
 from blocktune.tuner.target import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def run(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try every config, whatever the time.")] = False,
     regime: Annotated[
         Regime | None,
-        typer.Option("--regime", help="GPU rests between rounds, or works without a break.  [default: sustained]"),
+        typer.Option(
+            "--regime", help=f"GPU rests between rounds, or works without a break.  [default: {DEFAULT_REGIME}]"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler and the test data.")] = 0,
     from_misses: Annotated[
