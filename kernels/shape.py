@@ -10,6 +10,9 @@ from blocktune.kernels.features import NO_FEATURES, UNLIMITED, Features
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes per element of every data type that the kernels take."""
 
+MAX_SIZE = 2**31 - 1
+"""Of a shape in a file, which may be anyone's: what a kernel's 32-bit integers hold."""
+
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -164,6 +167,11 @@ class AttentionShape:
         names = {field.name for field in fields(cls)}
         if set(data) - names or not isinstance(data, dict):
             raise UsageError(f"A shape has the fields {sorted(names)}, but got also {sorted(set(data) - names)}.")
+        for name, value in data.items():
+            if isinstance(value, int) and value > MAX_SIZE:
+                raise UsageError(
+                    f"`{name} <= {MAX_SIZE}` must hold for a stored shape, but got one of {value.bit_length()} bits."
+                )
         try:
             return cls(**data | {"features": Features.parse(data.get("features", ""))})
         except (TypeError, ValueError) as error:

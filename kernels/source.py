@@ -111,7 +111,7 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
     for row in rows:
         try:
             tuned = _tuned(row, device)
-        except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (UsageError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             broken.append(f"{type(error).__name__}: {error}")
         else:
             if tuned is not None:
