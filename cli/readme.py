@@ -65,7 +65,7 @@ def with_results(page: str, folder: Path) -> str:
             block = replay_tables(read_replay(path)) if path.exists() else NO_REPLAY
         elif path.name.endswith(FEATURES) and path.exists():
             document = read_bench(path)
-            block = feature_tables(document, _caption(document)) if document["rows"] else NOTHING
+            block = feature_tables(document, _measured(document)) if document["rows"] else NOTHING
         else:
             block = results_block(read_bench(path) if path.exists() else None)
         return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
@@ -154,16 +154,23 @@ class _Row:
 
 
 def _caption(document: Mapping[str, Any]) -> str:
+    return (
+        f"{_measured(document)} "
+        "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
+        "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
+        "to tune, estimated for an empty cache." + (OWN_COLUMNS if _has_kernels(document) else "")
+    )
+
+
+def _measured(document: Mapping[str, Any]) -> str:
+    """Where, when and how."""
     environment, shape = document["environment"], AttentionShape.from_json(document["rows"][0]["shape"])
     software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver"))
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
         f"{environment['power_limit_w']} W), kernels {', '.join(document['kernels'])}, by {commands}: "
-        f"{REGIMES[document['regime']]}, {shape.dtype}. "
-        "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
-        "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
-        "to tune, estimated for an empty cache." + (OWN_COLUMNS if _has_kernels(document) else "")
+        f"{REGIMES[document['regime']]}, {shape.dtype}."
     )
 
 

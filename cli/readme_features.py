@@ -21,6 +21,7 @@ HEADER = (
     "TFLOP/s",
     "GB/s of keys and values",
 )
+TOGETHER = " All of a row was checked first and timed in turns in one run; gains are those of median times."
 SPARSE = " Operations of a block mask are counted as if every block took part; a quarter of them does."
 TWO_PASSES, ONE_KERNEL = "flash_bwd_split", "flash_bwd_fused"
 PASSES_HEADER = ("head dim", "seqlen", "mask", "two passes", "one kernel", "one kernel over two passes", "faster")
@@ -41,7 +42,7 @@ def feature_tables(document: Mapping[str, Any], caption: str) -> str:
     ordered = sorted(rows, key=lambda row: (row[0].direction.value != "forward", _key_rate(row[1]) is not None))
     return "\n\n".join(
         (
-            caption + (SPARSE if sparse else ""),
+            caption + TOGETHER + (SPARSE if sparse else ""),
             _table(HEADER, (_feature_cells(*row) for row in ordered)),
             _means([row for _, row in rows]),
         )
