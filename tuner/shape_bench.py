@@ -75,14 +75,13 @@ class Bench:
         run = self._plain.thunk(launch, self._out)
         self._verify(launch, self._plain, tell)
         self._verify(launch, self._plain)  # some kernels are right only the first time
-        if self._anchor is not None and self._anchor.config == config:
-            self._anchor = None  # it is timed alone, as it was before
-        rounds, remark = self._time(run, tell)
+        rival = None if self._anchor is None or self._anchor.config == config else self._anchor
+        rounds, remark = self._time(run, rival, tell)
         self._judge(self._plain, "after timing")
         self._verify(launch, self._hard)
         self._verify(launch, self._plain)
         samples, relative = column(rounds, 0), median_ratio(column(rounds, 0), column(rounds, -1))
-        if self._anchor is None:
+        if rival is None:
             self._anchor = Anchor(config, self._plain.thunk(launch, self._anchor_out))
         self._best = min(self._best, relative)
         return Measurement(
@@ -127,9 +126,9 @@ class Bench:
         """Raises what a launch failed with; if it does after a failure, this process cannot use the GPU any more."""
         self._clock.synchronize()
 
-    def _time(self, run: Thunk, tell: Tell) -> tuple[Rounds, str]:
-        """The config's rounds beside the anchor, in microseconds, and why they are few if they are."""
-        anchor = self._anchor
+    def _time(self, run: Thunk, anchor: Anchor | None, tell: Tell) -> tuple[Rounds, str]:
+        """The config's rounds beside the anchor, in microseconds, and why they are few if they are. The anchor itself
+        is timed alone."""
         count = candidate_rounds(self._clock.rounds([run], 1)[0][0])
         if time.monotonic() - self._last_timed > IDLE_SECONDS:
             self._clock.heat(anchor.run if anchor else run, HEAT_SECONDS)

@@ -10,7 +10,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.tuner import bench
 from blocktune.tuner.bench import RACE_ROUNDS, Rounds
 from blocktune.tuner.measurement import Measurement, Terms
-from blocktune.tuner.shape_bench import Bench
+from blocktune.tuner.shape_bench import Bench, WrongResultError
 
 ANCHOR_US = 1000.0
 
@@ -96,6 +96,25 @@ def test_a_sweep_has_no_race(measure: Callable[..., list[Measurement]]) -> None:
     found = measure(1.0, 1.5, 9.0, race=False)
     assert [len(each.samples_us) for each in found] == [25, 16, 5]
     assert {each.error for each in found} == {""}
+
+
+def test_an_anchor_that_fails_when_it_is_measured_again_is_the_anchor_still() -> None:
+    class WrongOnce(Right):
+        wrong = False
+
+        def problem(self, out: Any, lse: Any = None) -> str | None:  # type: ignore[override]
+            return "relative error 1.0e-01" if self.wrong else None
+
+    launches = {config(relative): Launch() for relative in (1.0, 0.9)}
+    clock = KnownClock({launch: ANCHOR_US * found.parameters["hundredths"] / 100 for found, launch in launches.items()})
+    question = WrongOnce()
+    subject = Bench(question, question, clock=clock, bind=launches.__getitem__, terms=Terms())
+    subject.measure(config(1.0), lambda stage: None)
+    question.wrong = True
+    with pytest.raises(WrongResultError):
+        subject.measure(config(1.0), lambda stage: None)
+    question.wrong = False
+    assert subject.measure(config(0.9), lambda stage: None).relative_to_anchor == pytest.approx(0.9)
 
 
 def test_the_anchor_is_measured_alone_and_never_stopped(measure: Callable[..., list[Measurement]]) -> None:
