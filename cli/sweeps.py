@@ -42,9 +42,7 @@ def sweeps(
     for sweep in found:
         row = _row(sweep)
         if row["missing"] and not partial:
-            note(
-                f"left out: {sweep.shape.label}, whose {row['missing']} other configs `tune run --exhaustive` would try"
-            )
+            note(f"left out: {sweep.label}, whose {row['missing']} other configs `tune run --exhaustive` would try")
             continue
         path = save_sweep(sweep, folder)
         rows.append(row | {"file": str(path), "bytes": path.stat().st_size})
@@ -75,6 +73,7 @@ def _row(sweep: "Sweep") -> dict[str, Any]:
     return {
         "device": sweep.device.name,
         "shape": sweep.shape.to_json() | {"label": sweep.shape.label},
+        "regime": str(sweep.environment.regime),
         "configs": len(sweep.trials),
         "timed": len(sweep.timed),
         "missing": len(set(feasible) - sweep.complete),

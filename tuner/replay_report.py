@@ -81,7 +81,7 @@ class ReplayReport:
             return []
         means = {name: self._regrets(name, 20).mean(axis=1) for name in (DEFAULT, "random")}
         equal = means["random"] - means[DEFAULT] <= AS_GOOD
-        return [sweep.shape.label for sweep, same in zip(self.sweeps, equal, strict=True) if same]
+        return [sweep.label for sweep, same in zip(self.sweeps, equal, strict=True) if same]
 
     def _strategy_row(self, name: str) -> dict[str, Any]:
         return {
@@ -91,7 +91,7 @@ class ReplayReport:
                 for count in MEASUREMENTS
             },
             "shapes": {
-                sweep.shape.label: [float(row.mean()) for row in self._by_count(name, index)]
+                sweep.label: [float(row.mean()) for row in self._by_count(name, index)]
                 for index, sweep in enumerate(self.sweeps)
             },
         }
@@ -127,7 +127,7 @@ def compare_strategies(
     with ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else nullcontext() as pool:
         for (sweep, name, used), own in zip(tasks, (pool.map if pool else map)(_searches, tasks), strict=True):
             runs[name].append(own * (seeds // used))
-            on_run(f"{sweep.shape.label}: {name}")
+            on_run(f"{sweep.label}: {name}")
     return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(map(Replay, chosen))))
 
 
@@ -265,7 +265,7 @@ def _sweep_row(sweep: Sweep) -> dict[str, Any]:
     best = min((trial for trial in sweep.timed.values()), key=lambda trial: sweep.scores[trial.config])
     return {
         "device": sweep.device.name,
-        "shape": sweep.shape.label,
+        "shape": sweep.label,
         "configs": len(sweep.trials),
         "timed": len(sweep.timed),
         "best": best.config.label,

@@ -87,9 +87,14 @@ class Sweep:
         return frozenset(trial.config for trial in self.trials if not (raced and stopped_early(trial.samples_us)))
 
     @property
+    def label(self) -> str:
+        """The shape, with the regime where it is not the one of old."""
+        regime = self.environment.regime
+        return self.shape.label if regime is Regime.SUSTAINED else f"{self.shape.label} {regime}"
+
+    @property
     def file_name(self) -> str:
-        words = f"{self.device.name} {self.shape.label}".lower().removeprefix("nvidia ")
-        words += "" if self.environment.regime is Regime.SUSTAINED else f" {self.environment.regime}"
+        words = f"{self.device.name} {self.label}".lower().removeprefix("nvidia ")
         return re.sub("[^a-z0-9]+", "-", words).strip("-") + SUFFIX
 
 
