@@ -280,11 +280,7 @@ def best_of(row: BestRow) -> Best:
 
 
 def environment_of(row: EnvironmentRow) -> Environment:
-    """The software and regime of this row; what it is part of checks them.
-
-    Raises:
-        ValueError: there is no such regime.
-    """
+    """The software and regime of this row; what it is part of checks them. A regime that is none raises ValueError."""
     return Environment.from_json({name: getattr(row, name) for name in _ENVIRONMENT})
 
 
