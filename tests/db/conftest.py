@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -140,12 +141,14 @@ def new_postgres_database() -> Iterator[Callable[[], str]]:
         pytest.skip("no PostgreSQL server: initdb is neither under /usr/lib/postgresql nor on the PATH")
     if find_spec("psycopg") is None:
         pytest.skip("psycopg is not installed, so PostgreSQL cannot be reached")
-    # The server refuses to run as root; its socket's path must be short.
+    # The server refuses to run as root, and packages that are only unpacked bring no account. Its socket's path must
+    # be short.
+    owner = "postgres" if any(user.pw_name == "postgres" for user in pwd.getpwall()) else "nobody"
     root = os.geteuid() == 0
-    account = {"user": "postgres"} if root else {}
+    account = {"user": owner} if root else {}
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:
         if root:
-            shutil.chown(name, "postgres")
+            shutil.chown(name, owner)
 
         def server(*command: str) -> None:
             subprocess.run(
