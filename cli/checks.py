@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
+from pathlib import Path
 
 from blocktune.kernels.errors import StoreError
 
@@ -192,10 +193,31 @@ def _sqlite() -> Iterator[Finding]:
     )
 
 
+def _results_file(path: Path) -> Finding:
+    """What the dispatcher reads in place of a database."""
+    from blocktune.kernels.results_file import rows_in_file
+
+    try:
+        rows = rows_in_file(path)
+    except StoreError as error:
+        return Finding(
+            name="results file",
+            value=str(path),
+            level=Level.PROBLEM,
+            meaning=str(error),
+            fix="Until then attention runs with shipped and default configs.",
+        )
+    return Finding(name="results file", value=f"{path} ({len(rows)} winners, for the dispatcher only)")
+
+
 def _database(db: str | None) -> Iterator[Finding]:
     from blocktune.db.store import ResultStore
     from blocktune.db.target import StoreTarget
+    from blocktune.kernels.results_file import SUFFIX
 
+    if db is not None and db.endswith(SUFFIX):
+        yield _results_file(Path(db).expanduser())
+        return
     target = StoreTarget.of(db)
     if target.path is not None and not target.path.exists():
         yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")

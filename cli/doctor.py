@@ -41,7 +41,9 @@ def doctor(
         for finding in findings:
             if finding.meaning:
                 typer.echo(f"{_MARKS[finding.level]} {finding.name}: {finding.meaning}\n  {finding.fix}\n")
-    if any(finding.name.startswith("database") and finding.level is Level.PROBLEM for finding in findings):
+    if any(
+        finding.name.startswith(("database", "results file")) and finding.level is Level.PROBLEM for finding in findings
+    ):
         raise typer.Exit(StoreError.exit_code)
 
 

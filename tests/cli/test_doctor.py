@@ -2,13 +2,17 @@
 
 import json
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from blocktune.cli import checks
 from blocktune.cli.checks import Level
+from blocktune.db.exchange import frozen_document, save_text
 from blocktune.db.store import ResultStore
+from blocktune.kernels.device import device_named
 from blocktune.kernels.driver import DriverReport
+from blocktune.kernels.results_file import canonical_text
 
 QUICK = ("blocktune", "torch", "triton", "ptxas", "SQLite", "database", "GPU", "python")
 
@@ -60,6 +64,20 @@ def test_a_file_that_is_no_database_is_a_problem_and_exit_code_5(tune) -> None:
     assert database["level"] == "problem"
     assert database["meaning"]
     assert tune.db.read_bytes() == b"no database" * 1000
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_frozen_file_for_the_dispatcher_is_described(tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "frozen.json"
+    save_text(canonical_text(frozen_document(device_named("h200"), [])), file)
+    monkeypatch.setattr(tune, "db", file)
+    found = findings(tune)
+    assert "database" not in found
+    assert found["results file"]["value"] == f"{file} (0 winners, for the dispatcher only)"
+    file.write_text(file.read_text().replace("H200", "H100"))
+    result = tune("doctor", "--json")
+    assert result.exit_code == 5
+    assert "changed after it was frozen" in result.stdout
 
 
 @pytest.mark.parametrize("name", checks.TRITON_VARIABLES)
