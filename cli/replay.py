@@ -12,6 +12,7 @@ from blocktune.cli.replay_file import (
     MODEL_COLUMNS,
     RACING_COLUMNS,
     STRATEGY_COLUMNS,
+    joined,
     model_cells,
     racing_cells,
     strategy_cells,
@@ -30,7 +31,9 @@ def replay(
         list[str] | None, typer.Option("--strategy", help="This one only; may be repeated.  [default: all]")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSON file; strategies are added to one of the same sweeps.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Search recorded sweeps by several strategies and tell how far from the best each of them ends.
@@ -55,6 +58,7 @@ def replay(
         sweeps, strategy or list(STRATEGIES), seeds=seeds, workers=default_workers(), on_run=note
     ).to_json()
     if out is not None:
+        report = joined(report, out)
         write_atomically(out, json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n")
     if as_json:
         print_json(report)

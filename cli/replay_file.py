@@ -13,10 +13,15 @@ SUFFIX = ".replay.json"
 FORMAT, SCHEMA = "blocktune-replay", 1
 
 COUNTS = ("5", "10", "20", "40", "80")
-STRATEGY_COLUMNS = ("strategy", *(f"after {count}" for count in COUNTS), "95th percentile at 20", "seconds for 20")
+STRATEGY_COLUMNS = (
+    "strategy",
+    "seeds",
+    *(f"after {count}" for count in COUNTS),
+    "95th percentile at 20",
+    "seconds for 20",
+)
 MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
                  "registers off by")  # fmt: skip
-
 
 RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those within 2 %")
 
@@ -38,16 +43,37 @@ def read_replay(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
+def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The report with the strategies that a file holds besides, so that a long replay may be made in parts.
+
+    Raises:
+        UsageError: the file holds something else, or searches of other sweeps.
+    """
+    if not path.exists():
+        return dict(report)
+    kept = read_replay(path)
+    if kept["sweeps"] != report["sweeps"]:
+        raise UsageError(
+            f"A replay file is added to when its searches are of the same sweeps, but {path} is of others. "
+            "Name another file, or remove it."
+        )
+    compared = {report["default"], "random"} <= report["strategies"].keys()
+    strategies = {**kept["strategies"], **report["strategies"]}
+    alike = (report if compared else kept)["random_as_good"]
+    return {**report, "strategies": strategies, "random_as_good": alike}
+
+
 def replay_tables(document: Mapping[str, Any]) -> str:
     """The tables of a document, and where random configs are as good."""
-    strategies = [strategy_cells(name, row) for name, row in document["strategies"].items()]
+    best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
+    strategies = [strategy_cells(name, row) for name, row in best_first]
     model = [model_cells(row) for row in document["model"]]
     alike = document["random_as_good"]
     shapes = len(document["sweeps"])
     configs = sum(sweep["configs"] for sweep in document["sweeps"])
     parts = [
-        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}), "
-        f"{document['seeds']} seeds: how much slower than the best of the sweep the best of so many measurements is, "
+        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}): "
+        "how much slower than the best of the sweep the best of so many measurements is, "
         "mean and 95 % confidence interval over the shapes; `tune run` uses "
         f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded.",
         _table(STRATEGY_COLUMNS, strategies),
@@ -67,7 +93,7 @@ def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{_percent(found['mean'])} ({_percent(found['low'])} to {_percent(found['high'])})"
         for found in (regret[count] for count in COUNTS)
     ]
-    return [name, *means, _percent(regret["20"]["p95"]), f"{row['seconds']['20']:.1f}"]
+    return [name, str(row["seeds"]), *means, _percent(regret["20"]["p95"]), f"{row['seconds']['20']:.1f}"]
 
 
 def model_cells(row: Mapping[str, Any]) -> list[str]:

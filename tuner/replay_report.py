@@ -63,7 +63,6 @@ class ReplayReport:
             "format": FORMAT,
             "schema": FORMAT_VERSION,
             "devices": sorted({sweep.device.name for sweep in self.sweeps}),
-            "seeds": self.seeds,
             "measurements": list(MEASUREMENTS),
             "default": DEFAULT,
             "sweeps": [_sweep_row(sweep) for sweep in self.sweeps],
@@ -85,6 +84,7 @@ class ReplayReport:
 
     def _strategy_row(self, name: str) -> dict[str, Any]:
         return {
+            "seeds": self.seeds,
             "regret": {str(count): _summary(self._regrets(name, count)) for count in MEASUREMENTS},
             "seconds": {
                 str(count): float(np.median([run.seconds(count) for runs in self.runs[name] for run in runs]))

@@ -42,6 +42,27 @@ def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, mo
     assert "old" not in page
 
 
+def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.tuner.compile_farm.default_workers", lambda: 1)
+    out = tmp_path / "h200.replay.json"
+    words = ("replay", places, "--out", out, "--strategy")
+    assert tune(*words, "guided", "--strategy", "random", "--seeds", 2).exit_code == 0
+    first = json.loads(out.read_text())
+    added = tune(*words, "enumeration", "--seeds", 1)
+    assert added.exit_code == 0, added.output
+    document = json.loads(out.read_text())
+    assert {name: row["seeds"] for name, row in document["strategies"].items()} == {
+        "enumeration": 1, "guided": 2, "random": 2,
+    }  # fmt: skip
+    assert document["random_as_good"] == first["random_as_good"]
+    (places / "other").mkdir()
+    save_sweep(recorded.sweep(), places / "other")
+    refused = tune("replay", places / "other", "--out", out, "--strategy", "model")
+    assert refused.exit_code == 2
+    assert "same sweeps" in refused.stderr
+    assert json.loads(out.read_text()) == document
+
+
 def test_wrong_use_is_said(tune, places: Path, tmp_path: Path) -> None:
     unknown = tune("replay", places, "--strategy", "annealing")
     assert unknown.exit_code == 2
