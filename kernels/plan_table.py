@@ -54,23 +54,25 @@ class PlanTable(dict[Any, Plan]):
         """The plan of a call about which nothing but its key decides; None where there is none, or something else does:
         `call_obstacle` has the same questions with reasons."""
         if (
-            is_any_autocast_enabled()
+            type(query) is not Tensor
+            or type(key) is not Tensor
+            or type(value) is not Tensor
+            or is_any_autocast_enabled()
             or dispatch_modes()
             or functorch_transform() is not None
             or is_tracing()
             or forward_ad._current_level >= 0
         ):
             return None
+        if query.is_nested or key.is_nested or value.is_nested:
+            return None  # before the guard: nested tensors without strides would end the process there
         guard, causal, gqa, plan = self._last
-        if (
-            causal == is_causal
-            and gqa == enable_gqa
-            and guard(query, key, value)
-            and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES
-        ):
+        try:
+            is_aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES
+        except RuntimeError:
+            return None  # sparse tensors have no memory to point to
+        if causal == is_causal and gqa == enable_gqa and is_aligned and guard(query, key, value):
             return plan
-        if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
-            return None
         if is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
             return None
         place = plan_key(query, key, value, is_causal, enable_gqa)
@@ -98,7 +100,8 @@ class PlanTable(dict[Any, Plan]):
 def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:
     """Whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these, each of its own.
 
-    Addresses are not asked for. One tensor in two places never passes.
+    Addresses are not asked for. One tensor in two places never passes. A tensor that refuses to tell its sizes or
+    strides ends the process: nobody may ask about one.
     """
     make = _guards()
     return _never if make is None else make(query, key, value)

@@ -147,6 +147,23 @@ def test_this_pytorch_has_the_guards(device: str) -> None:
     assert not guard(query, query, value)
 
 
+def test_tensors_without_strides_are_asked_for_none(known: tuple[PlanTable, Three, SdpaPlan]) -> None:
+    """PyTorch's guards end the process when a tensor refuses to tell its strides."""
+    table, arguments, plan = known
+    entries = [torch.randn(4, length, 64) for length in (3, 5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some of these are called a prototype
+        nested = torch.nested.nested_tensor(entries, layout=torch.strided)
+        others = torch.eye(16).to_sparse(), torch.eye(16).to_sparse_csr(), torch.eye(16).to_mkldnn()
+    assert type(nested) is Tensor
+    for strange in (nested, *others):
+        for place in range(3):
+            changed = list(arguments)
+            changed[place] = strange
+            assert table.of(*changed, False, False) is None
+            assert table.of(*arguments, False, False) is plan
+
+
 def test_guards_that_answer_otherwise_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     class Guards:
         def __init__(self, *tensors: Tensor, **_: object) -> None:
