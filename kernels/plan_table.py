@@ -1,4 +1,4 @@
-"""Plans by key, and the short way to the one that was asked for last.
+"""Plans by key, and the short way to the two that were asked for last.
 
 The layers of a model call with tensors of equal kind, one after the other. A key asks each of them for size, strides,
 data type and so on, and is hashed: most of 2 us. The guards that PyTorch puts around compiled graphs ask all of it of
@@ -40,15 +40,15 @@ _NO_WAY: Way = (_never, False, False, None)
 class PlanTable(dict[Any, Plan]):
     """Plans by `plan_key`."""
 
-    __slots__ = ("_last", "_ways")
+    __slots__ = ("_recent", "_ways")
 
     def __init__(self) -> None:
-        self._last = _NO_WAY
+        self._recent: tuple[Way, Way] = (_NO_WAY, _NO_WAY)
         self._ways: dict[Any, Way] = {}  # by key
 
     def clear(self) -> None:
         super().clear()
-        self._last, self._ways = _NO_WAY, {}
+        self._recent, self._ways = (_NO_WAY, _NO_WAY), {}
 
     def of(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan | None:
         """The plan of a call about which nothing but its key decides; None where there is none, or something else does:
@@ -66,20 +66,23 @@ class PlanTable(dict[Any, Plan]):
             return None
         if query.is_nested or key.is_nested or value.is_nested:
             return None  # before the guard: nested tensors without strides would end the process there
-        guard, causal, gqa, plan = self._last
         try:
             is_aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES
         except RuntimeError:
             return None  # sparse tensors have no memory to point to
-        if causal == is_causal and gqa == enable_gqa and is_aligned and guard(query, key, value):
-            return plan
+        recent = self._recent
+        if is_aligned:
+            for guard, causal, gqa, plan in recent:
+                if causal == is_causal and gqa == enable_gqa and guard(query, key, value):
+                    return plan
         if is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
             return None
         place = plan_key(query, key, value, is_causal, enable_gqa)
         way = self._ways.get(place)
-        if way is None or (way is self._last and way[0] is not _never):  # has just failed: inference mode is part of it
+        if way is None or (way in recent and way[0] is not _never):  # has just failed: inference mode is part of it
             way = self._new_way(place, query, key, value, is_causal, enable_gqa)
-        self._last = way
+        if way is not _NO_WAY:
+            self._recent = way, recent[0]
         return way[3]
 
     def _new_way(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Way:
