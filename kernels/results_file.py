@@ -38,12 +38,11 @@ def rows_in_file(path: Path) -> list[dict[str, Any]]:
 
 
 def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The rows of every results file that ships with the package, by the file's name."""
+    """The rows of every results file that ships with the package, by the file's name: `h200.json`, while benches and
+    other documents of a device have a longer ending."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(SUFFIX):
-            document = _parsed(entry.name, entry.read_text(encoding="utf-8"))
-            if _is_export(document):
-                yield entry.name, _rows(entry.name, document)
+        if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
+            yield entry.name, _rows(entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8")))
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -79,12 +78,8 @@ def _parsed(name: str, text: str) -> Any:
         raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
 
 
-def _is_export(document: Any) -> bool:
-    return isinstance(document, dict) and (document.get("format"), document.get("schema")) == RESULTS_FORMAT
-
-
 def _rows(name: str, document: Any) -> list[dict[str, Any]]:
-    if not _is_export(document):
+    if not isinstance(document, dict) or (document.get("format"), document.get("schema")) != RESULTS_FORMAT:
         raise StoreError(
             f"Exported results have format and schema {RESULTS_FORMAT}, but {name} has not. Export it again."
         )

@@ -69,7 +69,6 @@ def test_the_winner_is_studied_in_both_regimes_and_the_file_makes_a_table(
     document = json.loads(file.read_text())
     assert document["configs"][0]["label"] == winner().config.label
     assert document["seconds"] <= 60
-    assert file.stat().st_size < 50_000  # the dispatcher passes over it
     block = readme_noise.block(file)
     assert "| sustained |" in block
     assert "| burst |" in block
