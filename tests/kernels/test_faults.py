@@ -54,9 +54,9 @@ def assert_right(dispatcher: Dispatcher) -> None:
 
 
 def seconds_of_first_call(path: Path) -> float:
-    """The fastest first call of three dispatchers, since other programs may take the processor away."""
+    """The fastest first call of ten dispatchers, since other programs may take the processor away."""
     arguments, seconds = tensors(SHAPE), []
-    for _ in range(3):
+    for _ in range(10):
         dispatcher = Dispatcher(SqliteConfigs(path))
         start = time.perf_counter()
         dispatcher(*arguments)
