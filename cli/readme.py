@@ -22,7 +22,7 @@ from blocktune.cli.replay_file import read_replay, replay_tables
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape, Causal
 
-BLOCK = re.compile(r"<!-- results (?P<file>\S+) -->\n.*?<!-- /results -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
 )
@@ -49,6 +49,8 @@ def results_block(document: Mapping[str, Any] | None) -> str:
 def with_results(page: str, folder: Path) -> str:
     """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
 
+    Of a replay, `FILE#strategies` is the part with this name alone.
+
     Raises:
         UsageError: a file is neither a bench nor what its name says.
     """
@@ -62,13 +64,13 @@ def with_results(page: str, folder: Path) -> str:
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
         elif path.name.endswith(REPLAY):
-            block = replay_tables(read_replay(path)) if path.exists() else NO_REPLAY
+            block = replay_tables(read_replay(path), match["part"]) if path.exists() else NO_REPLAY
         elif path.name.endswith(FEATURES) and path.exists():
             document = read_bench(path)
             block = feature_tables(document, _measured(document)) if document["rows"] else NOTHING
         else:
             block = results_block(read_bench(path) if path.exists() else None)
-        return f"<!-- results {match['file']} -->\n{block}\n<!-- /results -->"
+        return f"<!-- results {match['place']} -->\n{block}\n<!-- /results -->"
 
     return BLOCK.sub(filled, page)
 

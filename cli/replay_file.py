@@ -63,28 +63,44 @@ def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {**report, "strategies": strategies, "random_as_good": alike}
 
 
-def replay_tables(document: Mapping[str, Any]) -> str:
-    """The tables of a document, and where random configs are as good."""
+def replay_tables(document: Mapping[str, Any], part: str | None = None) -> str:
+    """The tables of a document, or one part of them.
+
+    Raises:
+        UsageError: there is no such part.
+    """
+    parts = {"strategies": _strategies, "model": _model, "racing": _racing}
+    if part is not None and part not in parts:
+        raise UsageError(
+            f"A part of a replay is one of {', '.join(parts)}, but got {part!r}. Name one, or none for all."
+        )
+    return "\n\n".join(make(document) for name, make in parts.items() if part in (None, name))
+
+
+def _strategies(document: Mapping[str, Any]) -> str:
+    """How far from the best every strategy ends, the best of them first, and where random configs are as good."""
     best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
-    strategies = [strategy_cells(name, row) for name, row in best_first]
-    model = [model_cells(row) for row in document["model"]]
-    alike = document["random_as_good"]
-    shapes = len(document["sweeps"])
+    shapes, alike = len(document["sweeps"]), document["random_as_good"]
     configs = sum(sweep["configs"] for sweep in document["sweeps"])
-    parts = [
+    caption = (
         f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}): "
         "how much slower than the best of the sweep the best of so many measurements is, "
         "mean and 95 % confidence interval over the shapes; `tune run` uses "
-        f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded.",
-        _table(STRATEGY_COLUMNS, strategies),
-        f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
-        + (f": {', '.join(alike)}." if alike else "."),
-        "The model alone, with nothing measured (medians over the shapes, in brackets the worst):",
-        _table(MODEL_COLUMNS, model),
-        "A race, in which a config gets no more than two rounds if these are so much slower than the best:",
-        _table(RACING_COLUMNS, [racing_cells(row) for row in document["racing"]]),
-    ]
-    return "\n\n".join(parts)
+        f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded."
+    )
+    where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
+    table = _table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
+    return "\n\n".join((caption, table, where + (f": {', '.join(alike)}." if alike else ".")))
+
+
+def _model(document: Mapping[str, Any]) -> str:
+    caption = "The model alone, with nothing measured (medians over the shapes, in brackets the worst):"
+    return f"{caption}\n\n{_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
+
+
+def _racing(document: Mapping[str, Any]) -> str:
+    caption = "A race, in which a config gets no more than two rounds if these are so much slower than the best:"
+    return f"{caption}\n\n{_table(RACING_COLUMNS, [racing_cells(row) for row in document['racing']])}"
 
 
 def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,12 @@ def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, mo
     assert "| forward, flash_fwd |" in page
     assert "Random configs are as good" in page
     assert "old" not in page
+    part = with_results(f"<!-- results {out.name}#strategies -->\n<!-- /results -->", tmp_path)
+    assert part.startswith(f"<!-- results {out.name}#strategies -->\n")
+    assert "| guided |" in part
+    assert "rank correlation" not in part
+    with pytest.raises(UsageError, match="strategies, model, racing"):
+        with_results(f"<!-- results {out.name}#weather -->\n<!-- /results -->", tmp_path)
 
 
 def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
