@@ -21,8 +21,6 @@ from blocktune.kernels.feature_arguments import (
 from blocktune.kernels.flash_gradient_kernels import keys_kernel
 from blocktune.kernels.flash_kernel import (
     GROUP_BYTES,
-    MAX_HEAD_DIM,
-    MIN_HEAD_DIM,
     contiguous_strides,
     padded_width,
 )
@@ -100,19 +98,6 @@ class FlashBackward(AttentionKernel):
     """Default configs in the order of the parameters: best first, the hungriest too."""
     preferred_width: ClassVar[Mapping[int, int]]
     """The first preference that holds a head of up to so many elements in registers."""
-
-    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return None
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         width = max(shape.head_dim, shape.head_dim_v)

@@ -18,7 +18,7 @@ from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import MaskKind
 from blocktune.kernels.flash_backward import gradient_strides, launch_options, row_sums, row_sums_spec
 from blocktune.kernels.flash_backward_memory import pass_bytes
-from blocktune.kernels.flash_fwd_sparse import fitting_mask, sparse_shape_problem
+from blocktune.kernels.flash_fwd_sparse import fitting_mask, mask_problem
 from blocktune.kernels.flash_kernel import LOG2_E, RUN_TIME_SIZES, contiguous_strides, heads_per_group, padded_width
 from blocktune.kernels.flash_sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
 from blocktune.kernels.flash_sparse_tiles import LIST_SIZES
@@ -94,15 +94,7 @@ class FlashBackwardSparse(AttentionKernel):
     )
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        problem = sparse_shape_problem(self, shape)
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if problem is None and needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return problem
+        return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Of the hungrier function: the tiles that a program owns, the buffers of those that it walks, and ds where

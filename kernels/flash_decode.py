@@ -22,7 +22,7 @@ from blocktune.kernels.flash_decode_launch import (
     merge_arguments,
 )
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
-from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, padded_width
+from blocktune.kernels.flash_kernel import contiguous_strides, padded_width
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
@@ -71,17 +71,7 @@ class FlashDecode(AttentionKernel):
         page = shape.features.page_size
         if page and not MIN_PAGE <= page <= MAX_PAGE:
             return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return None
+        return super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to

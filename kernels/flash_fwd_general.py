@@ -31,7 +31,7 @@ from blocktune.kernels.feature_arguments import (
 from blocktune.kernels.features import Features
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_general_tiles import attend_general
-from blocktune.kernels.flash_kernel import IN_ORDER, MAX_HEAD_DIM, MIN_HEAD_DIM, contiguous_strides, heads_per_group
+from blocktune.kernels.flash_kernel import IN_ORDER, contiguous_strides, heads_per_group
 from blocktune.kernels.flash_tiles import load_matrix, locate_tile, store_rows
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape
@@ -147,17 +147,7 @@ class FlashForwardGeneral(AttentionKernel):
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
             return f"{self.name} is for shapes with features, and plain ones have faster kernels"
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return None
+        return super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """What the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of it."""

@@ -25,8 +25,6 @@ from blocktune.kernels.flash_kernel import (
     AHEAD_FIXED,
     IN_ORDER,
     LOG2_E,
-    MAX_HEAD_DIM,
-    MIN_HEAD_DIM,
     RUN_TIME_SIZES,
     contiguous_strides,
 )
@@ -126,15 +124,7 @@ class FlashForwardSparse(AttentionKernel):
     )
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        problem = sparse_shape_problem(self, shape)
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if problem is None and needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return problem
+        return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
@@ -175,14 +165,11 @@ class FlashForwardSparse(AttentionKernel):
         return hash_of_sources(flash_fwd_sparse_kernel)
 
 
-def sparse_shape_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
-    """Why a block-sparse kernel cannot compute a shape, shared memory aside; or None."""
-    if shape.features.mask is not MaskKind.BLOCK_SPARSE:
-        return f"{kernel.name} needs a block mask, but the shape has the mask `{shape.features.mask}`"
-    for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-        if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-            return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {kernel.name}, but got {name}={dim}"
-    return None
+def mask_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
+    """Why a shape is none for a block-sparse kernel, or None."""
+    if shape.features.mask is MaskKind.BLOCK_SPARSE:
+        return None
+    return f"{kernel.name} needs a block mask, but the shape has the mask `{shape.features.mask}`"
 
 
 def fitting_mask(extras: Extras, shape: AttentionShape, query: Any) -> BlockMask:

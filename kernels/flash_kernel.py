@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.kernel import AttentionKernel, SoftmaxCost
+from blocktune.kernels.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 LOG2_E = 1.4426950408889634
 ROWS_PER_WARP = 16
 """Rows of a score tile that one warp owns in a tensor-core product."""
@@ -63,19 +62,6 @@ class FlashKernel(AttentionKernel):
     @abstractmethod
     def function(self) -> Any:
         """The jitted function."""
-
-    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-                return f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}` must hold for {self.name}, but got {name}={dim}"
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""

@@ -20,14 +20,12 @@ from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_kernel import (
     IN_ORDER,
     LOG2_E,
-    MAX_HEAD_DIM,
-    MIN_HEAD_DIM,
     RUN_TIME_SIZES,
     contiguous_strides,
 )
 from blocktune.kernels.flash_tiles import attend_in_order, key_tiles, load_matrix, locate_tile, store_rows
 from blocktune.kernels.historical import HistoricalKernel, strides_of
-from blocktune.kernels.kernel import CompileSpec, SoftmaxCost
+from blocktune.kernels.kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import TritonLaunch
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.source_hash import hash_of_sources

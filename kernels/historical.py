@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, MIN_HEAD_DIM
 from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.shape import AttentionShape
 
@@ -13,25 +12,8 @@ class HistoricalKernel(AttentionKernel):
     """Base of kernels that are kept to be compared with."""
 
     historical = True
-    largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
     preferences: ClassVar[tuple[tuple[int, ...], ...]]
     """Default configs as values of `parameters`, best first."""
-
-    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= self.largest_head_dim:
-                return (
-                    f"`{MIN_HEAD_DIM} <= {name} <= {self.largest_head_dim}` must hold for {self.name}, but got "
-                    f"{name}={dim}"
-                )
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
-        if needed > limit:
-            return (
-                f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-                f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
-            )
-        return None
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)

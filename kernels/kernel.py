@@ -10,6 +10,8 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Direction
 
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
 Launch = Callable[..., None]
 """Enqueues a config's kernels on the current stream.
 
@@ -69,6 +71,7 @@ class AttentionKernel(ABC):
     """The `Features.names` that the kernel serves."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
+    largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
     parameters: ClassVar[Mapping[str, tuple[int, ...]]]
     """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
 
@@ -81,9 +84,18 @@ class AttentionKernel(ABC):
             return f"{self.name} does not know {', '.join(missing)}"
         return self.shape_problem(shape, limits)
 
-    @abstractmethod
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        """Why the kernel cannot compute a shape of its direction and features, or None."""
+        """Why the kernel cannot compute a shape of its direction and features, or None. A kernel that asks for more
+        than head dimensions in range and room for its smallest blocks adds it."""
+        return self.head_dim_problem(shape) or self._memory_problem(shape, limits)
+
+    def head_dim_problem(self, shape: AttentionShape) -> str | None:
+        """Why a head dimension is out of the kernel's range, or None."""
+        most = self.largest_head_dim
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= most:
+                return f"`{MIN_HEAD_DIM} <= {name} <= {most}` must hold for {self.name}, but got {name}={dim}"
+        return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """The kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel that has
@@ -98,6 +110,16 @@ class AttentionKernel(ABC):
         if len(own) > len(self.parameters):
             problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {own}.")
         return tuple(problems)
+
+    def _memory_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
+        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        if needed <= limit:
+            return None
+        return (
+            f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
+            f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+        )
 
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
