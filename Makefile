@@ -19,6 +19,9 @@ NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
 INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py flash_fwd.py \
 	flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
+# What asks nothing of Triton: numbers, files and processes.
+TRITON_FREE := $(addprefix --ignore=tests/tuner/test_,calibration.py cost_model.py executor.py job_worker.py killed_runs.py noise.py \
+	occupancy_differential.py recorded_sweeps.py replay.py runner.py search.py strategies.py sweep_file.py verdict.py)
 PYTEST := $(BIN)/python -P -m pytest -q
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -50,7 +53,7 @@ check: $(VENV)/.installed-test typings
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" $(INTERPRETED)
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner
+	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner $(TRITON_FREE)
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
