@@ -1,12 +1,11 @@
 """The file that `tune bench --out` writes: rows of one device, software, regime and set of kernels."""
 
 import json
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blocktune.cli.documents import read_document, write_atomically
 from blocktune.cli.render import SCHEMA
 from blocktune.kernels.errors import UsageError
 
@@ -81,28 +80,4 @@ def read_bench(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it is no bench of this schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A bench file holds JSON, but {path} does not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
-        raise UsageError(
-            f"A bench file has format {FORMAT} and schema {SCHEMA}, but {path} has not. Name another file."
-        )
-    return dict(document)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that whoever reads it sees all of the old text or all of the new.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        raise UsageError(
-            f"The file of --out must be writable, but {path} is not: {error}. Name another one."
-        ) from error
+    return read_document(path, "bench", FORMAT, SCHEMA)

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.bench_file import write_atomically
+from blocktune.cli.documents import read_document, write_atomically
 from blocktune.cli.render import SCHEMA
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
@@ -70,15 +70,7 @@ def read_ladder(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it holds no ladders of this schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A ladder file holds JSON, but {path} does not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
-        raise UsageError(
-            f"A ladder file has format {FORMAT} and schema {SCHEMA}, but {path} has not. Name another file."
-        )
-    return dict(document)
+    return read_document(path, "ladder", FORMAT, SCHEMA)
 
 
 def ladder_tables(document: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.bench_file import write_atomically
+from blocktune.cli.documents import write_atomically
 from blocktune.cli.options import AsJson, Database, ShapeFlags, with_shape_flags
 from blocktune.cli.readme_noise import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
 from blocktune.cli.render import note, print_json, print_table

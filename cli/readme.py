@@ -12,7 +12,8 @@ from typing import Any
 
 from blocktune.cli import readme_gpu_runs, readme_noise
 from blocktune.cli.bench import geometric_mean
-from blocktune.cli.bench_file import read_bench, write_atomically
+from blocktune.cli.bench_file import read_bench
+from blocktune.cli.documents import write_atomically
 from blocktune.cli.ladder_file import SUFFIX as LADDER
 from blocktune.cli.ladder_file import ladder_tables, read_ladder
 from blocktune.cli.readme_features import SUFFIX as FEATURES

@@ -1,11 +1,10 @@
 """What `tune noise --out` and `tune rematch --out` keep, and the tables that are made of it."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.errors import UsageError
+from blocktune.cli.documents import read_document
 
 NOISE, REMATCH = ".noise.json", ".rematch.json"
 SUFFIXES = (NOISE, REMATCH)
@@ -36,18 +35,8 @@ def block(path: Path) -> str:
     noise = path.name.endswith(NOISE)
     if not path.exists():
         return NO_NOISE if noise else NO_REMATCH
-    document = _read(path, _FORMATS[NOISE if noise else REMATCH])
+    document = read_document(path, "results", _FORMATS[NOISE if noise else REMATCH], SCHEMA)
     return noise_table(document) if noise else rematch_table(document)
-
-
-def _read(path: Path, wanted: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A results file holds JSON, but {path} does not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (wanted, SCHEMA):
-        raise UsageError(f"This file has format {wanted} and schema {SCHEMA}, but {path} has not. Name another file.")
-    return dict(document)
 
 
 def noise_table(document: Mapping[str, Any]) -> str:

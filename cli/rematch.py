@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.bench_file import write_atomically
+from blocktune.cli.documents import write_atomically
 from blocktune.cli.options import AsJson
 from blocktune.cli.readme_noise import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
 from blocktune.cli.render import note, print_json, print_table

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blocktune.cli.bench_file import write_atomically
+from blocktune.cli.documents import write_atomically
 from blocktune.cli.render import note, percent, print_json, print_table
 from blocktune.cli.replay_file import (
     MODEL_COLUMNS,

@@ -1,10 +1,10 @@
 """What `tune replay --out` keeps, and the tables that are made of it."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.documents import read_document
 from blocktune.kernels.errors import UsageError
 
 SUFFIX = ".replay.json"
@@ -32,15 +32,7 @@ def read_replay(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it holds no comparison of searches of this schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A replay file holds JSON, but {path} does not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
-        raise UsageError(
-            f"A replay file has format {FORMAT} and schema {SCHEMA}, but {path} has not. Name another file."
-        )
-    return dict(document)
+    return read_document(path, "replay", FORMAT, SCHEMA)
 
 
 def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:

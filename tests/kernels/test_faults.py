@@ -68,6 +68,16 @@ def seconds_of_first_call(path: Path, wanted: float = 0.0) -> float:
     return fastest
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: on a busy machine several wait for each other for longer than for a store."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("damage", [damage for damage, _ in BAD_STORES])
 def test_a_bad_store_costs_one_warning_and_little_time(
     store: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -88,6 +98,7 @@ def test_a_bad_store_costs_one_warning_and_little_time(
     assert dispatcher.misses() == {SHAPE: 20}
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_lock_that_another_process_keeps_costs_little_time(store: Path) -> None:
     dispatcher = Dispatcher(SqliteConfigs(store))
     sound = seconds_of_first_call(store)
