@@ -7,8 +7,9 @@ group, one head after another. Keys become the queries of that forward, and quer
 from dataclasses import replace
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.features import UNLIMITED, Features
+from blocktune.kernels.features import Features
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.spans import query_spans
 
 TURNED = {
     Causal.NONE: Causal.NONE,
@@ -35,7 +36,8 @@ def folded_backward(config: KernelConfig, shape: AttentionShape) -> tuple[Kernel
     if shape.group_size == 1:
         return turned, replace(folded, causal=TURNED[shape.causal], features=_turned_window(shape))
     blocks = -(-shape.seqlen_k // config.block_n)
-    walk = round(shape.group_size * _walked_tiles(shape, config.block_m, config.block_n) / blocks)
+    tiles = sum(-(-len(span) // config.block_m) for span in query_spans(shape, config.block_m, config.block_n))
+    walk = round(shape.group_size * tiles / blocks)
     alone = replace(shape.features, window=None)
     return turned, replace(folded, seqlen_k=max(1, walk) * config.block_m, causal=Causal.NONE, features=alone)
 
@@ -46,17 +48,3 @@ def _turned_window(shape: AttentionShape) -> Features:
     if window is None or shape.causal is not Causal.NONE:
         return shape.features
     return replace(shape.features, window=(window[1], window[0]))
-
-
-def _walked_tiles(shape: AttentionShape, block_m: int, block_n: int) -> int:
-    """Query tiles that the blocks of a key head visit together, for one query head."""
-    left, right = shape.features.window or (UNLIMITED, UNLIMITED)
-    right = right if shape.causal is Causal.NONE else 0
-    total = 0
-    for start in range(0, shape.seqlen_k, block_n):
-        last = min(start + block_n, shape.seqlen_k) - 1
-        low = 0 if right == UNLIMITED else start - shape.diagonal - right
-        high = shape.seqlen_q if left == UNLIMITED else last - shape.diagonal + left + 1
-        first, stop = max(low, 0) // block_m, -(-max(0, min(high, shape.seqlen_q)) // block_m)
-        total += max(0, stop - first)
-    return total

@@ -12,9 +12,9 @@ keeps what several of its blocks read or add to.
 from dataclasses import replace
 
 from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.spans import key_spans, pairs_in, query_spans, rows_covered, rows_in
 from blocktune.tuner.io_model import STATISTIC_BYTES, score_matrix_bytes
 from blocktune.tuner.io_passes import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
-from blocktune.tuner.spans import key_spans, pairs_in, query_spans, rows_covered, rows_in
 
 SUM_BYTES = 4
 """Of an element of dq while it is summed in memory: float32."""

@@ -6,9 +6,9 @@ v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into
 """
 
 from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.spans import key_spans, pairs_in, rows_covered, rows_in
 from blocktune.tuner.io_model import STATISTIC_BYTES, v1_traffic, v2_traffic
 from blocktune.tuner.io_passes import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
-from blocktune.tuner.spans import key_spans, pairs_in, rows_covered, rows_in
 
 ACCUMULATOR_BYTES = 4
 """Of an element of v1's output between its updates: float32."""

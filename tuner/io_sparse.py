@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.spans import rows_covered, rows_in
 from blocktune.tuner.io_backward import delta_pass, keys_pass_of, queries_pass_of
 from blocktune.tuner.io_model import STATISTIC_BYTES
 from blocktune.tuner.io_passes import Pass, Passes, query_rows
-from blocktune.tuner.spans import rows_covered, rows_in
 from blocktune.tuner.visits import keys_loaded
 
 if TYPE_CHECKING:

@@ -245,7 +245,8 @@ class Search:
 
     def _keep(self, trial: Trial) -> None:
         self._record(trial)
-        self._since = self._since or time.monotonic()
+        if self._since is None:
+            self._since = time.monotonic()
         self.trials[trial.config] = trial
         self._proposals.tell(trial.config, _score(trial))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.spans import key_spans, whole_key_tiles
+from blocktune.kernels.spans import key_spans, whole_key_tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.spans import query_spans
 from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.ladder_steps import grid_of
-from blocktune.tuner.spans import query_spans
 from blocktune.tuner.visits import visits_of
 
 HOPPER = limits_for((9, 0))

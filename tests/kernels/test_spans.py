@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blocktune.kernels.features import Features
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.spans import rows_covered, rows_in, whole_key_tiles
+from blocktune.kernels.spans import rows_covered, rows_in, whole_key_tiles
 from blocktune.tuner.visits import visits_of
 
 

@@ -22,13 +22,7 @@ def key_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range,
         block_n: keys a tile.
     """
     left, right = _reach(shape)
-    spans = []
-    for start in range(0, shape.seqlen_q, block_m):
-        last = min(start + block_m, shape.seqlen_q) - 1
-        low = 0 if left == UNLIMITED else start + shape.diagonal - left
-        high = shape.seqlen_k if right == UNLIMITED else last + shape.diagonal + right + 1
-        spans.append(_whole_tiles(low, high, block_n, shape.seqlen_k))
-    return tuple(spans)
+    return _spans(shape.seqlen_q, block_m, shape.seqlen_k, block_n, shape.diagonal, (left, right))
 
 
 def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range, ...]:
@@ -40,13 +34,7 @@ def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[rang
         block_n: keys a tile.
     """
     left, right = _reach(shape)
-    spans = []
-    for start in range(0, shape.seqlen_k, block_n):
-        last = min(start + block_n, shape.seqlen_k) - 1
-        low = 0 if right == UNLIMITED else start - shape.diagonal - right
-        high = shape.seqlen_q if left == UNLIMITED else last - shape.diagonal + left + 1
-        spans.append(_whole_tiles(low, high, block_m, shape.seqlen_q))
-    return tuple(spans)
+    return _spans(shape.seqlen_k, block_n, shape.seqlen_q, block_m, -shape.diagonal, (right, left))
 
 
 def whole_key_tiles(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int, ...]:
@@ -91,6 +79,19 @@ def _reach(shape: AttentionShape) -> tuple[int, int]:
     """(left, right) of the keys around the diagonal that a query sees; `UNLIMITED` on a side without bound."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     return left, right if shape.causal is Causal.NONE else 0
+
+
+def _spans(owned: int, owner: int, walked: int, tile: int, diagonal: int, reach: tuple[int, int]) -> tuple[range, ...]:
+    """For every block of `owner` of the owned rows, the walked rows that it loads in tiles: row i reaches from
+    i + diagonal - reach[0] to i + diagonal + reach[1]."""
+    before, behind = reach
+    spans = []
+    for start in range(0, owned, owner):
+        last = min(start + owner, owned) - 1
+        low = 0 if before == UNLIMITED else start + diagonal - before
+        high = walked if behind == UNLIMITED else last + diagonal + behind + 1
+        spans.append(_whole_tiles(low, high, tile, walked))
+    return tuple(spans)
 
 
 def _whole_tiles(low: int, high: int, block: int, length: int) -> range:
