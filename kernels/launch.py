@@ -67,6 +67,32 @@ class TritonLaunch:
         return launch
 
 
+class FeatureLaunch(TritonLaunch):
+    """`TritonLaunch` of a shape with features: every method, and `leading`, takes the extras as one more argument."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any) -> None:
+        self._launch(*arguments)
+
+    def _launch(self, *arguments: Any) -> Any:
+        return self.function[self.grid](*self.arguments(*arguments), **self.options)
+
+    def described(self, *arguments: Any) -> Sequence[Any]:
+        return with_descriptors(self.leading(*arguments), self.descriptors)
+
+    def arguments(self, *arguments: Any) -> tuple[Any, ...]:
+        return *self.described(*arguments), *self.trailing(*arguments[:4])
+
+    def pinned(self, *arguments: Any) -> Launch:
+        compiled = self._launch(*arguments)
+        if not _can_pin(compiled):
+            return self
+        launch = launcher_of(compiled, self.grid, self.leading, self.trailing(*arguments[:4]), self.descriptors)
+        launch(*arguments)
+        return launch
+
+
 def launcher_of(
     compiled: Any,
     grid: tuple[int, int, int],
