@@ -61,22 +61,29 @@ def key_range(
 
 
 @gluon.jit
-def hide(
-    qk, row, column, seqlen_k, right, left, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
-    S_L: gl.constexpr,
+def row_bounds(
+    row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
+    ROW_S: gl.constexpr,
 ):  # fmt: skip
-    """The scores of queries from `row` and keys from `column` on, -inf where the query does not see the key."""
-    rows = row + gl.arange(0, qk.shape[0], gl.SliceLayout(1, S_L))
-    columns = column + gl.arange(0, qk.shape[1], gl.SliceLayout(0, S_L))
-    if RIGHT:
-        limit = rows + right
-        if RAGGED:
-            limit = gl.minimum(limit, seqlen_k - 1)
-        qk = gl.where(limit[:, None] >= columns[None, :], qk, float("-inf"))
+    """(last, first): the keys that queries row .. row + ROWS - 1 see, each its own; first only counts if LEFT."""
+    rows = row + gl.arange(0, ROWS, ROW_S)
+    last = rows + right
+    if not RIGHT:
+        last = gl.full([ROWS], seqlen_k - 1, gl.int32, ROW_S)
     elif RAGGED:
-        qk = gl.where((columns < seqlen_k)[None, :], qk, float("-inf"))
+        last = gl.minimum(last, seqlen_k - 1)
+    return last, rows + left
+
+
+@gluon.jit
+def hide(qk, last, first, column, BOUND: gl.constexpr, LEFT: gl.constexpr, S_L: gl.constexpr):
+    """The scores of the keys from `column` on, -inf where the query does not see the key. BOUND: `last` says something
+    (of full blocks without a right bound it does not)."""
+    columns = column + gl.arange(0, qk.shape[1], gl.SliceLayout(0, S_L))
+    if BOUND:
+        qk = gl.where(last[:, None] >= columns[None, :], qk, float("-inf"))
     if LEFT:
-        qk = gl.where((rows + left)[:, None] <= columns[None, :], qk, float("-inf"))
+        qk = gl.where(first[:, None] <= columns[None, :], qk, float("-inf"))
     return qk
 
 
@@ -236,8 +243,8 @@ def reference(maximum, ALIGNED: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, row, seqlen_k, right, left, scale, bend, no_acc,
-    MASKED: gl.constexpr, STAGES: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
+    memory, q_place, state, slot, phase, previous, column, mask, scale, bend, no_acc,
+    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
     SOFTCAP: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
     QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
@@ -271,11 +278,13 @@ def step(
     # softmax, while the second product runs
     if SOFTCAP:
         qk = bent(qk, bend)
-    if MASKED:
-        qk = hide(qk, row, column, seqlen_k, right, left, RAGGED, RIGHT, LEFT, S_L)
+    if (RIGHT or LEFT) and not ALIGNED:
+        last, first, highest, lowest = mask
+        if (column > highest) | (column < lowest):
+            qk = hide(qk, last, first, column, RAGGED or RIGHT, LEFT, S_L)
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
-    base = reference(new, not MASKED)
+    base = reference(new, ALIGNED)
     p = gl.exp2(qk * scale - base[:, None])
     factor = gl.exp2(maximum - base)
     sums = times_rows(sums, factor) + thread_sum(p)

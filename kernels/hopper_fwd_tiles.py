@@ -11,8 +11,9 @@ FlashAttention-4's):
    branch that stops it.
 3. One barrier wait a step: slot g holds K of block i and V of block i-1 behind one `full` barrier.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
-5. Only blocks that a bound cuts are masked, in loops of their own: those that the diagonal, the right side of a window
-   or the end of the keys cuts come first, those at the left side of a window last; the loop walks towards key 0.
+5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
+   block alone, which stands before the loop; otherwise a branch in the loop decides (a loop of its own for every kind of
+   block holds more values, which spill, and its instructions three times).
 
 Why nothing hangs, whatever the lengths:
 
@@ -48,6 +49,7 @@ from blocktune.kernels.hopper_fwd_steps import (
     reference,
     release,
     rescaled,
+    row_bounds,
     scores,
     sequence,
     step,
@@ -205,7 +207,6 @@ def consumer(
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
-    MASKED: gl.constexpr = RAGGED or RIGHT or LEFT
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     O_WIDTH: gl.constexpr = W if V_PANELS == 1 else 2 * W
@@ -256,10 +257,8 @@ def consumer(
             mbarrier.arrive(k_empty.index(previous), count=1)
         if SOFTCAP:
             qk = bent(qk, bend)
-        if MASKED or not ALIGNED:
-            qk = hide(
-                qk, row_start, own_last * BLOCK_N, length_k, high, low, RAGGED, RIGHT, LEFT, S_L
-            )
+        last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
+        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         maximum = row_max(qk, ROW_S) * scale
         p = gl.exp2(qk * scale - reference(maximum, ALIGNED)[:, None])
         sums = thread_sum(p)
@@ -269,36 +268,23 @@ def consumer(
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(full.index(slot), phase)
         state = acc, p, factor, maximum, sums
+        # blocks of keys from `lowest` to `highest` on are wholly visible
+        highest = length_k - BLOCK_N
+        if RIGHT:
+            highest = gl.minimum(length_k, row_start + high + 1) - BLOCK_N
+        lowest = 0
+        if LEFT:
+            lowest = row_start + ROWS - 1 + low
+        mask = last_seen, first_seen, highest, lowest
 
         # steps 1 ..: the scores of this block beside the second product of the one before
         steps = own_last - own_first
-        before = 0
-        if RIGHT and not ALIGNED:
-            whole = gl.maximum(gl.minimum(row_start + high + 1, length_k), 0) // BLOCK_N  # wholly visible from here on
-            before = gl.minimum(gl.maximum(own_last - whole, 0), steps)
-            for i in range(before):
-                state, slot, phase, previous = step(
-                    memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, row_start, length_k, high,
-                    low, scale, bend, no_acc, True, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP, SPLIT_RELEASE, EARLY_P,
-                    KEEP_P, QK_PANELS, V_PANELS, S_L, O_L, REST_L,
-                )  # fmt: skip
-        rest = steps - before
-        if LEFT:
-            whole = (gl.maximum(row_start + ROWS - 1 + low, 0) + BLOCK_N - 1) // BLOCK_N  # wholly visible down to here
-            rest = gl.minimum(gl.maximum(own_last - before - whole, 0), steps - before)
-        for i in range(rest):
+        for i in range(steps):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, 0, row_start, length_k, high, low, scale, bend, no_acc,
-                False, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP, SPLIT_RELEASE, EARLY_P, KEEP_P, QK_PANELS, V_PANELS, S_L,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, bend, no_acc,
+                ALIGNED, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP, SPLIT_RELEASE, EARLY_P, KEEP_P, QK_PANELS, V_PANELS, S_L,
                 O_L, REST_L,
             )  # fmt: skip
-        if LEFT:
-            for i in range(steps - before - rest):
-                state, slot, phase, previous = step(
-                    memory, C, state, slot, phase, previous, (own_last - before - rest - 1 - i) * BLOCK_N, row_start,
-                    length_k, high, low, scale, bend, no_acc, True, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP,
-                    SPLIT_RELEASE, EARLY_P, KEEP_P, QK_PANELS, V_PANELS, S_L, O_L, REST_L,
-                )  # fmt: skip
         acc, p, factor, maximum, sums = state
 
         # last step: the second product alone
