@@ -22,7 +22,7 @@ from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_descriptors import describe, describe_packed, is_describable
 from blocktune.kernels.hopper_fwd_tiles import consumer, producer
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
-from blocktune.kernels.launch import FeatureLaunch, TritonLaunch
+from blocktune.kernels.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
@@ -185,20 +185,23 @@ class FlashForwardHopper(AttentionKernel):
         return tile_bytes + config.num_stages * slot_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 over lengths from 512 to 16384 at head_dim 64 and 128; what compiles without spills
-        at others."""
+        """At head_dim 64 and 128 what was best on an H200 over lengths from 512 to 16384; at others the largest tiles
+        that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         causal = shape.causal is not Causal.NONE
-        if max(width, width_v) == 64:
-            if shape.seqlen_k <= (4096 if causal else 2048):
-                values = (256, 64, WARPS, 4, 0, 1, 0)
-            else:
-                values = (192, 128, WARPS, 4, 0, 1, int(not causal))
-        elif max(width, width_v) <= 128:
-            values = (128, 128, WARPS, 2, 1, 0, 1)
-        else:
-            values = (128, 128 if width_v <= 128 and width <= 192 else 64, WARPS, 2, 1, 0, 1)
-        return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
+        if max(width, width_v) == 64 and shape.seqlen_k <= (4096 if causal else 2048):
+            values = (256, 64, 4, 0, 1, 0)
+        elif max(width, width_v) == 64:
+            values = (192, 128, 4, 0, 1, int(not causal))
+        elif width > 192 or width_v > 128:
+            values = (128, 64, 2, 1, 1, 1)
+        elif width + width_v < 256:
+            values = (128, 128, 3, 0, 1, 1)
+        else:  # a masked loop has no room for float32 probabilities beside the next scores
+            early_p = width + width_v > 256 or not _mask_constants(128, shape)["ALIGNED"]
+            values = (128, 128, 2, 1, int(early_p), 1)
+        block_m, block_n, *own = values
+        return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
         return WARPS * (config.block_m // ROWS) + WARPS
@@ -233,7 +236,7 @@ class FlashForwardHopper(AttentionKernel):
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         make = _describe_packed if shape.features.varlen else _describe
         fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
-        values = (
+        return (ExtrasLaunch if shape.features else TritonLaunch)(
             flash_fwd_hopper_kernel,
             (min(_multiprocessors(), tiles), 1, 1),
             partial(_leading_with_extras, shape.features) if shape.features else _leading,
@@ -241,7 +244,6 @@ class FlashForwardHopper(AttentionKernel):
             {"num_warps": WARPS},
             tuple((slot, partial(make, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
-        return FeatureLaunch(*values) if shape.features else TritonLaunch(*values)
 
 
 def tile_width(head_dim: int) -> int:
@@ -299,7 +301,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "CONSUMERS": consumers,
         "QK_PANELS": panels_of(width),
         "V_PANELS": panels_of(width_v),
-        **_mask_constants(config, shape),
+        **_mask_constants(config.block_n, shape),
         "SOFTCAP": shape.features.softcap,
         "SPLIT_RELEASE": bool(own["split_release"]),
         "EARLY_P": bool(own["early_p"]),
@@ -310,15 +312,15 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     }
 
 
-def _mask_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, bool]:
+def _mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     """Which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
     varlen, (right, left) = shape.features.varlen, _bounds(shape)
     lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and (right, left) != (None, None)
     last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
     inside = right is not None and right <= last_seen and (lower_right or not varlen)
-    starts_a_block = right is None or (right >= 0 and right % config.block_n == 0)
+    starts_a_block = right is None or (right >= 0 and right % block_n == 0)
     return {
-        "RAGGED": (varlen or shape.seqlen_k % config.block_n != 0) and not inside,
+        "RAGGED": (varlen or shape.seqlen_k % block_n != 0) and not inside,
         "RIGHT": right is not None,
         "LEFT": left is not None,
         "LOWER_RIGHT": lower_right,

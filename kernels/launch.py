@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from blocktune.kernels.direct import Describe, direct_launcher, with_descriptors
+from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.kernel import Launch
 
 DIRECT_TRITON = (3, 6)
@@ -67,29 +68,34 @@ class TritonLaunch:
         return launch
 
 
-class FeatureLaunch(TritonLaunch):
-    """`TritonLaunch` of a shape with features: every method, and `leading`, takes the extras as one more argument."""
+class ExtrasLaunch(TritonLaunch):
+    """`TritonLaunch` of a shape with features: launch(q, k, v, out, lse, scale, extras), and `leading` takes the extras
+    as well."""
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> None:
-        self._launch(*arguments)
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        self._launch(q, k, v, out, lse, scale, extras)
 
-    def _launch(self, *arguments: Any) -> Any:
-        return self.function[self.grid](*self.arguments(*arguments), **self.options)
+    def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Any:
+        return self.function[self.grid](*self.arguments(q, k, v, out, lse, scale, extras), **self.options)
 
-    def described(self, *arguments: Any) -> Sequence[Any]:
-        return with_descriptors(self.leading(*arguments), self.descriptors)
+    def arguments(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+    ) -> tuple[Any, ...]:
+        """All arguments of the jitted function."""
+        leading = with_descriptors(self.leading(q, k, v, out, lse, scale, extras), self.descriptors)
+        return *leading, *self.trailing(q, k, v, out)
 
-    def arguments(self, *arguments: Any) -> tuple[Any, ...]:
-        return *self.described(*arguments), *self.trailing(*arguments[:4])
-
-    def pinned(self, *arguments: Any) -> Launch:
-        compiled = self._launch(*arguments)
+    def pinned(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+    ) -> Launch:
+        """As `TritonLaunch.pinned`; the tensors of the extras must keep their alignment, too."""
+        compiled = self._launch(q, k, v, out, lse, scale, extras)
         if not _can_pin(compiled):
             return self
-        launch = launcher_of(compiled, self.grid, self.leading, self.trailing(*arguments[:4]), self.descriptors)
-        launch(*arguments)
+        launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
+        launch(q, k, v, out, lse, scale, extras)
         return launch
 
 
