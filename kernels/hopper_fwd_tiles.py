@@ -12,8 +12,8 @@ FlashAttention-4's):
 3. One barrier wait a step: slot g holds K of block i and V of block i-1 behind one `full` barrier.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
-   block alone, which stands before the loop; otherwise a branch in the loop decides (a loop of its own for every kind of
-   block holds more values, which spill, and its instructions three times).
+   block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
+   of block take three times the instructions, and hold so many values that they spill.)
 
 Why nothing hangs, whatever the lengths:
 
@@ -56,7 +56,7 @@ from blocktune.kernels.hopper_fwd_steps import (
     store_rows,
     wide,
 )
-from blocktune.kernels.hopper_tiles import advance, locate, pin, reinterpret, row_max, thread_sum
+from blocktune.kernels.hopper_tiles import advance, locate, reinterpret, row_max, thread_sum
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -158,9 +158,7 @@ def producer(
             row = (last - 1 - i) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
             mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            load_rows(
-                k_desc, batch, head_kv, row, begin_k, length_k, full.index(slot), k_smem, slot, QK_PANELS, VARLEN
-            )
+            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full.index(slot), k_smem, slot, QK_PANELS, VARLEN)
             if SPLIT_RELEASE:
                 mbarrier.wait(v_empty.index(slot), phase)
             load_rows(
@@ -232,18 +230,16 @@ def consumer(
         head = batch_head % num_heads
         row_start = m * BLOCK_M + C * ROWS
         if VARLEN:
-            begin_q, begin_k, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
+            begin_q, _, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
         else:
-            begin_q, begin_k, length_q, length_k, high, low = 0, 0, seqlen_q, seqlen_k, right, left
+            begin_q, length_q, length_k, high, low = 0, seqlen_q, seqlen_k, right, left
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
         if LEFT:
             own_first = gl.maximum(own_first, first)
             own_last = gl.maximum(own_last, first)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(
-                last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE
-            )
+            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)

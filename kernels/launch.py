@@ -87,9 +87,7 @@ class ExtrasLaunch(TritonLaunch):
         leading = with_descriptors(self.leading(q, k, v, out, lse, scale, extras), self.descriptors)
         return *leading, *self.trailing(q, k, v, out)
 
-    def pinned(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
-    ) -> Launch:
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
         """As `TritonLaunch.pinned`; the tensors of the extras must keep their alignment, too."""
         compiled = self._launch(q, k, v, out, lse, scale, extras)
         if not _can_pin(compiled):

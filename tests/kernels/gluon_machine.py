@@ -308,7 +308,9 @@ def _where(condition: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
 
 
 GL = types.SimpleNamespace(
-    **{name: getattr(real, name) for name in ("int32", "int64", "float32", "constexpr", "SliceLayout", "BlockedLayout")},
+    **{
+        name: getattr(real, name) for name in ("int32", "int64", "float32", "constexpr", "SliceLayout", "BlockedLayout")
+    },
     **{name: getattr(real, name) for name in ("DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout")},
     SwizzledSharedLayout=real.SwizzledSharedLayout,
     zeros=lambda shape, dtype, layout: torch.zeros(shape),
