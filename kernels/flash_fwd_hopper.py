@@ -49,6 +49,19 @@ SMS = 132
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
 
 
+@gluon.jit
+def tiles(
+    dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr, PANELS: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Shared memory as kernels/hopper_fwd_steps.py has it."""
+    if PANELS == 1:
+        return (gl.allocate_shared_memory(dtype, [COUNT, ROWS, W], LAYOUT),)
+    else:
+        first = gl.allocate_shared_memory(dtype, [COUNT, ROWS, 2 * W], LAYOUT)
+        return first, gl.allocate_shared_memory(dtype, [COUNT, ROWS, W], LAYOUT)
+
+
 @gluon.jit(do_not_specialize=["lse_rows", *SIZES])
 def flash_fwd_hopper_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, scale_log2, bend, lse_rows,
@@ -76,13 +89,13 @@ def flash_fwd_hopper_kernel(
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_smem = gl.allocate_shared_memory(dtype, [CONSUMERS * QK_PANELS, 64, QK_W], QK_L)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES * QK_PANELS, BLOCK_N, QK_W], QK_L)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES * V_PANELS, BLOCK_N, V_W], V_L)
+    q_smem = tiles(dtype, CONSUMERS, 64, QK_W, QK_PANELS, QK_L)
+    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, QK_PANELS, QK_L)
+    v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, V_PANELS, V_L)
     if SHARE_O:  # the output leaves where Q was
         o_smem = q_smem
     else:
-        o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS * V_PANELS, 64, V_W], V_L)
+        o_smem = tiles(dtype, CONSUMERS, 64, V_W, V_PANELS, V_L)
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -258,8 +271,13 @@ def panels_of(width: int) -> int:
 
 def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
     """Whether the output leaves where Q was, because there is no room for both: then the next tile's Q waits for it."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    panels, panels_v = panels_of(width), panels_of(width_v)
+    place = 2 * width // 3 if panels > panels_v else width  # a whole tile needs one, not the three panels of another
+    if panels_v > panels or width_v > place:
+        return False
     q_bytes, o_bytes, slot_bytes = _tile_bytes(config, shape)
-    return o_bytes <= q_bytes and q_bytes + o_bytes + config.num_stages * slot_bytes + BARRIER_BYTES > SHARED_BYTES
+    return q_bytes + o_bytes + config.num_stages * slot_bytes + BARRIER_BYTES > SHARED_BYTES
 
 
 def _tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:

@@ -1,7 +1,9 @@
 """One step of the Hopper attention forward, in Gluon: which keys it sees, its copies, products and softmax.
 
-A tile of shared memory is one panel [rows, width], or three panels of a third where the width is no power of two (96
-and 192): products take the first two together, `wide`, and then the third, `rest`.
+Tiles of shared memory are a tuple: (tiles [count, rows, width],), or where the width is no power of two (96 and 192),
+but three panels of W columns, (tiles [count, rows, 2 W], tiles [count, rows, W]): products take the first two panels
+together and then the third. Copies move one panel at a time; a swizzle is as wide as one, so that a tile [rows, 2 W]
+lies in memory as two of them do.
 """
 
 from triton.experimental import gluon
@@ -91,17 +93,31 @@ def hide(qk, last, first, column, BOUND: gl.constexpr, LEFT: gl.constexpr, S_L: 
 
 
 @gluon.jit
+def panel(memory, place, PART: gl.constexpr, PANELS: gl.constexpr):
+    """What one copy moves of tile `place`."""
+    if PANELS == 1:
+        return memory[0].index(place)
+    elif PART == 2:
+        return memory[1].index(place)
+    else:
+        both = memory[0].index(place)
+        ROWS: gl.constexpr = both.shape[0]
+        W: gl.constexpr = both.shape[1] // 2
+        return reinterpret(both, both.dtype, [2, ROWS, W], both.layout).index(PART)
+
+
+@gluon.jit
 def load_rows(
     desc, batch, head, row, begin, length, barrier, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """Copies a tile of a head from `row` on into panels PANELS * place ... of shared memory; zeros beyond the end.
+    """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
 
     The end of a packed sequence is inside the tensor. Its descriptor (hopper_descriptors.describe_packed) has a
     dimension of 2^30 rows that ends where the sequence ends, so that the copy engine clips there, too.
     """
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
     for part in gl.static_range(PANELS):
-        block = as_block(desc, memory.index(place * PANELS + part))
+        block = as_block(desc, panel(memory, place, part, PANELS))
         if VARLEN:
             copy_in(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], barrier, block)
         else:
@@ -115,7 +131,7 @@ def store_rows(
     """The way back of `load_rows`: what lies beyond the end is not written."""
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
     for part in gl.static_range(PANELS):
-        block = as_block(desc, memory.index(place * PANELS + part))
+        block = as_block(desc, panel(memory, place, part, PANELS))
         if VARLEN:
             copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], block)
         else:
@@ -146,24 +162,13 @@ def hand_back(
 
 
 @gluon.jit
-def wide(memory, place):
-    """The first two of three panels [rows, W] as a tile [rows, 2 W]: it lies in memory as they do."""
-    ROWS: gl.constexpr = memory.shape[1]
-    WIDTH: gl.constexpr = 2 * memory.shape[2]
-    return reinterpret(memory.index(3 * place), memory.dtype, [ROWS, WIDTH], memory.layout)
-
-
-@gluon.jit
 def scores(q_smem, q_place, k_smem, slot, zeros, PANELS: gl.constexpr):
     """Issues Q K^T [64, BLOCK_N]."""
-    if PANELS == 1:
-        q = q_smem.index(q_place)
-        return warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    else:
-        q = wide(q_smem, q_place)
-        rest = q_smem.index(3 * q_place + 2)
-        qk = warpgroup_mma(q, wide(k_smem, slot).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        return warpgroup_mma(rest, k_smem.index(3 * slot + 2).permute((1, 0)), qk, is_async=True)
+    q, k = q_smem[0].index(q_place), k_smem[0].index(slot).permute((1, 0))
+    qk = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+    if PANELS == 3:
+        qk = warpgroup_mma(q_smem[1].index(q_place), k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
+    return qk
 
 
 @gluon.jit
@@ -188,11 +193,10 @@ def rescaled(acc, factor, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.co
 def add_product(p, v_smem, slot, acc, PANELS: gl.constexpr, REST_P: gl.constexpr):
     """Issues acc += P V."""
     if PANELS == 1:
-        return (warpgroup_mma(p, v_smem.index(slot), acc[0], is_async=True),)
+        return (warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True),)
     else:
-        first = warpgroup_mma(p, wide(v_smem, slot), acc[0], is_async=True)
-        rest = gl.convert_layout(p, REST_P)
-        return first, warpgroup_mma(rest, v_smem.index(3 * slot + 2), acc[1], is_async=True)
+        first = warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True)
+        return first, warpgroup_mma(gl.convert_layout(p, REST_P), v_smem[1].index(slot), acc[1], is_async=True)
 
 
 @gluon.jit
@@ -256,7 +260,7 @@ def step(
     q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
     acc, p, factor, maximum, sums = state
     TAU: gl.constexpr = 8.0
-    dtype: gl.constexpr = q_smem.dtype
+    dtype: gl.constexpr = q_smem[0].dtype
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)

@@ -54,7 +54,6 @@ from blocktune.kernels.hopper_fwd_steps import (
     sequence,
     step,
     store_rows,
-    wide,
 )
 from blocktune.kernels.hopper_tiles import advance, locate, reinterpret, row_max, thread_sum
 
@@ -200,14 +199,13 @@ def consumer(
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
-    dtype: gl.constexpr = q_smem.dtype
-    W: gl.constexpr = v_smem.shape[2]
+    O_WIDTH: gl.constexpr = v_smem[0].shape[2]
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    O_WIDTH: gl.constexpr = W if V_PANELS == 1 else 2 * W
+    W: gl.constexpr = O_WIDTH if V_PANELS == 1 else O_WIDTH // 2
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, O_WIDTH, 16])
     REST_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, W, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
@@ -259,7 +257,7 @@ def consumer(
         p = gl.exp2(qk * scale - reference(maximum, ALIGNED)[:, None])
         sums = thread_sum(p)
         if EARLY_P:
-            p = gl.convert_layout(p.to(dtype), P_L)
+            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(full.index(slot), phase)
@@ -286,7 +284,7 @@ def consumer(
         # last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
         if not EARLY_P:
-            p = gl.convert_layout(p.to(dtype), P_L)
+            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
         acc_t = add_product(p, v_smem, slot, acc, V_PANELS, REST_P)
         if SPLIT_RELEASE:
             mbarrier.arrive(v_empty.index(previous), count=1)
@@ -302,17 +300,16 @@ def consumer(
         slot, phase = advance(slot, phase, STAGES)
         if LEFT:  # blocks wholly left of what these rows see
             slot, phase = hand_back(own_first - first, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+        o_tiles = o_smem
+        o_place = C
         if SHARE_O:
-            o_tile = reinterpret(q_smem.index(C * QK_PANELS), dtype, [V_PANELS, ROWS, W], v_smem.layout)
+            o_tiles = in_place_of(q_smem, C, v_smem, V_PANELS)
             o_place = 0
-        else:
-            o_tile = o_smem
-            o_place = C
         if row_start < length_q:
             tma.store_wait(0)
-            write(acc, total, o_tile, o_place, ALIGNED, V_PANELS, O_L, REST_L)
+            write(acc, total, o_tiles, o_place, ALIGNED, V_PANELS, O_L, REST_L)
             fence_async_shared()
-            store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tile, o_place, V_PANELS, VARLEN)
+            store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
             if lse is not None:
                 row = batch_head.to(gl.int64) * lse_rows
                 if VARLEN:
@@ -326,17 +323,28 @@ def consumer(
 
 
 @gluon.jit
+def in_place_of(q_smem, place, v_smem, PANELS: gl.constexpr):
+    """A tile of as many rows as Q's tile `place` has, and of V's columns, in its memory."""
+    dtype: gl.constexpr = q_smem[0].dtype
+    ROWS: gl.constexpr = q_smem[0].shape[1]
+    WIDTH: gl.constexpr = v_smem[0].shape[2]
+    LAYOUT: gl.constexpr = v_smem[0].layout
+    first = reinterpret(q_smem[0].index(place), dtype, [1, ROWS, WIDTH], LAYOUT)
+    if PANELS == 1:
+        return (first,)
+    else:
+        return first, reinterpret(q_smem[1].index(place), dtype, [1, ROWS, WIDTH // 2], LAYOUT)
+
+
+@gluon.jit
 def write(
     acc, total, memory, place, ALIGNED: gl.constexpr, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
-    """The accumulators over the sums of their rows, into panels PANELS * place ... of shared memory."""
-    dtype: gl.constexpr = memory.dtype
-    first = divided(acc[0], total, ALIGNED, O_L).to(dtype)
-    if PANELS == 1:
-        memory.index(place).store(first)
-    else:
-        wide(memory, place).store(first)
-        memory.index(3 * place + 2).store(divided(acc[1], total, ALIGNED, REST_L).to(dtype))
+    """The accumulators over the sums of their rows, into tile `place` of shared memory."""
+    dtype: gl.constexpr = memory[0].dtype
+    memory[0].index(place).store(divided(acc[0], total, ALIGNED, O_L).to(dtype))
+    if PANELS == 3:
+        memory[1].index(place).store(divided(acc[1], total, ALIGNED, REST_L).to(dtype))
 
 
 @gluon.jit

@@ -119,6 +119,12 @@ class Memory:
         panels.copy_(value.view(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
+def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
+    assert dtype is memory.dtype
+    assert _count(shape) <= _count(memory.shape), "the new tile is larger than the memory"
+    return Memory(memory.data, shape, layout)
+
+
 class Transposed:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -354,7 +360,7 @@ STAND_INS: dict[str, Any] = {
     "warpgroup_mma_wait": warpgroup_mma_wait,
     "copy_in": copy_in,
     "copy_out": copy_out,
-    "reinterpret": lambda memory, dtype, shape, layout: Memory(memory.data, shape, layout),
+    "reinterpret": reinterpret,
     "pin": lambda x: x,
     "rescale": lambda acc, factor, layout: acc * factor[:, None],
     "times_rows": lambda sums, factor: sums * factor[:, None],
