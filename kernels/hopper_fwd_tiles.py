@@ -93,6 +93,20 @@ def receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase):
 
 
 @gluon.jit
+def load_first_keys(
+    keys, full, k_empty, v_empty, k_smem, slot, phase,
+    K_BYTES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, PANELS: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Step 0 of a tile: K of its first block, alone."""
+    k_desc, batch, head_kv, row, begin, length = keys
+    mbarrier.wait(k_empty.index(slot), phase)
+    if SPLIT_RELEASE:
+        mbarrier.wait(v_empty.index(slot), phase)
+    mbarrier.expect(full.index(slot), K_BYTES)
+    load_rows(k_desc, batch, head_kv, row, begin, length, full.index(slot), k_smem, slot, PANELS, VARLEN)
+
+
+@gluon.jit
 def producer(
     args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
     LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr, SHARE_O: gl.constexpr,
@@ -131,6 +145,11 @@ def producer(
         else:
             begin_q, begin_k, length_q, length_k, high, low = 0, 0, seqlen_q, seqlen_k, right, left
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
+        keys = k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k
+        if SHARE_O:  # Q has to wait for the output of the tile before
+            load_first_keys(
+                keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
+            )
         for c in gl.static_range(CONSUMERS):
             mbarrier.wait(q_empty.index(c), q_phase)
             mbarrier.expect(q_full.index(c), Q_BYTES)
@@ -138,15 +157,10 @@ def producer(
                 q_desc, batch, head, m * BLOCK_M + c * ROWS, begin_q, length_q, q_full.index(c), q_smem, c, QK_PANELS,
                 VARLEN,
             )  # fmt: skip
-            if c == 0:  # step 0: the first K block, right behind the first Q
-                mbarrier.wait(k_empty.index(slot), phase)
-                if SPLIT_RELEASE:
-                    mbarrier.wait(v_empty.index(slot), phase)
-                mbarrier.expect(full.index(slot), K_BYTES)
-                load_rows(
-                    k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k, full.index(slot), k_smem, slot,
-                    QK_PANELS, VARLEN,
-                )  # fmt: skip
+            if c == 0 and not SHARE_O:  # right behind the first Q
+                load_first_keys(
+                    keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
+                )
         q_phase ^= 1
         slot, phase = advance(slot, phase, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
