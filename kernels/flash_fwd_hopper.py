@@ -202,7 +202,9 @@ class FlashForwardHopper(AttentionKernel):
         that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         causal = shape.causal is not Causal.NONE
-        if max(width, width_v) == 64 and shape.seqlen_k <= (4096 if causal else 2048):
+        if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
+            values = (128, 128, 4, 0, 1, 1)  # larger tiles would be empty
+        elif max(width, width_v) == 64 and shape.seqlen_k <= (4096 if causal else 2048):
             values = (256, 64, 4, 0, 1, 0)
         elif max(width, width_v) == 64:
             values = (192, 128, 4, 0, 1, int(not causal))
