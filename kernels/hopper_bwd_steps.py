@@ -27,21 +27,8 @@ def reduce_add(desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
 
-@builtin
-def reinterpret(memory, dtype, shape, layout, _semantic=None):
-    """Shared memory as another tile; the method was private before Triton 3.9."""
-    method = getattr(memory, "reinterpret", None) or memory._reinterpret
-    return method(dtype, shape, layout, _semantic=_semantic)
-
-
 # Triton 3.6 compiles the instruction, but has no function for it.
 add_out = getattr(tma, "async_atomic_add", None) or reduce_add
-
-
-@gluon.jit
-def as_block(desc, memory):
-    """A tile [rows, head_dim] of shared memory as the block [1, 1, rows, head_dim] of a descriptor."""
-    return reinterpret(memory, memory.dtype, desc.block_type.shape, desc.layout)
 
 
 @gluon.constexpr_function

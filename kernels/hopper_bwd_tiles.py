@@ -22,8 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_bwd_steps import add_dq, as_block, bar_sync, issue_dq, reinterpret, step, wait_ds
-from blocktune.kernels.hopper_tiles import advance, copy_in, copy_out, locate
+from blocktune.kernels.hopper_bwd_steps import add_dq, bar_sync, issue_dq, step, wait_ds
+from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, copy_out, locate, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 

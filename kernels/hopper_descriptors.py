@@ -5,6 +5,10 @@ from typing import Any
 
 ALIGNMENT_BYTES = 16
 """Of the address and of every stride but the last."""
+PACKED_ROWS = 1 << 30
+"""Tokens that packed sequences may have together; kernels/hopper_fwd_steps.py counts with it, too."""
+MANY_ROWS = 0x7FFF0000
+"""A size that is never reached."""
 
 
 def is_describable(tensor: Any) -> bool:
@@ -20,13 +24,35 @@ def is_describable(tensor: Any) -> bool:
     )
 
 
-def describe(tensor: Any, block_rows: int) -> Any:
-    """The descriptor of a describable 16-bit tensor for blocks [1, 1, block_rows, head_dim]."""
-    dim = tensor.shape[-1]
+def describe(tensor: Any, block_rows: int, block_columns: int | None = None) -> Any:
+    """The descriptor of a describable 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default of whole
+    rows."""
+    columns = tensor.shape[-1] if block_columns is None else block_columns
+    block = [1, 1, block_rows, columns]
+    return descriptor(tensor, list(tensor.shape), _strides(tensor), block, swizzled(block_rows, columns, tensor.dtype))
+
+
+def describe_packed(tensor: Any, block_rows: int, block_columns: int) -> Any:
+    """The descriptor of describable packed sequences [1, heads, tokens, head_dim] for blocks [1, 1, 1, block_rows,
+    block_columns] that end where a sequence ends.
+
+    The third of five dimensions from the end, of tokens, has 2^30 entries. Row i of a sequence that ends at token e and
+    has n rows is its entry 2^30 - n + i, so that the copy engine clips at the sequence's end. The first two dimensions
+    bring the address back: 2^30 steps of (2^34 - token stride), which wrap around to -2^30 token strides, and e token
+    strides (the arithmetic of triton/tools/ragged_tma.py).
+    """
+    _, head_stride, token_stride, _ = _strides(tensor)
+    _, heads, _, dim = tensor.shape
+    sizes = [MANY_ROWS, MANY_ROWS, heads, PACKED_ROWS, dim]
+    strides = [2**34 - token_stride, token_stride, head_stride, token_stride, 1]
+    layout = swizzled(block_rows, block_columns, tensor.dtype, rank=5)
+    return descriptor(tensor, sizes, strides, [1, 1, 1, block_rows, block_columns], layout)
+
+
+def _strides(tensor: Any) -> list[int]:
+    """In elements; where nothing follows any stride may stand."""
     outer = zip(tensor.stride()[:-1], tensor.shape, strict=False)
-    strides = [stride if size > 1 else dim for stride, size in outer]  # where nothing follows any stride may stand
-    layout = swizzled(block_rows, dim, tensor.dtype)
-    return descriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, block_rows, dim], layout)
+    return [*(stride if size > 1 else tensor.shape[-1] for stride, size in outer), 1]
 
 
 def descriptor(base: Any, sizes: list[int], strides: list[int], block: list[int], layout: Any) -> Any:
@@ -39,10 +65,10 @@ def descriptor(base: Any, sizes: list[int], strides: list[int], block: list[int]
 
 
 @functools.cache
-def swizzled(rows: int, columns: int, dtype: Any) -> Any:
+def swizzled(rows: int, columns: int, dtype: Any, rank: int = 4) -> Any:
     """The layout in shared memory of a 16-bit block [1, 1, rows, columns]."""
     import torch
     from triton.experimental.gluon import language as gl
 
     element = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
+    return gl.NVMMASharedLayout.get_default_for([*[1] * (rank - 2), rows, columns], element)

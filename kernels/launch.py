@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from blocktune.kernels.direct import Describe, direct_launcher, with_descriptors
+from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.kernel import Launch
 
 DIRECT_TRITON = (3, 6)
@@ -64,6 +65,35 @@ class TritonLaunch:
             return self
         launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
         launch(q, k, v, out, lse, scale)  # writes the same result again: an unexpected signature shows here, not later
+        return launch
+
+
+class ExtrasLaunch(TritonLaunch):
+    """`TritonLaunch` of a shape with features: launch(q, k, v, out, lse, scale, extras), and `leading` takes the extras
+    as well."""
+
+    __slots__ = ()
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        self._launch(q, k, v, out, lse, scale, extras)
+
+    def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Any:
+        return self.function[self.grid](*self.arguments(q, k, v, out, lse, scale, extras), **self.options)
+
+    def arguments(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+    ) -> tuple[Any, ...]:
+        """All arguments of the jitted function."""
+        leading = with_descriptors(self.leading(q, k, v, out, lse, scale, extras), self.descriptors)
+        return *leading, *self.trailing(q, k, v, out)
+
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
+        """As `TritonLaunch.pinned`; the tensors of the extras must keep their alignment, too."""
+        compiled = self._launch(q, k, v, out, lse, scale, extras)
+        if not _can_pin(compiled):
+            return self
+        launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
+        launch(q, k, v, out, lse, scale, extras)
         return launch
 
 

@@ -15,7 +15,7 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.ladder import Candidate, ConfigTable, Rejection, Rung, climb_down
-from blocktune.kernels.launch import TritonLaunch
+from blocktune.kernels.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.misses import watch
 from blocktune.kernels.plan import (
     KernelPlan,
@@ -130,7 +130,10 @@ class Resolver:
         def attempt() -> Launch:
             launch, query = get_kernel(config.kernel).bind(config, shape), arguments[0]
             with torch.cuda.device_of(query):
-                launch(*arguments)
+                if isinstance(launch, ExtrasLaunch) and not shape.features.varlen:
+                    launch = launch.pinned(*arguments)  # a plan of packed sequences serves any number of tokens
+                else:
+                    launch(*arguments)
             return on_its_device(launch, query.device.index)
 
         return self._guarded(config, shape, arguments[:3], attempt, block_sizes)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.flash_decode import WARPGROUP_ROWS, WARPGROUP_WARPS
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_hopper import shares_memory, tile_width
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
 from blocktune.kernels.flash_padded import padded_shape
 from blocktune.kernels.limits import ComputeLimits
@@ -51,17 +52,20 @@ def _v1(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> O
 
 
 def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """Warps that copy hold no tile; the output leaves through shared memory of its own."""
+    """Warps that copy hold no tile; the output leaves through shared memory of its own, or where there is no room,
+    through that of Q."""
     del limits
-    m, n, d, short = config.block_m, config.block_n, shape.head_dim, shape.element_bytes
+    m, n, short = config.block_m, config.block_n, shape.element_bytes
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     computing = WARPGROUP_WARPS * (m // WARPGROUP_ROWS)
+    way_out = () if shares_memory(config, shape) else (_shared("O on its way out", m, width_v, short),)
     return OnChip(
         tiles=(
-            _shared("Q", m, d, short),
-            _shared("K", n, d, short, config.num_stages),
-            _shared("V", n, d, short, config.num_stages),
-            _shared("O on its way out", m, d, short),
-            *_softmax(m, n, d, short),
+            _shared("Q", m, width, short),
+            _shared("K", n, width, short, config.num_stages),
+            _shared("V", n, width_v, short, config.num_stages),
+            *way_out,
+            *_softmax(m, n, width_v, short),
         ),
         loading_bytes=0,
         num_warps=computing,

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from blocktune.kernels import flash_fwd_hopper
+from blocktune.kernels.extras import Extras
+from blocktune.kernels.features import Features
 from blocktune.kernels.kernel import CompileSpec
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.registry import KERNELS
@@ -117,6 +119,26 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     launch: Any = kernel.bind(config, shape)
     query, key, value, out = tensors(shape)
     arguments = launch.arguments(query, key, value, out, None, 1.0)
+    expected = launch_key(launch.function, 90, arguments, dict(launch.options))
+    assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter compiles nothing")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("features", ["window=9:3", "softcap", "varlen window=9:0 softcap"])
+def test_compile_spec_with_features_is_the_hopper_launch_s(
+    features: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
+    asked = Features.parse(features)
+    shape = problem(batch=1, seqlen_k=77, head_dim=head_dim, head_dim_v=head_dim, features=asked)
+    kernel = KERNELS["flash_fwd_hopper"]
+    config = kernel.default_config(shape, limits_for((9, 0)))
+    launch: Any = kernel.bind(config, shape)
+    lengths = torch.tensor([0, 77], dtype=torch.int32) if asked.varlen else None
+    extras = Extras(softcap=float(asked.softcap), cu_seqlens_q=lengths, cu_seqlens_k=lengths)
+    arguments = launch.arguments(*tensors(shape), None, 1.0, extras)
     expected = launch_key(launch.function, 90, arguments, dict(launch.options))
     assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
 

@@ -1,0 +1,409 @@
+"""Runs a warp-specialised Gluon kernel for Hopper on the CPU: its own source, with stand-ins for what the GPU does.
+
+Triton's interpreter does not know Gluon. Here every `gluon.jit` function runs as the Python that it is, warp partitions
+as threads, and the words of the language as these stand-ins:
+
+- mbarriers count arrivals and bytes and have phases; too many arrivals, wrong byte counts and waits of more than
+  `PATIENCE` seconds are errors, so that a kernel that would hang fails.
+- Asynchronous work happens as late as it may: a matrix product reads shared memory when it is waited for, a copy to
+  global memory when it is waited for. Memory that is given back too early is overwritten by then.
+- The copy engine computes addresses as the hardware does, with 64-bit wraparound, fills with zeros and clips.
+- Shared memory is a row of panels of one swizzle width, as TMA and wgmma lay tiles out; the swizzle itself, register
+  layouts, fences and everything else that the compiler does are not modelled.
+"""
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as real
+
+PATIENCE = 10.0
+"""Seconds that a wait may take: everything here is over in a fraction of one."""
+ADDRESSES = 1 << 64
+
+
+class I32(int):
+    """An integer as the GPU computes with it: 32 bits, and division that is only asked of what is not negative."""
+
+    def to(self, _: Any) -> "I32":
+        return self
+
+    def __floordiv__(self, other: Any) -> Any:
+        assert self >= 0, "division truncates on the GPU"
+        assert other > 0
+        return I32(int(self) // int(other))
+
+    def __mod__(self, other: Any) -> Any:
+        assert self >= 0, "the remainder of a negative number has another sign on the GPU"
+        return I32(int(self) % int(other))
+
+
+def _arithmetic(name: str) -> Callable[[I32, Any], Any]:
+    plain = getattr(int, name)
+
+    def compute(self: I32, other: Any) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        found = plain(int(self), int(other))
+        assert -(1 << 31) <= found < 1 << 31, "overflow"
+        return I32(found)
+
+    return compute
+
+
+for _name in ("add", "sub", "mul", "xor"):
+    setattr(I32, f"__{_name}__", _arithmetic(f"__{_name}__"))
+    setattr(I32, f"__r{_name}__", _arithmetic(f"__r{_name}__"))
+
+
+class Barrier:
+    def __init__(self) -> None:
+        self.count = self.pending = self.bytes = self.phase = 0
+        self.changed = threading.Condition()
+
+    def init(self, count: int) -> None:
+        self.count = self.pending = count
+
+    def update(self, arrivals: int, expected: int) -> None:
+        with self.changed:
+            assert arrivals <= self.pending, "more arrivals than a phase has"
+            self.pending -= arrivals
+            self.bytes += expected
+            if self.pending == 0 and self.bytes == 0:
+                self.phase ^= 1
+                self.pending = self.count
+                self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.phase != parity, PATIENCE):
+                raise TimeoutError("a barrier was never completed: the kernel would hang")
+
+
+class Memory:
+    """A tile, or tiles, of shared memory."""
+
+    def __init__(self, data: torch.Tensor, shape: Sequence[int], layout: Any) -> None:
+        self.data, self.shape, self.layout, self.dtype = data, [int(size) for size in shape], layout, data.dtype
+
+    def index(self, place: int) -> "Memory":
+        assert 0 <= place < self.shape[0]
+        size = _count(self.shape[1:])
+        return Memory(self.data[place * size :], self.shape[1:], self.layout)
+
+    def permute(self, order: tuple[int, int]) -> "Transposed":
+        assert order == (1, 0)
+        return Transposed(self)
+
+    def panels(self) -> torch.Tensor:
+        *_, rows, columns = self.shape
+        assert all(size == 1 for size in self.shape[:-2])
+        width = min(self.layout.swizzle_byte_width // 2 or columns, columns)
+        return self.data[: rows * columns].view(columns // width, rows, width)
+
+    def load(self, _: Any = None) -> Any:
+        if self.shape == [1]:
+            number = I32(self.data[0])
+            return types.SimpleNamespace(item=lambda: number)
+        *_, rows, columns = self.shape
+        return self.panels().permute(1, 0, 2).reshape(rows, columns)
+
+    def store(self, value: torch.Tensor) -> None:
+        if self.shape == [1]:
+            self.data[0] = value
+            return
+        panels = self.panels()
+        panels.copy_(value.view(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
+
+
+def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
+    assert dtype is memory.dtype
+    assert _count(shape) <= _count(memory.shape), "the new tile is larger than the memory"
+    return Memory(memory.data, shape, layout)
+
+
+class Transposed:
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def load(self) -> torch.Tensor:
+        return self.memory.load().T
+
+
+class Barriers(list[Barrier]):
+    def index(self, place: int) -> Barrier:  # type: ignore[override]
+        return self[place]
+
+
+class Pointer:
+    def __init__(self, tensor: torch.Tensor, offset: Any = 0) -> None:
+        self.tensor, self.offset = tensor, offset
+
+    def __add__(self, step: Any) -> "Pointer":
+        return Pointer(self.tensor, self.offset + step)
+
+
+class Descriptor:
+    """What the copy engine knows of a tensor; made from a host's descriptor."""
+
+    def __init__(self, host: Any) -> None:
+        self.host, self.layout, self.dtype = host, host.layout, host.base.dtype
+        nbytes = _count(host.block_shape) * host.base.element_size()
+        self.block_type = types.SimpleNamespace(shape=list(host.block_shape), nbytes=nbytes)
+        offset, storage = host.base.storage_offset(), host.base.untyped_storage()
+        whole = torch.empty(0, dtype=host.base.dtype).set_(storage)
+        self.memory, self.offset = whole, offset
+
+    def box(self, coordinates: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a block: which elements are inside the tensor, [rows, columns], and where these are in memory."""
+        host = self.host
+        assert all(size == 1 for size in host.block_shape[:-2])
+        rows, columns = host.block_shape[-2:]
+        inside = all(0 <= place < size for place, size in zip(coordinates[:-2], host.shape[:-2], strict=True))
+        row = torch.arange(rows) + int(coordinates[-2])
+        column = torch.arange(columns) + int(coordinates[-1])
+        inside_rows = (row >= 0) & (row < host.shape[-2])
+        inside_columns = (column >= 0) & (column < host.shape[-1])
+        seen = inside_rows[:, None] & inside_columns[None, :] & inside
+        item = host.base.element_size()
+        assert all(0 <= stride * item < 1 << 40 and stride * item % 16 == 0 for stride in host.strides[:-1])
+        start = sum(int(place) * stride for place, stride in zip(coordinates, host.strides, strict=True)) * item
+        first = (start % ADDRESSES) // item if seen.any() else 0
+        steps = torch.arange(rows)[:, None] * host.strides[-2] + torch.arange(columns)[None, :]
+        return seen, self.offset + first + steps[seen]
+
+
+class Machine(threading.local):
+    """What belongs to a thread: its matrix products and copies in flight."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.stores: list[Callable[[], None]] = []
+
+
+MACHINE = Machine()
+GRID = threading.local()
+
+
+class Product:
+    """A matrix product in flight: operands are read when it is waited for."""
+
+    def __init__(self, a: Any, b: Any, acc: Any, use_acc: bool) -> None:
+        self.operands, self.acc, self.use_acc = (a, b), acc, use_acc
+        self.value: torch.Tensor | None = None
+        self.shape = acc.shape
+
+    def finish(self) -> None:
+        a, b = (found.load() if isinstance(found, Memory | Transposed) else found for found in self.operands)
+        before = self.acc.value if isinstance(self.acc, Product) else self.acc
+        product = a.float() @ b.float()
+        self.value = before + product if self.use_acc else product
+
+
+def warpgroup_mma(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> Product:
+    assert is_async
+    product = Product(a, b, acc, use_acc)
+    MACHINE.products.append(product)
+    return product
+
+
+def warpgroup_mma_wait(pending: int, deps: Sequence[Any]) -> Any:
+    while len(MACHINE.products) > pending:
+        MACHINE.products.pop(0).finish()
+    values = tuple(dep.value if isinstance(dep, Product) else dep for dep in deps)
+    assert all(value is not None for value in values), "a result is used before it is waited for"
+    return values[0] if len(values) == 1 else values
+
+
+def copy_in(desc: Descriptor, coordinates: Sequence[int], barrier: Barrier, memory: Memory) -> None:
+    seen, places = desc.box(coordinates)
+    block = torch.zeros(seen.shape, dtype=desc.dtype)
+    block[seen] = desc.memory[places]
+    memory.store(block)
+    barrier.update(0, -desc.block_type.nbytes)
+
+
+def copy_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
+    seen, places = desc.box(coordinates)
+
+    def store() -> None:
+        desc.memory[places] = memory.load()[seen]
+
+    MACHINE.stores.append(store)
+
+
+def store_wait(pending: int) -> None:
+    while len(MACHINE.stores) > pending:
+        MACHINE.stores.pop(0)()
+
+
+_atomic = threading.Lock()
+
+
+def atomic_add(pointer: Pointer, value: int, sem: str = "") -> I32:
+    del sem
+    with _atomic:
+        before = I32(pointer.tensor[pointer.offset])
+        pointer.tensor[pointer.offset] += value
+    return before
+
+
+def atomic_xchg(pointer: Pointer, value: int) -> None:
+    pointer.tensor[pointer.offset] = value
+
+
+def load(pointer: Pointer) -> I32:
+    assert 0 <= pointer.offset < pointer.tensor.numel()
+    return I32(pointer.tensor[pointer.offset])
+
+
+def store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
+    flat = pointer.tensor.view(-1)
+    flat[pointer.offset[mask]] = value[mask]
+
+
+def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
+    if dtype is real.int64:
+        return Barriers(Barrier() for _ in range(shape[0]))
+    if dtype is real.int32:
+        return Memory(torch.zeros(_count(shape), dtype=torch.int32), shape, layout)
+    return Memory(torch.full((_count(shape),), float("nan"), dtype=dtype), shape, layout)
+
+
+def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
+    assert len(partitions) == len(warps) + 1 == len(registers) + 1
+    place, failures = (GRID.program, GRID.programs), []
+
+    def run(function: Any, arguments: Any) -> None:
+        GRID.program, GRID.programs = place
+        try:
+            function(*arguments)
+            assert not MACHINE.products, "a product was never waited for"
+            assert not MACHINE.stores, "a copy was never waited for"
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=partition) for partition in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
+
+
+def _count(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _both(smaller: bool) -> Callable[[Any, Any], Any]:
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, int) and isinstance(b, int):
+            return I32(min(a, b) if smaller else max(a, b))
+        a, b = (torch.as_tensor(value) for value in (a, b))
+        return torch.minimum(a, b) if smaller else torch.maximum(a, b)
+
+    return choose
+
+
+def _where(condition: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
+    return torch.where(condition, torch.as_tensor(a), torch.as_tensor(b))
+
+
+GL = types.SimpleNamespace(
+    **{
+        name: getattr(real, name) for name in ("int32", "int64", "float32", "constexpr", "SliceLayout", "BlockedLayout")
+    },
+    **{name: getattr(real, name) for name in ("DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout")},
+    SwizzledSharedLayout=real.SwizzledSharedLayout,
+    zeros=lambda shape, dtype, layout: torch.zeros(shape),
+    full=lambda shape, value, dtype, layout: torch.full(
+        shape, value, dtype=torch.float32 if dtype is real.float32 else torch.int32
+    ),
+    arange=lambda start, stop, layout: torch.arange(start, stop, dtype=torch.int32),
+    minimum=_both(smaller=True),
+    maximum=_both(smaller=False),
+    where=_where,
+    exp2=torch.exp2,
+    log2=torch.log2,
+    max=lambda x, axis: torch.amax(x, axis),
+    sum=lambda x, axis: torch.sum(x, axis),
+    reshape=torch.reshape,
+    convert_layout=lambda x, layout: x,
+    load=load,
+    store=store,
+    atomic_add=atomic_add,
+    atomic_xchg=atomic_xchg,
+    program_id=lambda axis: I32(GRID.program),
+    num_programs=lambda axis: I32(GRID.programs),
+    static_range=range,
+    static_assert=lambda condition: None,
+    allocate_shared_memory=allocate_shared_memory,
+    warp_specialize=warp_specialize,
+)
+MBARRIER = types.SimpleNamespace(
+    MBarrierLayout=lambda: None,
+    init=lambda barrier, count: barrier.init(count),
+    wait=lambda barrier, parity: barrier.wait(parity),
+    arrive=lambda barrier, count: barrier.update(count, 0),
+    expect=lambda barrier, nbytes: barrier.update(1, nbytes),
+)
+STAND_INS: dict[str, Any] = {
+    "gl": GL,
+    "mbarrier": MBARRIER,
+    "tma": types.SimpleNamespace(store_wait=store_wait),
+    "fence_async_shared": lambda: None,
+    "warpgroup_mma": warpgroup_mma,
+    "warpgroup_mma_wait": warpgroup_mma_wait,
+    "copy_in": copy_in,
+    "copy_out": copy_out,
+    "reinterpret": reinterpret,
+    "pin": lambda x: x,
+    "rescale": lambda acc, factor, layout: acc * factor[:, None],
+    "times_rows": lambda sums, factor: sums * factor[:, None],
+    "reciprocal": lambda x: 1.0 / x,
+}
+"""By the names under which kernels know them: the language, and functions that are assembly or registers."""
+
+
+def as_python(function: Any) -> Any:
+    """A `gluon.jit` function as Python, with all that it calls."""
+    return _as_python(function, {})
+
+
+def _as_python(function: Any, done: dict[int, Any]) -> Any:
+    if id(function) in done:
+        return done[id(function)]
+    python = function.fn
+    words = dict(python.__globals__)
+    made = done[id(function)] = types.FunctionType(python.__code__, words, python.__name__, python.__defaults__)
+    for name in python.__code__.co_names:
+        found = python.__globals__.get(name)
+        if name in STAND_INS:
+            words[name] = STAND_INS[name]
+        elif hasattr(found, "fn") and isinstance(found.fn, types.FunctionType):
+            words[name] = _as_python(found, done)
+    return made
+
+
+def run(kernel: Any, arguments: Sequence[Any], programs: int) -> None:
+    """Runs all programs of a launch, one after another.
+
+    arguments: as the jitted kernel takes them, with tensors of the CPU and descriptors of the host.
+    """
+    made = []
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            made.append(Pointer(value))
+        elif hasattr(value, "block_shape"):
+            made.append(Descriptor(value))
+        else:
+            made.append(I32(value) if type(value) is int else value)
+    function = as_python(kernel)
+    GRID.programs = programs
+    for program in range(programs):
+        GRID.program = program
+        function(*made)
