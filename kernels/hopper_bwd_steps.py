@@ -207,8 +207,10 @@ def step(
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, KEYS, S_L)
     s_t = warpgroup_mma(ka, q_smem.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(do_full.index(slot), phase)
-    dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
-    dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    LATE: gl.constexpr = FORM & 16  # a soft cap takes the registers that dP would wait in
+    if not LATE:
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
         if NAMED & 1:
             if m > first:
@@ -216,17 +218,20 @@ def step(
         else:
             mbarrier.wait(ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
         dq_t = issue_dq(kt, k_smem, ds_smem.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
-        s = warpgroup_mma_wait(2, deps=(s_t,))
+        s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
-        s = warpgroup_mma_wait(1, deps=(s_t,))
-    if FORM & 16:
+        s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
+    if LATE:
         s = bend(s, cap_in)
     p = probabilities(
         s, lse_smem.index(slot), scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
     )  # fmt: skip
-    dv_t = warpgroup_mma(gl.convert_layout(p.to(dtype), P_L), do_smem.index(slot), dv, is_async=True)
-    if FORM & 16:
+    p_low = gl.convert_layout(p.to(dtype), P_L)
+    if LATE:
         p = p * (1.0 - s * s)
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    dv_t = warpgroup_mma(p_low, do_smem.index(slot), dv, is_async=True)
     if DEFER:
         dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
     else:
