@@ -18,18 +18,24 @@ from blocktune.kernels.hopper_bwd_form import (
     BLOCK_N,
     HEAD_DIM_DIVISOR,
     MIN_HEAD_DIM,
+    PANEL,
+    WIDE_BLOCK_N,
     Rows,
+    descriptor_width,
     dq_part,
     form_arguments,
     form_of,
     is_deferred,
     is_plain,
+    is_wide,
     keys_of_block,
+    panels,
     width_of,
 )
 from blocktune.kernels.hopper_bwd_launch import PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kernel, prepare_kernel, prepare_rows_kernel
 from blocktune.kernels.hopper_bwd_tiles import SIZES, flash_bwd_hopper_kernel
+from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper_descriptors import is_describable
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
@@ -53,7 +59,7 @@ class FlashBackwardHopper(AttentionKernel):
     features = frozenset(("window", "softcap", "varlen", "deterministic"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
-        "block_n": (BLOCK_N,),
+        "block_n": (WIDE_BLOCK_N, BLOCK_N),
         "num_warps": (WARPS,),
         "num_stages": (2, 3, 4),
         "fold_lse": (0, 1),
@@ -81,6 +87,13 @@ class FlashBackwardHopper(AttentionKernel):
         if problems:
             return problems
         own, features = config.parameters, shape.features
+        if config.block_n != keys_of_block(shape):
+            return (
+                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, but "
+                f"got {config.block_n}.",
+            )
+        if is_wide(shape) and own["named_barriers"] & 2:
+            return (f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128.",)
         if features.softcap and own["fold_lse"]:
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
         if (features.varlen or features.deterministic) and not own["persistent"]:
@@ -90,6 +103,11 @@ class FlashBackwardHopper(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by half; barriers."""
         row_bytes = width_of(shape) * shape.element_bytes
+        if is_wide(shape):
+            rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
+            statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
+            exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
+            return rows * row_bytes + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
         stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
         ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
         dq_bytes = 2 * 64 * dq_part(shape) * 4
@@ -97,8 +115,11 @@ class FlashBackwardHopper(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """What was best on an H200 over lengths of 2048 and 8192, causal and full, at head_dim 64 and 128."""
-        stages, fold_lse = (2, int(not shape.features.softcap)) if width_of(shape) == 128 else (3, 0)
-        values = (BLOCK_M, BLOCK_N, WARPS, stages, fold_lse, 1, 3, 1)
+        stages, fold_lse, named = (2, 1, 3) if width_of(shape) == 128 else (3, 0, 3)
+        if is_wide(shape):
+            stages, fold_lse, named = (2, 0, 1) if width_of(shape) == 256 else (3, 0, 1)
+        fold_lse = 0 if shape.features.softcap else fold_lse
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, 1, named, 1)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
@@ -119,13 +140,14 @@ class FlashBackwardHopper(AttentionKernel):
     @cached_property
     def source_hash(self) -> str:
         return hash_of_sources(
-            prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, finish_kernel, finish_rows_kernel
-        )
+            prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
+            finish_rows_kernel,
+        )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         leading = (1,) * (3 if shape.features.varlen else 2)
-        query = DescriptorArgument(shape.dtype, (*leading, BLOCK_M, width_of(shape)), swizzled=True)
-        key = DescriptorArgument(shape.dtype, (*leading, keys_of_block(shape), width_of(shape)), swizzled=True)
+        query = DescriptorArgument(shape.dtype, (*leading, BLOCK_M, descriptor_width(shape)), swizzled=True)
+        key = DescriptorArgument(shape.dtype, (*leading, keys_of_block(shape), descriptor_width(shape)), swizzled=True)
         statistic = DescriptorArgument("float32", (BLOCK_M,), swizzled=True)
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
@@ -135,7 +157,8 @@ class FlashBackwardHopper(AttentionKernel):
             shape, _rows(shape), 1.0 if shape.features.softcap else None, _lengths(shape), _turns(shape)
         )
         arguments |= dict(zip(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"), form, strict=True))
-        return specialize(flash_bwd_hopper_kernel, arguments, {"num_warps": WARPS})
+        function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
+        return specialize(function, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
@@ -193,12 +216,14 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    own = config.parameters
-    return {
-        "STAGES": config.num_stages,
-        "CAUSAL": shape.causal is not Causal.NONE,
-        "GROUPED": shape.group_size > 1,
-        "DEFER": is_deferred(shape),
+    own, causal = config.parameters, shape.causal is not Causal.NONE
+    if is_wide(shape):
+        first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first |= {"CAUSAL": causal}
+    else:
+        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > 1}
+        first |= {"DEFER": is_deferred(shape)}
+    return first | {
         "FOLD_LSE": bool(own["fold_lse"]),
         "FOLD_DELTA": bool(own["fold_delta"]),
         "NAMED": own["named_barriers"],

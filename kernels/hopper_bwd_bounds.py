@@ -123,7 +123,7 @@ def bend(s, cap_in):
 
 
 @gluon.jit
-def copy_rows(desc, entry, head, row, begin, length, barrier, memory, FORM: gl.constexpr):
+def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, FORM: gl.constexpr):
     """Rows `row` .. of a head and sequence into shared memory, zeros past its end.
 
     The descriptor of packed sequences has two more dimensions. Their strides, 2^34 - s and s for rows that are s
@@ -131,19 +131,19 @@ def copy_rows(desc, entry, head, row, begin, length, barrier, memory, FORM: gl.c
     (triton.tools.ragged_tma).
     """
     if FORM & 64:
-        coord = [1 << 30, begin + length, head, (1 << 30) - length + row, 0]
+        coord = [1 << 30, begin + length, head, (1 << 30) - length + row, column]
         copy_in(desc, coord, barrier, memory)
     else:
-        copy_in(desc, [entry, head, row, 0], barrier, memory)
+        copy_in(desc, [entry, head, row, column], barrier, memory)
 
 
 @gluon.jit
-def copy_rows_out(desc, entry, head, row, begin, length, memory, FORM: gl.constexpr):
+def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: gl.constexpr):
     """Rows `row` .. of a head and sequence from shared memory; those past its end are left out."""
     if FORM & 64:
-        copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, 0], memory)
+        copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], memory)
     else:
-        copy_out(desc, [entry, head, row, 0], memory)
+        copy_out(desc, [entry, head, row, column], memory)
 
 
 # ---- tiles from a counter

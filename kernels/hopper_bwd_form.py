@@ -14,8 +14,10 @@ BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them."""
-WIDTHS = (64, 128, 256)
+WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
+PANEL = 64
+"""Columns of a panel, of which wider heads than 128 are made."""
 MIN_HEAD_DIM = 40
 """Below, more than half of the narrowest product would be zeros."""
 HEAD_DIM_DIVISOR = 8
@@ -45,6 +47,16 @@ def is_deferred(shape: AttentionShape) -> bool:
 
 def keys_of_block(shape: AttentionShape) -> int:
     return WIDE_BLOCK_N if is_wide(shape) else BLOCK_N
+
+
+def panels(shape: AttentionShape) -> int:
+    """Of a wide head."""
+    return width_of(shape) // PANEL
+
+
+def descriptor_width(shape: AttentionShape) -> int:
+    """Columns that one copy moves."""
+    return PANEL if is_wide(shape) else width_of(shape)
 
 
 def dq_part(shape: AttentionShape) -> int:

@@ -12,16 +12,19 @@ from blocktune.kernels.feature_arguments import check_extras, lse_strides
 from blocktune.kernels.hopper_bwd_form import (
     BLOCK_M,
     Rows,
+    descriptor_width,
     dq_part,
     form_arguments,
     is_deferred,
     is_plain,
+    is_wide,
     keys_of_block,
     scale_arguments,
     width_of,
 )
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kernel, prepare_kernel, prepare_rows_kernel
 from blocktune.kernels.hopper_bwd_tiles import flash_bwd_hopper_kernel
+from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper_descriptors import descriptor, is_describable, swizzled
 from blocktune.kernels.shape import AttentionShape
 
@@ -73,7 +76,8 @@ class BackwardLaunch:
         form = form_arguments(shape, rows, cap_in, extras, turns)
         tensors = zip((q, k, v, dout, dk, dv), _block_rows(shape), strict=True)
         described = [_described(tensor, block_rows, shape) for tensor, block_rows in tensors]
-        flash_bwd_hopper_kernel[self._grid(q.device)](
+        kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
+        kernel[self._grid(q.device)](
             *described[:4], sums_desc, *described[4:], *statistics, counter, scale, scale_log2, *self.sizes, *form,
             *self.constants, num_warps=WARPS,
         )  # fmt: skip
@@ -141,7 +145,7 @@ def _described(tensor: Any, block_rows: int, shape: AttentionShape) -> Any:
             "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but got "
             f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
         )
-    sizes, width = list(tensor.shape), width_of(shape)
+    sizes, width = list(tensor.shape), descriptor_width(shape)
     outer = zip(tensor.stride()[:-1], sizes, strict=False)
     strides = [*(stride if size > 1 else sizes[3] for stride, size in outer), 1]  # where nothing follows: any
     if not shape.features.varlen:

@@ -97,6 +97,7 @@ def prepare_rows_kernel(
     of dq_sums. turns: None, or two int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32.
     """
+    whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
     program = tl.program_id(0)
     if program == 0:
         tl.store(counter, 0)
@@ -108,7 +109,7 @@ def prepare_rows_kernel(
         return
     positions = first + tl.arange(0, ROWS)
     inside = positions < length
-    columns = tl.arange(0, WIDTH)[None, :]
+    columns = tl.arange(0, whole)[None, :]
     read = inside[:, None] & (columns < HEAD_DIM_V)
     tokens = (begin + positions).to(tl.int64)[:, None]
     o = tl.load(out + entry * stride_ob + head * stride_oh + tokens * stride_om + columns, mask=read, other=0.0)
@@ -120,7 +121,7 @@ def prepare_rows_kernel(
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
     tl.store(lse_log2 + flat, tl.where(blind, 1e30, value * 1.4426950408889634))
-    tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, WIDTH], tl.float32))
+    tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:
         halves = tl.arange(0, 2)
         tl.store(turns + tl.min(flat, 0) // BLOCK_M * 2 + halves, tl.zeros([2], tl.int32), mask=first % BLOCK_M == 0)

@@ -147,17 +147,21 @@ def producer(
                     mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(q_full.index(slot), ROW_BYTES)
                 q_tile = as_block(q_desc, q_smem.index(slot))
-                copy_rows(q_desc, batch, head, m, begin_q, len_q, q_full.index(slot), q_tile, FORM)
+                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, q_full.index(slot), q_tile, FORM)
                 copy_in(lse_desc, [stat_row + m], q_full.index(slot), lse_smem.index(slot))
                 if (m == first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(kv_empty, kv_phase)
                     mbarrier.expect(kv_full, 2 * k_desc.block_type.nbytes)
-                    copy_rows(k_desc, batch, head_kv, n * BLOCK_N, begin_k, len_k, kv_full, as_block(k_desc, k_smem), FORM)
-                    copy_rows(v_desc, batch, head_kv, n * BLOCK_N, begin_k, len_k, kv_full, as_block(v_desc, v_smem), FORM)
+                    copy_rows(
+                        k_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, kv_full, as_block(k_desc, k_smem), FORM
+                    )
+                    copy_rows(
+                        v_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, kv_full, as_block(v_desc, v_smem), FORM
+                    )
                     kv_phase ^= 1
                 mbarrier.expect(do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, do_smem.index(slot))
-                copy_rows(do_desc, batch, head, m, begin_q, len_q, do_full.index(slot), do_tile, FORM)
+                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, do_full.index(slot), do_tile, FORM)
                 copy_in(delta_desc, [stat_row + m], do_full.index(slot), delta_smem.index(slot))
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
@@ -321,12 +325,12 @@ def consumer(
         tma.store_wait(0)
         staging.store(dv.to(dtype))
         fence_async_shared()
-        copy_rows_out(dv_desc, batch, head, key, begin_k, len_k, as_block(dv_desc, staging), FORM)
+        copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
         dk = dk * scale
         tma.store_wait(0)
         staging.store(dk.to(dtype))
         fence_async_shared()
-        copy_rows_out(dk_desc, batch, head, key, begin_k, len_k, as_block(dk_desc, staging), FORM)
+        copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
     tma.store_wait(0)
 
 
