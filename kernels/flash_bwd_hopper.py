@@ -89,11 +89,14 @@ class FlashBackwardHopper(AttentionKernel):
         own, features = config.parameters, shape.features
         if config.block_n != keys_of_block(shape):
             return (
-                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, but "
-                f"got {config.block_n}.",
+                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
+                f"but got {config.block_n}.",
             )
         if is_wide(shape) and own["named_barriers"] & 2:
-            return (f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128.",)
+            return (
+                f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
+                f"{own['named_barriers']}.",
+            )
         if features.softcap and own["fold_lse"]:
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
         if (features.varlen or features.deterministic) and not own["persistent"]:

@@ -107,7 +107,9 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
             assert [m for m in whole if not low <= m < high] == []
             if any_seen:
                 walked = range(first, end, BLOCK_M)
-                assert [m for m in walked if not columns[m : m + BLOCK_M].any() and m + BLOCK_M <= problem.seqlen_q] == []
+                assert [
+                    m for m in walked if not columns[m : m + BLOCK_M].any() and m + BLOCK_M <= problem.seqlen_q
+                ] == []
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
