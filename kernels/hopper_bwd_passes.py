@@ -79,9 +79,9 @@ def begin_and_length(begins, batch, seqlen):
 def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.constexpr):
     """Where a head of a sequence begins in the workspace (`first_row` of hopper_bwd_bounds.py)."""
     if begins is not None:
-        return head.to(tl.int64) * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
+        return head * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
-        return (batch * num_heads + head).to(tl.int64) * rows
+        return (batch * num_heads + head) * rows
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
@@ -103,7 +103,7 @@ def prepare_rows_kernel(
         tl.store(counter, 0)
     first = program % programs * ROWS
     batch = program // programs // num_heads
-    head = program // programs % num_heads
+    head = (program // programs % num_heads).to(tl.int64)
     entry, begin, length = begin_and_length(cu_q, batch, seqlen_q)
     if first >= tl.maximum((length + BLOCK_M - 1) // BLOCK_M, 1) * BLOCK_M:
         return
@@ -139,7 +139,7 @@ def finish_rows_kernel(
     part = program % parts
     first = program // parts % programs * 64
     batch = program // parts // programs // num_heads
-    head = program // parts // programs % num_heads
+    head = (program // parts // programs % num_heads).to(tl.int64)
     entry, begin, length = begin_and_length(cu_q, batch, seqlen_q)
     if first >= length:
         return

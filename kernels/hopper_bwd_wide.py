@@ -55,6 +55,7 @@ from blocktune.kernels.hopper_bwd_tiles import BOUNDS, SIZES, head_row, hear_til
 from blocktune.kernels.hopper_tiles import advance, copy_in
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="assignment,var-annotated"
 
 
 @gluon.jit

@@ -102,9 +102,8 @@ def sizes_of(packed: bool, length: int) -> tuple[int, int, int, torch.Tensor | N
     return tokens, padded(tokens) + 64 * len(LENGTHS), len(LENGTHS), begins.to(DEVICE)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(("packed", "length"), [(False, 70), (False, 129), (True, 129)])
-@pytest.mark.parametrize(("dim", "width"), [(40, 64), (128, 128), (136, 192)])
+@pytest.mark.parametrize(("packed", "length", "ordered"), [(False, 70, True), (True, 129, False), (True, 129, True)])
+@pytest.mark.parametrize(("dim", "width"), [(40, 64), (136, 192)])
 def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int, ordered: bool) -> None:
     torch.manual_seed(0)
     tokens, rows, sequences, begins = sizes_of(packed, length)
@@ -138,8 +137,8 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
             assert not turns[row // 32 : last // 32].any()
 
 
-@pytest.mark.parametrize(("packed", "length"), [(False, 70), (False, 129), (True, 129)])
-@pytest.mark.parametrize(("dim", "width"), [(40, 64), (120, 128), (136, 192), (256, 256)])
+@pytest.mark.parametrize(("packed", "length"), [(False, 70), (True, 129)])
+@pytest.mark.parametrize(("dim", "width"), [(40, 64), (120, 128), (136, 192)])
 def test_sums_of_any_rows_become_dq(dim: int, width: int, packed: bool, length: int) -> None:
     torch.manual_seed(0)
     tokens, rows, sequences, begins = sizes_of(packed, length)
