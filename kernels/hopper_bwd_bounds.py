@@ -151,17 +151,20 @@ def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: g
 
 @gluon.jit
 def next_tile(
-    counter, offset, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
+    counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
     CAUSAL: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
-    """The next tile that has keys, or a number past the last one."""
-    tile = gl.atomic_add(counter, 1, sem="relaxed") + offset
+    """The next tile that has keys, or a number past the last one. All tiles come from the counter where some are passed
+    over, or where they must be taken in order; otherwise the first ones are the blocks' own numbers."""
+    tile = gl.atomic_add(counter, 1, sem="relaxed")
+    if not FORM & 96:
+        tile = tile + gl.num_programs(0)
     if FORM & 64:
         empty = is_empty(
             tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
         )  # fmt: skip
         while empty:
-            tile = gl.atomic_add(counter, 1, sem="relaxed") + offset
+            tile = gl.atomic_add(counter, 1, sem="relaxed")
             empty = is_empty(
                 tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
             )  # fmt: skip

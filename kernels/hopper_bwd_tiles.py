@@ -108,9 +108,9 @@ def producer(
     tile_slot = 0
     tile_phase = 1
     issued = 0
-    if FORM & 96:  # tiles without keys are passed over, or all are taken in order
+    if FORM & 96:
         tile = next_tile(
-            counter, 0, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
+            counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
         )  # fmt: skip
         tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
     else:
@@ -166,10 +166,8 @@ def producer(
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
-            offset = 0 if FORM & 96 else gl.num_programs(0)
             tile = next_tile(
-                counter, offset, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL,
-                FORM,
+                counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
             )  # fmt: skip
             tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         else:
@@ -195,6 +193,9 @@ def query_head(
     """
     BLOCK_M: gl.constexpr = args[3].shape[1]
     BLOCK_N: gl.constexpr = args[1].shape[0]
+    if CAUSAL and not FORM:
+        first = n0 + 0
+        low = n0 + BLOCK_N
     if CAUSAL or FORM & 7:
         for m in range(first, low, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
@@ -281,9 +282,6 @@ def consumer(
             first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
             bounds = (above, below, len_k)
             order = (n, seen, turns)
-        elif CAUSAL:
-            first = n0 + 0
-            low = n0 + BLOCK_N
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)
         dv = gl.zeros([KEYS, D], gl.float32, KV_L)
         mbarrier.wait(kv_full, kv_phase)

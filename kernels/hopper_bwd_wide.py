@@ -394,7 +394,7 @@ def wide_producer(
     tile_phase = 1
     if FORM & 96:
         tile = next_tile(
-            counter, 0, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
+            counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
         )  # fmt: skip
         tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
     else:
@@ -432,10 +432,8 @@ def wide_producer(
                 slot, phase = advance(slot, phase, STAGES)
                 do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
         if PERSISTENT:
-            offset = 0 if FORM & 96 else gl.num_programs(0)
             tile = next_tile(
-                counter, offset, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL,
-                FORM,
+                counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
             )  # fmt: skip
             tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         else:
