@@ -147,19 +147,26 @@ WINDOWS += [("0:-1", UPPER_LEFT), ("100:-1", LOWER_RIGHT), ("300:-1", LOWER_RIGH
 @WIDTHS
 @pytest.mark.parametrize(("window", "causal"), WINDOWS)
 def test_windows(head_dim: int, window: str, causal: Causal, on_hopper: None) -> None:
-    for lengths in ((300, 300), (100, 700), (700, 100), (512, 512)):
+    for lengths in ((300, 300), (100, 700), (700, 100), (1, 200)):
         compare(problem(*lengths, head_dim, causal, f"window={window}"))
 
 
 @pytest.mark.gpu
 @WIDTHS
-@pytest.mark.parametrize("fold_delta", [0, 1])
-def test_soft_cap(head_dim: int, fold_delta: int, on_hopper: None) -> None:
-    for causal, word in ((LOWER_RIGHT, ""), (NO, "window=50:60")):
-        shape = problem(300, 333, head_dim, causal, f"softcap {word}")
-        q, k, v = tensors(shape)
-        compare(shape, (q, k, v), fold_delta=fold_delta)
-        compare(shape, (q * 5, k * 5, v), fold_delta=fold_delta)
+@pytest.mark.parametrize(("window", "causal"), [("64:64", NO), ("200:-1", LOWER_RIGHT)])
+def test_windows_over_whole_tiles(head_dim: int, window: str, causal: Causal, on_hopper: None) -> None:
+    for lengths in ((512, 512), (256, 640)):
+        compare(problem(*lengths, head_dim, causal, f"window={window}"))
+
+
+@pytest.mark.gpu
+@WIDTHS
+@pytest.mark.parametrize(("causal", "word", "fold_delta"), [(LOWER_RIGHT, "", 1), (NO, "window=50:60", 0)])
+def test_soft_cap(head_dim: int, causal: Causal, word: str, fold_delta: int, on_hopper: None) -> None:
+    shape = problem(300, 333, head_dim, causal, f"softcap {word}")
+    q, k, v = tensors(shape)
+    compare(shape, (q, k, v), fold_delta=fold_delta)
+    compare(shape, (q * 5, k * 5, v), fold_delta=fold_delta)
 
 
 LENGTHS_Q, LENGTHS_K = (5, 70, 0, 33, 128, 8, 1), (90, 64, 7, 0, 257, 2, 1)
@@ -168,7 +175,7 @@ LENGTHS_Q, LENGTHS_K = (5, 70, 0, 33, 128, 8, 1), (90, 64, 7, 0, 257, 2, 1)
 @pytest.mark.gpu
 @WIDTHS
 @ALIGNMENTS
-@pytest.mark.parametrize("others", ["", "window=20:9", "softcap deterministic"])
+@pytest.mark.parametrize("others", ["", "window=20:9 softcap deterministic"])
 def test_packed_sequences(head_dim: int, causal: Causal, others: str, on_hopper: None) -> None:
     shape = problem(128, 257, head_dim, causal, f"varlen {others}", batch=7, num_heads=4)
     qkv, extras = packed(shape, LENGTHS_Q, LENGTHS_K)
@@ -299,14 +306,11 @@ def test_dq_alone_differs_without_a_fixed_order(head_dim: int, on_hopper: None) 
 
 
 def switches(head_dim: int) -> list[dict[str, int]]:
-    if head_dim > 128:
-        stages = (2,) if head_dim > 192 else (2, 3)
-        names = ("num_stages", "named_barriers", "persistent", "fold_lse", "fold_delta")
-        return [dict(zip(names, values, strict=True)) for values in product(stages, *[(0, 1)] * 2, (1,), (0, 1))]
+    """Every pair of named barriers and persistence, the other parameters in turns."""
     found = []
-    for number, (named, persistent) in enumerate(product(range(4), (0, 1))):
-        stages = 2 + number % (3 if head_dim == 64 else 2)
-        changes = {"num_stages": stages, "fold_lse": number // 2 % 2, "fold_delta": number // 4 % 2}
+    wide, most = head_dim > 128, {64: 3, 128: 2, 192: 2, 256: 1}[head_dim]
+    for number, (named, persistent) in enumerate(product(range(2 if wide else 4), (0, 1))):
+        changes = {"num_stages": 2 + number % most, "fold_lse": number // 2 % 2, "fold_delta": (number // 4 + wide) % 2}
         found.append(changes | {"named_barriers": named, "persistent": persistent})
     return found
 
