@@ -7,36 +7,44 @@ bit in every run; dk and dv are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from triton.experimental.gluon import language as gl
-
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import Extras
-from blocktune.kernels.flash_kernel import LOG2_E, contiguous_strides
-from blocktune.kernels.hopper_bwd_passes import finish_kernel, prepare_kernel
+from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, contiguous_strides
+from blocktune.kernels.hopper_bwd_form import (
+    BLOCK_M,
+    BLOCK_N,
+    HEAD_DIM_DIVISOR,
+    MIN_HEAD_DIM,
+    PANEL,
+    WIDE_BLOCK_N,
+    Rows,
+    descriptor_width,
+    dq_part,
+    form_arguments,
+    form_of,
+    is_deferred,
+    is_plain,
+    is_wide,
+    keys_of_block,
+    panels,
+    width_of,
+)
+from blocktune.kernels.hopper_bwd_launch import PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
+from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kernel, prepare_kernel, prepare_rows_kernel
 from blocktune.kernels.hopper_bwd_tiles import SIZES, flash_bwd_hopper_kernel
-from blocktune.kernels.hopper_descriptors import describe, descriptor, is_describable
+from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper_descriptors import is_describable
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
 
-BLOCK_M, BLOCK_N = 64, 128
-"""Queries of a step, and keys of a block: 64 for each of its two computing warpgroups."""
-WARPS = 4
-"""Of a warpgroup; also what the copying warp takes: itself, and three idle ones up to a whole warpgroup."""
-LENGTH_DIVISOR = 128
-PASS_ROWS = 32
-"""Rows of a program of the pass before."""
 GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
-SMALLEST_SCALE = 1e-30
-"""Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 
 
 class FlashBackwardHopper(AttentionKernel):
@@ -48,9 +56,10 @@ class FlashBackwardHopper(AttentionKernel):
 
     name = "flash_bwd_hopper"
     direction = Direction.BACKWARD
+    features = frozenset(("window", "softcap", "varlen", "deterministic"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
-        "block_n": (BLOCK_N,),
+        "block_n": (WIDE_BLOCK_N, BLOCK_N),
         "num_warps": (WARPS,),
         "num_stages": (2, 3, 4),
         "fold_lse": (0, 1),
@@ -64,32 +73,56 @@ class FlashBackwardHopper(AttentionKernel):
             return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
         if shape.element_bytes != 2:
             return f"{self.name} computes float16 and bfloat16, but got {shape.dtype}"
-        if shape.head_dim not in (64, 128) or shape.head_dim_v != shape.head_dim:
-            return (
-                f"`head_dim == head_dim_v`, 64 or 128, must hold for {self.name}, but got (head_dim={shape.head_dim}, "
-                f"head_dim_v={shape.head_dim_v})"
-            )
-        if shape.seqlen_q % LENGTH_DIVISOR or shape.seqlen_k % LENGTH_DIVISOR:
-            return (
-                f"`seqlen % {LENGTH_DIVISOR} == 0` must hold for {self.name}, but got (seqlen_q={shape.seqlen_q}, "
-                f"seqlen_k={shape.seqlen_k})"
-            )
-        if shape.causal is not Causal.NONE and shape.seqlen_q != shape.seqlen_k:
-            return f"{self.name} is causal for equal lengths only, but got {shape.seqlen_q} and {shape.seqlen_k}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_DIVISOR:
+                return (
+                    f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}`, in steps of {HEAD_DIM_DIVISOR}, must hold for "
+                    f"{self.name}, but got {name}={dim}"
+                )
         return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: what goes with the shape."""
+        problems = super().rule_violations(config, shape, limits)
+        if problems:
+            return problems
+        own, features = config.parameters, shape.features
+        if config.block_n != keys_of_block(shape):
+            return (
+                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
+                f"but got {config.block_n}.",
+            )
+        if is_wide(shape) and own["named_barriers"] & 2:
+            return (
+                f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
+                f"{own['named_barriers']}.",
+            )
+        if features.softcap and own["fold_lse"]:
+            return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
+        if (features.varlen or features.deterministic) and not own["persistent"]:
+            return (f"`persistent` 1 of {self.name} must hold for {features.label}: tiles come from a counter.",)
+        return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by half; barriers."""
-        row_bytes = shape.head_dim * shape.element_bytes
+        row_bytes = width_of(shape) * shape.element_bytes
+        if is_wide(shape):
+            rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
+            statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
+            exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
+            return rows * row_bytes + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
         stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
         ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
-        dq_bytes = 2 * 64 * half_of_dq(shape) * 4
+        dq_bytes = 2 * 64 * dq_part(shape) * 4
         return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 over lengths of 2048 and 8192, causal and full."""
-        stages, fold_lse = (2, 1) if shape.head_dim == 128 else (3, 0)
-        values = (BLOCK_M, BLOCK_N, WARPS, stages, fold_lse, 1, 3, 1)
+        """What was best on an H200 over lengths of 2048 and 8192, causal and full, at head_dim 64 and 128."""
+        stages, fold_lse, named = (2, 1, 3) if width_of(shape) == 128 else (3, 0, 3)
+        if is_wide(shape):
+            stages, fold_lse, named = (2, 0, 1) if width_of(shape) == 256 else (3, 0, 1)
+        fold_lse = 0 if shape.features.softcap else fold_lse
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, 1, named, 1)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
@@ -112,46 +145,68 @@ class FlashBackwardHopper(AttentionKernel):
 
     @cached_property
     def source_hash(self) -> str:
-        return hash_of_sources(prepare_kernel, flash_bwd_hopper_kernel, finish_kernel)
+        return hash_of_sources(
+            prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
+            finish_rows_kernel,
+        )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        query = DescriptorArgument(shape.dtype, (1, 1, BLOCK_M, shape.head_dim), swizzled=True)
-        key = DescriptorArgument(shape.dtype, (1, 1, BLOCK_N, shape.head_dim), swizzled=True)
+        leading = (1,) * (3 if shape.features.varlen else 2)
+        query = DescriptorArgument(shape.dtype, (*leading, BLOCK_M, descriptor_width(shape)), swizzled=True)
+        key = DescriptorArgument(shape.dtype, (*leading, keys_of_block(shape), descriptor_width(shape)), swizzled=True)
         statistic = DescriptorArgument("float32", (BLOCK_M,), swizzled=True)
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
-        return specialize(flash_bwd_hopper_kernel, arguments, {"num_warps": WARPS})
+        form = form_arguments(
+            shape, _rows(shape), 1.0 if shape.features.softcap else None, _lengths(shape), _turns(shape)
+        )
+        arguments |= dict(zip(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"), form, strict=True))
+        function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
+        return specialize(function, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
-        strides = tuple(contiguous_strides(shape, "o").values())
+        strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
         before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
         before |= {"dq_sums": sums, "counter": TensorArgument("int32")}
-        before |= dict(zip(("stride_ob", "stride_oh", "stride_om"), strides, strict=True))
-        before |= dict(zip(("stride_gb", "stride_gh", "stride_gm"), strides, strict=True))
-        lengths = {"num_heads": shape.num_heads, "seqlen_q": shape.seqlen_q}
-        before |= lengths | {"HEAD_DIM": shape.head_dim, "ROWS": PASS_ROWS}
+        before |= dict(zip(("stride_ob", "stride_oh", "stride_om"), strides_o, strict=True))
+        before |= dict(zip(("stride_gb", "stride_gh", "stride_gm"), strides_o, strict=True))
         after: dict[str, Any] = {"dq_sums": sums, "dq": own, "scale": 1.0}
-        after |= dict(zip(("stride_b", "stride_h", "stride_m"), strides, strict=True)) | lengths
-        after |= {"HEAD_DIM": shape.head_dim, "HALF": half_of_dq(shape), "TRANSPOSED": is_deferred(shape)}
-        options = {"num_warps": WARPS}
-        return specialize(prepare_kernel, before, options), specialize(finish_kernel, after, options)
+        after |= dict(zip(("stride_b", "stride_h", "stride_m"), strides_q, strict=True))
+        lengths = {"num_heads": shape.num_heads, "seqlen_q": shape.seqlen_q}
+        before, after, options = before | lengths, after | lengths, {"num_warps": WARPS}
+        after |= {"HEAD_DIM": shape.head_dim, "TRANSPOSED": is_deferred(shape)}
+        if is_plain(shape):
+            before |= {"HEAD_DIM": shape.head_dim, "ROWS": PASS_ROWS}
+            after |= {"HALF": dq_part(shape)}
+            return specialize(prepare_kernel, before, options), specialize(finish_kernel, after, options)
+        rows = _rows(shape)
+        common = {"cu_q": _lengths(shape).cu_seqlens_q, "rows": rows.of_head, "WIDTH": width_of(shape)}
+        before |= common | {"turns": _turns(shape), "programs": rows.longest // PASS_ROWS, "ROWS": PASS_ROWS}
+        before |= {"stride_lb": shape.num_heads * shape.seqlen_q, "stride_lh": shape.seqlen_q}
+        before |= {"HEAD_DIM_V": shape.head_dim_v, "BLOCK_M": BLOCK_M}
+        after |= common | {"programs": rows.longest // BLOCK_M, "PART": dq_part(shape)}
+        return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> "BackwardLaunch":
-        fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
-        return BackwardLaunch(shape, fixed, bool(config.parameters["persistent"]))
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
+        sizes, constants = tuple(_sizes(shape).values()), tuple(_constants(config, shape).values())
+        return BackwardLaunch(shape, sizes, constants, bool(config.parameters["persistent"]))
 
 
-def is_deferred(shape: AttentionShape) -> bool:
-    """Whether dq of a block is computed behind the next one, which takes registers that head_dim 128 has not."""
-    return shape.head_dim == 64
+def _rows(shape: AttentionShape) -> Rows:
+    return Rows.of(shape, shape.batch * shape.seqlen_q if shape.features.varlen else shape.seqlen_q)
 
 
-def half_of_dq(shape: AttentionShape) -> int:
-    """Columns of the accumulator that holds a warpgroup's half of dq of 64 queries: queries where it is transposed."""
-    return BLOCK_M // 2 if is_deferred(shape) else shape.head_dim // 2
+def _turns(shape: AttentionShape) -> TensorArgument | None:
+    return TensorArgument("int32") if shape.features.deterministic else None
+
+
+def _lengths(shape: AttentionShape) -> Extras:
+    """What stands for the beginnings of packed sequences."""
+    stand_in: Any = TensorArgument("int32") if shape.features.varlen else None
+    return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
 def _heads_per_group(shape: AttentionShape) -> int:
@@ -167,100 +222,24 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    own = config.parameters
-    return {
-        "STAGES": config.num_stages,
-        "CAUSAL": shape.causal is not Causal.NONE,
-        "GROUPED": shape.group_size > 1,
-        "DEFER": is_deferred(shape),
+    own, causal = config.parameters, shape.causal is not Causal.NONE
+    if is_wide(shape):
+        first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first |= {"CAUSAL": causal}
+    else:
+        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > 1}
+        first |= {"DEFER": is_deferred(shape)}
+    return first | {
         "FOLD_LSE": bool(own["fold_lse"]),
         "FOLD_DELTA": bool(own["fold_delta"]),
         "NAMED": own["named_barriers"],
         "PERSISTENT": bool(own["persistent"]),
+        "FORM": form_of(shape),
     }
-
-
-def _sums_descriptor(sums: Any, elements: int, half: int) -> Any:
-    """Of the float32 sums of dq, as rows of 64 values that are stored without a swizzle."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return descriptor(sums, [elements // 64, 64], [64, 1], [half, 64], layout)
 
 
 def _sums_stand_in(shape: AttentionShape) -> Any:
     from triton import language as tl
     from triton.runtime.jit import MockTensor
 
-    return _sums_descriptor(MockTensor(tl.float32), 64, half_of_dq(shape))
-
-
-def _statistic_descriptor(values: Any, count: int) -> Any:
-    return descriptor(values, [count], [1], [BLOCK_M], gl.NVMMASharedLayout.get_default_for([BLOCK_M], gl.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardLaunch:
-    """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
-    streams and captured graphs do not meet."""
-
-    shape: AttentionShape
-    fixed: tuple[Any, ...]
-    persistent: bool
-
-    def __call__(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """Enqueues the three kernels.
-
-        Raises:
-            UsageError: a gradient lies in memory as the copy engine cannot write it.
-        """
-        import torch
-
-        shape = self.shape
-        dout = dout if is_describable(dout) else dout.contiguous()
-        count = shape.batch * shape.num_heads * shape.seqlen_q
-        lse_log2, delta = (torch.empty(count, dtype=torch.float32, device=q.device) for _ in range(2))
-        sums = torch.empty(count * shape.head_dim, dtype=torch.float32, device=q.device)
-        counter = torch.empty(1, dtype=torch.int32, device=q.device)
-        lengths = shape.num_heads, shape.seqlen_q
-        prepare_kernel[(count // PASS_ROWS,)](
-            out, dout, lse, lse_log2, delta, sums, counter, *out.stride()[:3], *dout.stride()[:3], *lengths,
-            HEAD_DIM=shape.head_dim, ROWS=PASS_ROWS, num_warps=WARPS,
-        )  # fmt: skip
-        statistics = _statistic_descriptor(lse_log2, count), _statistic_descriptor(delta, count)
-        half = half_of_dq(shape)
-        sums_desc = _sums_descriptor(sums, count * shape.head_dim, half)
-        self._main((q, k, v, dout, dk, dv), sums_desc, statistics, counter, scale)
-        finish_kernel[(count // BLOCK_M * 2,)](
-            sums, dq, scale, *dq.stride()[:3], *lengths,
-            HEAD_DIM=shape.head_dim, HALF=half, TRANSPOSED=is_deferred(shape), num_warps=WARPS,
-        )  # fmt: skip
-
-    def _main(self, tensors: Any, sums: Any, statistics: Any, counter: Any, scale: float) -> None:
-        q, k, v, dout, dk, dv = (_described(*pair) for pair in zip(tensors, BLOCK_ROWS, strict=True))
-        scale_log2 = (scale if abs(scale) > SMALLEST_SCALE else SMALLEST_SCALE) * LOG2_E
-        flash_bwd_hopper_kernel[self._grid(tensors[0].device)](
-            q, k, v, dout, sums, dk, dv, *statistics, counter, float(scale), scale_log2, *self.fixed, num_warps=WARPS
-        )
-
-    def _grid(self, device: Any) -> tuple[int]:
-        import torch
-
-        tiles = self.shape.seqlen_k // BLOCK_N * self.shape.batch * self.shape.num_heads_kv
-        if not self.persistent:
-            return (tiles,)
-        return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
-
-
-BLOCK_ROWS = (BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_M, BLOCK_M, BLOCK_M)
-"""Of q, k, v, dout, dk and dv."""
-
-
-def _described(tensor: Any, block_rows: int) -> Any:
-    if not is_describable(tensor):
-        raise UsageError(
-            "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but got "
-            f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
-        )
-    return describe(tensor, block_rows)
+    return sums_descriptor(MockTensor(tl.float32), 64, dq_part(shape))

@@ -1,4 +1,8 @@
-"""Before and after the Hopper backward: row statistics, an empty float32 dq, and dq in its own type and order."""
+"""Before and after the Hopper backward: row statistics, an empty float32 dq, and dq in its own type and order.
+
+`prepare_kernel` and `finish_kernel` are for lengths that 64 divides and heads as wide as the products, the other two
+for any.
+"""
 
 import triton
 import triton.language as tl
@@ -58,3 +62,100 @@ def finish_kernel(
     else:
         rows = first + tl.arange(0, 64)
         tl.store(place + rows[:, None] * stride_m + side + tl.arange(0, HALF)[None, :], low)
+
+
+@triton.jit
+def begin_and_length(begins, batch, seqlen):
+    """(batch entry of the tensors, first position, positions) of a sequence."""
+    entry, begin, length = batch, 0, seqlen
+    if begins is not None:
+        entry = 0
+        begin = tl.load(begins + batch)
+        length = tl.load(begins + batch + 1) - begin
+    return tl.cast(entry, tl.int64), begin, length
+
+
+@triton.jit
+def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.constexpr):
+    """Where a head of a sequence begins in the workspace (`first_row` of hopper_bwd_bounds.py)."""
+    if begins is not None:
+        return head * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
+    else:
+        return (batch * num_heads + head) * rows
+
+
+@triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
+def prepare_rows_kernel(
+    out, dout, lse, lse_log2, delta, dq_sums, counter, turns, cu_q,
+    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
+    num_heads, seqlen_q, rows, programs,
+    HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
+
+    Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
+    of dq_sums. turns: None, or two int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
+    None, or where packed sequences begin, int32.
+    """
+    whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
+    program = tl.program_id(0)
+    if program == 0:
+        tl.store(counter, 0)
+    first = program % programs * ROWS
+    batch = program // programs // num_heads
+    head = (program // programs % num_heads).to(tl.int64)
+    entry, begin, length = begin_and_length(cu_q, batch, seqlen_q)
+    if first >= tl.maximum((length + BLOCK_M - 1) // BLOCK_M, 1) * BLOCK_M:
+        return
+    positions = first + tl.arange(0, ROWS)
+    inside = positions < length
+    columns = tl.arange(0, whole)[None, :]
+    read = inside[:, None] & (columns < HEAD_DIM_V)
+    tokens = (begin + positions).to(tl.int64)[:, None]
+    o = tl.load(out + entry * stride_ob + head * stride_oh + tokens * stride_om + columns, mask=read, other=0.0)
+    g = tl.load(dout + entry * stride_gb + head * stride_gh + tokens * stride_gm + columns, mask=read, other=0.0)
+    value = tl.load(
+        lse + entry * stride_lb + head * stride_lh + begin + positions, mask=inside, other=float("-inf")
+    )  # fmt: skip
+    blind = value == float("-inf")
+    flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
+    tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
+    tl.store(lse_log2 + flat, tl.where(blind, 1e30, value * 1.4426950408889634))
+    tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
+    if turns is not None:
+        halves = tl.arange(0, 2)
+        tl.store(turns + tl.min(flat, 0) // BLOCK_M * 2 + halves, tl.zeros([2], tl.int32), mask=first % BLOCK_M == 0)
+
+
+@triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
+def finish_rows_kernel(
+    dq_sums, dq, cu_q, scale, stride_b, stride_h, stride_m, num_heads, seqlen_q, rows, programs,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """`finish_kernel` for any lengths: a program for a part of 64 queries, PART columns of WIDTH; arguments as in
+    `prepare_rows_kernel`."""
+    parts: tl.constexpr = 64 // PART if TRANSPOSED else WIDTH // PART
+    program = tl.program_id(0)
+    part = program % parts
+    first = program // parts % programs * 64
+    batch = program // parts // programs // num_heads
+    head = (program // parts // programs % num_heads).to(tl.int64)
+    entry, begin, length = begin_and_length(cu_q, batch, seqlen_q)
+    if first >= length:
+        return
+    block = (workspace_row(cu_q, begin, batch, head, num_heads, rows, 64) + first) // 64
+    x = tl.load(dq_sums + (block * parts + part) * (64 * PART) + tl.arange(0, 64 * PART))
+    x = tl.reshape(x, [PART // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
+    x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [64, PART]) * scale
+    low = x.to(dq.dtype.element_ty)
+    place = dq + entry * stride_b + head * stride_h + tl.cast(begin, tl.int64) * stride_m
+    if TRANSPOSED:  # [head dimension, query]
+        positions = (first + part * PART + tl.arange(0, PART))[:, None]
+        columns = tl.arange(0, 64)[None, :]
+        low = tl.trans(low)
+    else:
+        positions = (first + tl.arange(0, 64))[:, None]
+        columns = (part * PART + tl.arange(0, PART))[None, :]
+    tl.store(
+        place + positions.to(tl.int64) * stride_m + columns, low, mask=(positions < length) & (columns < HEAD_DIM)
+    )  # fmt: skip

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blocktune.kernels.hopper_bwd_bounds import await_turn, bend, keep_seen, pass_turn, turn_of
 from blocktune.kernels.hopper_tiles import advance
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -86,13 +87,18 @@ def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.cons
 
 
 @gluon.jit
-def probabilities(s, lse, scale_log2, m, key, MASK: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr):
+def probabilities(
+    s, lse, scale_log2, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
     """exp(S^T - lse), from the scores of queries m .. and of this warpgroup's keys `key` .."""
     if FOLD_LSE:
         p = gl.exp2(s * scale_log2)
     else:
         p = gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
-    if MASK:
+    if MASK and FORM:
+        p = keep_seen(p, m, key, bounds, S_L, FORM)
+    elif MASK:
         queries = m + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
         keys = key + gl.arange(0, s.shape[0], gl.SliceLayout(1, S_L))
         p = gl.where(queries[None, :] >= keys[:, None], p, 0.0)
@@ -114,11 +120,18 @@ def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.cons
 
 
 @gluon.jit
-def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
-    """Adds this warpgroup's half of dQ of 64 queries from `row` on, four values of a thread side by side."""
+def in_register_order(dq):
+    """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
     HALF: gl.constexpr = dq.shape[1]
     x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
-    x = gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])  # the order in registers: no data moves
+    return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])
+
+
+@gluon.jit
+def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
+    """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
+    HALF: gl.constexpr = dq.shape[1]
+    x = in_register_order(dq)
     tma.store_wait(0)
     dq_smem.store(x)
     fence_async_shared()
@@ -126,26 +139,65 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
 
 
 @gluon.jit
+def give_dq(
+    dq, args, row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """Adds dQ of the queries from m on to the sums, to their rows from `row` on; in turn if that is asked for."""
+    dq_desc = args[0]
+    dq_smem = args[8].index(W)
+    if FORM & 32:
+        n, seen, turns = order
+        BLOCK_M: gl.constexpr = args[3].shape[1]
+        HALF: gl.constexpr = dq.shape[1]
+        x = in_register_order(dq)
+        turn = turns + row // BLOCK_M * 2 + W
+        count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
+        pass_turn(turn - 2, gl.where(m > first, count, -1))  # of the block before
+        tma.store_wait(0)
+        dq_smem.store(x)
+        fence_async_shared()
+        await_turn(turn, count)
+        add_out(dq_desc, [(row // BLOCK_M * 2 + W) * HALF, 0], dq_smem)
+    else:
+        add_dq(dq, dq_desc, dq_smem, row, W)
+
+
+@gluon.jit
+def end_turns(args, row, m, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+    """Hands on the turn of a head's last block of queries, from m on, which `row` is the place of."""
+    BLOCK_M: gl.constexpr = args[3].shape[1]
+    n, seen, turns = order
+    pass_turn(turns + row // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
+
+
+@gluon.jit
 def step(
-    args, ka, va, kt, dk, dv, m, first, n0, row, slot, phase, b, b_phase,
+    args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, STAGES: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr, DEFER: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
-    """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS."""
+    """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
+
+    bounds: (upper, lower, keys); order: (tile, whether it is seen, turns); None where FORM has no use for them.
+    """
     (
-        dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, dq_smem, q_full, do_full, empty,
-        ds_full, scale_log2,
+        _dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, _dq_smem, q_full, do_full, empty,
+        ds_full, scale_log2, cap_in,
     ) = args  # fmt: skip
     dtype: gl.constexpr = k_smem.dtype
     BLOCK_M: gl.constexpr = q_smem.shape[1]
-    KEYS: gl.constexpr = k_smem.shape[0] // 2
+    BLOCK_N: gl.constexpr = k_smem.shape[0]
+    KEYS: gl.constexpr = BLOCK_N // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     mbarrier.wait(q_full.index(slot), phase)
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, KEYS, S_L)
     s_t = warpgroup_mma(ka, q_smem.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(do_full.index(slot), phase)
-    dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
-    dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    LATE: gl.constexpr = FORM & 16  # a soft cap takes the registers that dP would wait in
+    if not LATE:
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
         if NAMED & 1:
             if m > first:
@@ -153,11 +205,20 @@ def step(
         else:
             mbarrier.wait(ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
         dq_t = issue_dq(kt, k_smem, ds_smem.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
-        s = warpgroup_mma_wait(2, deps=(s_t,))
+        s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
-        s = warpgroup_mma_wait(1, deps=(s_t,))
-    p = probabilities(s, lse_smem.index(slot), scale_log2, m, n0 + W * KEYS, MASK, S_L, FOLD_LSE)
-    dv_t = warpgroup_mma(gl.convert_layout(p.to(dtype), P_L), do_smem.index(slot), dv, is_async=True)
+        s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
+    if LATE:
+        s = bend(s, cap_in)
+    p = probabilities(
+        s, lse_smem.index(slot), scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
+    )  # fmt: skip
+    p_low = gl.convert_layout(p.to(dtype), P_L)
+    if LATE:
+        p = p * (1.0 - s * s)
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    dv_t = warpgroup_mma(p_low, do_smem.index(slot), dv, is_async=True)
     if DEFER:
         dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
     else:
@@ -173,14 +234,14 @@ def step(
     if DEFER:
         dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
         if m > first:
-            add_dq(dq, dq_desc, dq_smem.index(W), row + m - BLOCK_M, W)
+            give_dq(dq, args, row + m - BLOCK_M, m - BLOCK_M, first, bounds, order, W, BLOCK_N, FORM)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         wait_ds(ds_full, b, b_phase, W, NAMED)
         dq_t = issue_dq(kt, k_smem, ds_smem.index(b), W, DEFER, DQ_L)
         dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-        add_dq(dq, dq_desc, dq_smem.index(W), row + m, W)
+        give_dq(dq, args, row + m, m, first, bounds, order, W, BLOCK_N, FORM)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(empty, slot, NAMED)
     slot, phase = advance(slot, phase, STAGES)

@@ -13,6 +13,7 @@ from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import shares_memory, tile_width
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
 from blocktune.kernels.flash_padded import padded_shape
+from blocktune.kernels.hopper_bwd_form import PANEL, is_wide, width_of
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.on_chip import FLOAT32_BYTES, OnChip, Place, Tile, on_chip
@@ -73,16 +74,20 @@ def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: Compute
 
 
 def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """Two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves."""
+    """Two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves. Of wider heads than
+    128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel by panel."""
     del limits
-    m, n, d, short, stages = config.block_m, config.block_n, shape.head_dim, shape.element_bytes, config.num_stages
+    m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
+    d, wide = width_of(shape), is_wide(shape)
+    exchanged = [_shared("P", n, m, FLOAT32_BYTES)] if wide else []
     return OnChip(
         tiles=(
             *(_shared(name, n, d, short) for name in "KV"),
-            *(_shared(name, m, d, short, stages) for name in ("Q", "dO")),
-            *(_shared(name, m, 1, FLOAT32_BYTES, stages) for name in ("LSE", "delta")),
-            _shared("dS", n, m, short, 2),
-            _shared("dQ on its way out", m, d, FLOAT32_BYTES),
+            *(_shared(name, m, d, short, slots) for name, slots in (("Q", stages), ("dO", stages - wide))),
+            *(_shared(name, m, 1, FLOAT32_BYTES, slots) for name, slots in (("LSE", stages), ("delta", stages - wide))),
+            *exchanged,
+            _shared("dS", n, m, short, 1 if wide else 2),
+            _shared("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
             *_gradients(m, n, d, d, short),
         ),
         loading_bytes=0,

@@ -11,10 +11,11 @@ import pytest
 import torch
 import triton
 
-from blocktune.kernels import flash_bwd_hopper
+from blocktune.kernels import hopper_bwd_launch
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
-from blocktune.kernels.features import Features
+from blocktune.kernels.extras import Extras
+from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.hopper_descriptors import describe, is_describable
 from blocktune.kernels.kernel import CompileSpec
@@ -52,14 +53,12 @@ def config(problem: AttentionShape, **changes: int) -> KernelConfig:
     ("problem", "reason"),
     [
         (shape(direction=Direction.FORWARD), "computes backward, but got a forward shape"),
-        (shape(features=Features(deterministic=True)), "does not know deterministic"),
-        (shape(features=Features(window=(127, 0))), "does not know window"),
+        (shape(features=Features(alibi=True, dropout=True, window=(127, 0))), "does not know alibi, dropout"),
+        (shape(features=Features(mask=MaskKind.BOOLEAN)), "does not know boolean"),
         (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
-        (shape(80), r"64 or 128, must hold .* \(head_dim=80, head_dim_v=80\)"),
-        (shape(128, head_dim_v=64), r"`head_dim == head_dim_v`.* \(head_dim=128, head_dim_v=64\)"),
-        (shape(seqlen_q=64), r"`seqlen % 128 == 0` must hold .* \(seqlen_q=64, seqlen_k=2048\)"),
-        (shape(seqlen_k=2056), r"`seqlen % 128 == 0` must hold .* \(seqlen_q=2048, seqlen_k=2056\)"),
-        (shape(causal=Causal.LOWER_RIGHT, seqlen_q=128), "causal for equal lengths only, but got 128 and 2048"),
+        (shape(32), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=32"),
+        (shape(264), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=264"),
+        (shape(128, head_dim_v=100), r"`40 <= head_dim_v <= 256`, in steps of 8, must hold .* head_dim_v=100"),
     ],
 )
 def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -> None:
@@ -84,8 +83,38 @@ def test_default_config_is_feasible(head_dim: int, seqlen: int, causal: Causal) 
     assert KERNEL.violations(KERNEL.default_config(problem, HOPPER), problem, HOPPER) == ()
 
 
+FEATURES = ("", "window=100:20", "softcap", "varlen", "deterministic", "varlen softcap deterministic window=9:-1")
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 160, 192, 256])
+def test_default_config_of_general_shapes_is_feasible(head_dim: int, features: str) -> None:
+    for causal in Causal:
+        problem = shape(head_dim, 1000, causal, seqlen_k=777, num_heads_kv=2, features=Features.parse(features))
+        assert KERNEL.unsupported(problem, HOPPER) is None
+        assert KERNEL.violations(KERNEL.default_config(problem, HOPPER), problem, HOPPER) == ()
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("block_m", 128), ("block_n", 64), ("num_stages", 1), ("fold_lse", 2), ("named_barriers", 4)]
+    ("head_dim", "features", "changes", "reason"),
+    [
+        (64, "softcap", {"fold_lse": 1}, "`fold_lse` 0 .* under a soft cap"),
+        (64, "varlen", {"persistent": 0}, "`persistent` 1 .* for varlen: tiles come from a counter"),
+        (128, "deterministic", {"persistent": 0}, "`persistent` 1 .* for deterministic"),
+        (128, "", {"block_n": 64}, "`block_n` 128 .* for heads of 128 columns, but got 64"),
+        (200, "", {"block_n": 128}, "`block_n` 64 .* for heads of 256 columns, but got 128"),
+        (192, "", {"named_barriers": 3}, "`named_barriers` 0 or 1 .* wider than 128, but got 3"),
+        (256, "", {"num_stages": 3}, "shared memory"),
+    ],
+)
+def test_what_goes_with_the_shape(head_dim: int, features: str, changes: dict[str, int], reason: str) -> None:
+    problem = shape(head_dim, features=Features.parse(features))
+    (told,) = KERNEL.violations(config(problem, **changes), problem, HOPPER)
+    assert re.search(reason, told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_m", 128), ("block_n", 32), ("num_stages", 1), ("fold_lse", 2), ("named_barriers", 4)]
 )
 def test_parameter_out_of_range(name: str, value: int) -> None:
     assert KERNEL.violations(config(shape(), **{name: value}), shape(), HOPPER) == (
@@ -95,7 +124,7 @@ def test_parameter_out_of_range(name: str, value: int) -> None:
 
 def test_barriers_fit_beside_the_largest_tiles() -> None:
     """`shared_bytes` leaves out up to 1 KiB, which decides nothing: no config comes that near to what a block has."""
-    for head_dim, stages in ((64, {2, 3, 4}), (128, {2, 3})):
+    for head_dim, stages in ((64, {2, 3, 4}), (128, {2, 3}), (192, {2, 3}), (256, {2})):
         space = SearchSpace.build(shape(head_dim), HOPPER, [KERNEL])
         assert {found.num_stages for found in space.feasible} == stages
         sizes = [KERNEL.shared_bytes(found, shape(head_dim), HOPPER) for found in space.feasible]
@@ -195,26 +224,49 @@ class Recorder:
 
 
 NAMES = ("prepare_kernel", "flash_bwd_hopper_kernel", "finish_kernel")
+GENERAL_NAMES = ("prepare_rows_kernel", "flash_bwd_hopper_kernel", "finish_rows_kernel")
+WIDE_NAMES = ("prepare_rows_kernel", "flash_bwd_hopper_wide_kernel", "finish_rows_kernel")
 
 
 @pytest.fixture
 def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
-    made = {name: Recorder(getattr(flash_bwd_hopper, name)) for name in NAMES}
+    made = {name: Recorder(getattr(hopper_bwd_launch, name)) for name in {*NAMES, *GENERAL_NAMES, *WIDE_NAMES}}
     for name, recorder in made.items():
-        monkeypatch.setattr(flash_bwd_hopper, name, recorder)
-    monkeypatch.setattr(flash_bwd_hopper.BackwardLaunch, "_grid", lambda launch, device: (1,))
+        monkeypatch.setattr(hopper_bwd_launch, name, recorder)
+    monkeypatch.setattr(hopper_bwd_launch.BackwardLaunch, "_grid", lambda launch, device: (1,))
     return made
 
 
 def empty_tensors(problem: AttentionShape) -> list[torch.Tensor]:
-    """q, k, v, out, lse, dout, dq, dk and dv."""
-    dtype, dim = getattr(torch, problem.dtype), problem.head_dim
-    query = torch.empty(problem.batch, problem.num_heads, problem.seqlen_q, dim, dtype=dtype)
-    key = torch.empty(problem.batch, problem.num_heads_kv, problem.seqlen_k, dim, dtype=dtype)
-    lse = torch.empty(query.shape[:-1])
-    q, out, dout, dq = (torch.empty_like(query) for _ in range(4))
-    k, v, dk, dv = (torch.empty_like(key) for _ in range(4))
+    """q, k, v, out, lse, dout, dq, dk and dv; of packed sequences each as long as the longest."""
+    dtype, packed = getattr(torch, problem.dtype), problem.features.varlen
+    batch, factor = (1, problem.batch) if packed else (problem.batch, 1)
+    queries, keys = (problem.num_heads, problem.seqlen_q * factor), (problem.num_heads_kv, problem.seqlen_k * factor)
+    q, dq = (torch.empty(batch, *queries, problem.head_dim, dtype=dtype) for _ in range(2))
+    out, dout = (torch.empty(batch, *queries, problem.head_dim_v, dtype=dtype) for _ in range(2))
+    k, dk = (torch.empty(batch, *keys, problem.head_dim, dtype=dtype) for _ in range(2))
+    v, dv = (torch.empty(batch, *keys, problem.head_dim_v, dtype=dtype) for _ in range(2))
+    lse = torch.empty(q.shape[1:-1] if packed else q.shape[:-1])
     return [q, k, v, out, lse, dout, dq, dk, dv]
+
+
+def extras_of(problem: AttentionShape) -> Extras:
+    begins = torch.zeros(problem.batch + 1, dtype=torch.int32) if problem.features.varlen else None
+    return Extras(softcap=20.0 * problem.features.softcap, cu_seqlens_q=begins, cu_seqlens_k=begins)
+
+
+def assert_compiled_ahead_as_launched(
+    problem: AttentionShape, names: tuple[str, str, str], recorders: dict[str, Recorder], monkeypatch: Any
+) -> None:
+    best = KERNEL.default_config(problem, HOPPER)
+    KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1, extras_of(problem))
+    launched = {name: recorders[name].specialized() for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(hopper_bwd_launch, name, recorder.function)
+    before, after = KERNEL.further_specs(best, problem)
+    specs: dict[str, CompileSpec] = dict(zip(names, (before, KERNEL.compile_spec(best, problem), after), strict=True))
+    for name, spec in specs.items():
+        assert (spec.signature, spec.constexprs, spec.attrs) == launched[name]
 
 
 @compiled_here
@@ -226,15 +278,47 @@ def test_what_is_compiled_ahead_is_what_is_launched(
     head_dim: int, causal: Causal, heads: tuple[int, int], recorders: dict[str, Recorder], monkeypatch: Any
 ) -> None:
     problem = shape(head_dim, 384, causal, num_heads=heads[0], num_heads_kv=heads[1], batch=1, dtype="float16")
-    best = KERNEL.default_config(problem, HOPPER)
-    KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1)
-    launched = {name: recorder.specialized() for name, recorder in recorders.items()}
-    for name, recorder in recorders.items():
-        monkeypatch.setattr(flash_bwd_hopper, name, recorder.function)
-    before, after = KERNEL.further_specs(best, problem)
-    specs: dict[str, CompileSpec] = dict(zip(NAMES, (before, KERNEL.compile_spec(best, problem), after), strict=True))
-    for name, spec in specs.items():
-        assert (spec.signature, spec.constexprs, spec.attrs) == launched[name]
+    assert_compiled_ahead_as_launched(problem, NAMES, recorders, monkeypatch)
+
+
+@compiled_here
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("features", FEATURES)
+def test_what_is_compiled_ahead_for_general_shapes_is_what_is_launched(
+    head_dim: int, features: str, recorders: dict[str, Recorder], monkeypatch: Any
+) -> None:
+    problem = shape(head_dim, 384, Causal.LOWER_RIGHT, seqlen_k=432, features=Features.parse(features))
+    names = WIDE_NAMES if head_dim > 128 else GENERAL_NAMES
+    assert_compiled_ahead_as_launched(problem, names, recorders, monkeypatch)
+
+
+def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]) -> None:
+    problem = shape(128, 1, seqlen_q=130, seqlen_k=70, features=Features(deterministic=True))
+    KERNEL.bind(config(problem), problem)(*empty_tensors(problem), 0.125)
+    (before, _), (after, _) = (recorders[name].calls[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
+    lse_log2, delta, sums, counter, turns = before[3:8]
+    assert lse_log2.numel() == delta.numel() == 2 * 4 * 192
+    assert sums.numel() == 2 * 4 * 192 * 128
+    assert counter.numel() == 1
+    assert turns.numel() == 2 * 4 * 3 * 2
+    assert after[0] is sums
+    assert recorders["prepare_rows_kernel"].grids == [(2 * 4 * 192 // 32,)]
+    assert recorders["finish_rows_kernel"].grids == [(2 * 4 * 3 * 2,)]
+
+
+def test_packed_descriptors_cancel_in_64_bits() -> None:
+    """Row 3 of the sequence that begins at 100 and is 7 long lies where it would without the two more dimensions."""
+    problem = shape(64, features=Features(varlen=True))
+    tensor = torch.empty(1, 500, 4, 64, dtype=torch.float16).transpose(1, 2)
+    made = hopper_bwd_launch._described(tensor, 64, problem)
+    made.__post_init__()  # its own checks
+    begin, length, row, head, column = 100, 7, 3, 2, 8
+    coordinates = (1 << 30, begin + length, head, (1 << 30) - length + row, column)
+    place = sum(2 * stride * at for stride, at in zip(made.strides, coordinates, strict=True)) % (1 << 64)
+    assert place == 2 * (tensor.stride(2) * (begin + row) + tensor.stride(1) * head + column)
+    assert coordinates[3] < made.shape[3] <= coordinates[3] + length - row
+    assert made.block_shape == [1, 1, 1, 64, 64]
 
 
 def test_every_launch_counts_its_own_tiles(recorders: dict[str, Recorder]) -> None:

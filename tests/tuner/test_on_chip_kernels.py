@@ -73,6 +73,16 @@ def test_hopper_s_backward_sums_in_registers_and_exchanges_ds() -> None:
     assert found.least_registers == 192
 
 
+@pytest.mark.parametrize("dim", [96, 192, 256])
+def test_hopper_s_backward_of_wider_heads(dim: int) -> None:
+    kernel, limits = get_kernel("flash_bwd_hopper"), limits_for((9, 0))
+    shape = shape_for(kernel, dim, "bf16")
+    config = kernel.default_config(shape, limits)
+    found = budget_of(config, shape, limits)
+    assert found is not None
+    assert found.shared_bytes == kernel.shared_bytes(config, shape, limits)
+
+
 def test_every_kernel_has_a_list_and_another_one_has_no_budget() -> None:
     assert set(BUDGETS) == set(KERNELS)
     assert budget_of(KernelConfig("somebody_s", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0))) is None
