@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import Extras
-from blocktune.kernels.flash_kernel import MAX_HEAD_DIM, contiguous_strides
+from blocktune.kernels.flash_kernel import contiguous_strides
 from blocktune.kernels.hopper_bwd_form import (
     BLOCK_M,
     BLOCK_N,
@@ -37,7 +37,7 @@ from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kerne
 from blocktune.kernels.hopper_bwd_tiles import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper_descriptors import is_describable
-from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.source_hash import hash_of_sources
