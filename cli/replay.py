@@ -30,6 +30,10 @@ def replay(
     strategy: Annotated[
         list[str] | None, typer.Option("--strategy", help="This one only; may be repeated.  [default: all]")
     ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Leave out this kernel, as on a GPU that cannot run it; may be repeated."),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
     out: Annotated[
         Path | None, typer.Option("--out", help="JSON file; strategies are added to one of the same sweeps.")
@@ -44,7 +48,9 @@ def replay(
     tune replay
     tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
     tune replay --out results/h200.replay.json
+    tune replay --without flash_fwd_hopper --without flash_bwd_hopper
     """
+    from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.compile_farm import default_workers
     from blocktune.tuner.replay_report import compare_strategies
     from blocktune.tuner.strategies import STRATEGIES
@@ -53,10 +59,12 @@ def replay(
     unknown = sorted(set(strategy or ()) - STRATEGIES.keys())
     if unknown:
         raise UsageError(f"A strategy is one of {', '.join(STRATEGIES)}, but got {', '.join(unknown)}.")
-    sweeps = [load_sweep(path) for path in sweep_files(places or [DEFAULT_PLACE])]
-    report = compare_strategies(
+    left_out = sorted({get_kernel(name).name for name in without or ()})
+    sweeps = [load_sweep(path).without(left_out) for path in sweep_files(places or [DEFAULT_PLACE])]
+    compared = compare_strategies(
         sweeps, strategy or list(STRATEGIES), seeds=seeds, workers=default_workers(), on_run=note
-    ).to_json()
+    )
+    report = {**compared.to_json(), "without": left_out}
     if out is not None:
         report = joined(report, out)
         write_atomically(out, json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n")

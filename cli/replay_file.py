@@ -74,8 +74,9 @@ def _strategies(document: Mapping[str, Any]) -> str:
     best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
     shapes, alike = len(document["sweeps"]), document["random_as_good"]
     configs = sum(sweep["configs"] for sweep in document["sweeps"])
+    without = f", without {' and '.join(left_out)}" if (left_out := document.get("without")) else ""
     caption = (
-        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}): "
+        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}{without}): "
         "how much slower than the best of the sweep the best of so many measurements is, "
         "mean and 95 % confidence interval over the shapes; `tune run` uses "
         f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded."

@@ -108,7 +108,7 @@ class FlashBackwardFused(FlashBackward):
         return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(instructions_per_score=6.5, rescales=False, products=5)
+        return SoftmaxCost(rescales=False, products=5, adds_walked=True)
 
     def sums_code(self, config: KernelConfig) -> int:
         return _sums_code(config)

@@ -5,7 +5,7 @@ twice, seven products instead of five (FlashAttention-2, arXiv 2307.08691, secti
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -30,8 +30,8 @@ from blocktune.kernels.flash_backward_memory import pass_bytes
 from blocktune.kernels.flash_gradient_kernels import keys_kernel, queries_kernel
 from blocktune.kernels.flash_kernel import heads_per_group
 from blocktune.kernels.flash_sparse_gradients import delta_kernel
-from blocktune.kernels.kernel import CompileSpec, SoftmaxCost
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.kernel import CompileSpec, SecondLaunch, SoftmaxCost
+from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
 
@@ -92,8 +92,20 @@ class FlashBackwardSplit(FlashBackward):
         return max(keys, queries)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        """Four products in the pass over keys, three in the one over queries; the probabilities twice."""
-        return SoftmaxCost(instructions_per_score=11.0, rescales=False, products=7)
+        """Of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
+        return SoftmaxCost(rescales=False, products=4)
+
+    def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch:
+        """The pass over queries: scores and dout v^T again, and the product that dq is."""
+        own = config.parameters
+        names = ("block_m", "block_n", "num_warps", "num_stages")
+        blocks = KernelConfig.of(self.name, {name: own[f"dq_{name}"] for name in names})
+        return SecondLaunch(
+            config=blocks,
+            shape=replace(shape, direction=Direction.FORWARD),
+            softmax=SoftmaxCost(rescales=False, products=3),
+            shared_bytes=pass_bytes(blocks.block_m, blocks.block_n, blocks.num_stages, shape, limits),
+        )
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")

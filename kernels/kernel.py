@@ -47,6 +47,7 @@ class SoftmaxCost:
     copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does. persistent:
     a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
     a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
+    adds_walked: of every tile a part of what belongs to the rows that are walked along is added to memory in float32.
     """
 
     instructions_per_score: float = 5.5
@@ -57,6 +58,20 @@ class SoftmaxCost:
     persistent: bool = False
     products: int = 2
     merge_overlaps: bool = False
+    adds_walked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLaunch:
+    """A launch of a config beside its longest one, as a plain forward for the models.
+
+    config, shape: its grid and tiles. softmax: what it costs. shared_bytes: of a block.
+    """
+
+    config: KernelConfig
+    shape: AttentionShape
+    softmax: SoftmaxCost
+    shared_bytes: int
 
 
 class AttentionKernel(ABC):
@@ -168,6 +183,11 @@ class AttentionKernel(ABC):
         shape themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way
         round."""
         return (config, shape) if shape.direction is Direction.FORWARD else folded_backward(config, shape)
+
+    def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch | None:
+        """What follows the longest launch and takes comparably long, None if there is no such launch."""
+        del config, shape, limits
+        return None
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

@@ -19,7 +19,7 @@ from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.cost_model import CostBreakdown, missing_rates, parts_of, predict
+from blocktune.tuner.cost_model import CostBreakdown, missing_rates, parts_of, predict, predict_second
 from blocktune.tuner.io_backward import standard_backward_traffic
 from blocktune.tuner.io_kernels import is_plain_v2, traffic_of
 from blocktune.tuner.io_model import (
@@ -152,7 +152,7 @@ def analyse(
         waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
         breakdown=predict(
             folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts_of(folded, shape)
-        )
+        ).followed_by(predict_second(kernel, config, shape, device))
         if fits and not missing
         else None,
         missing_rates=missing,

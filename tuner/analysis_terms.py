@@ -37,7 +37,7 @@ LIFTS = {
 BACKWARD_TERMS = {
     "exp": "exponentials of the probabilities",
     "arithmetic": "other arithmetic of the probabilities",
-    "l2": "queries and gradients from L2",
+    "l2": "queries and gradients from L2, and sums of dq there",
 }
 """Where a backward, whose blocks own keys and walk along the queries, differs."""
 
@@ -47,7 +47,8 @@ BACKWARD_LIFTS = {
     "exp": "one pass computes each probability once, two compute it twice; what helps is to compute them during "
     "products, by more resident blocks.",
     "arithmetic": "more resident blocks hide it behind products.",
-    "l2": "a larger block_n uses every query and its gradient more often; block_m does not matter to it.",
+    "l2": "a larger block_n uses every query and its gradient more often and adds to dq less often; block_m does not "
+    "matter to it.",
     "hbm": "no block sizes reduce what must be read at least once; one pass adds its sums of dq, two read the inputs "
     "twice.",
     "edge": "fewer, longer blocks have fewer of them: a larger block_n, if the grid still fills the GPU.",

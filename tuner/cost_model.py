@@ -21,6 +21,7 @@ from blocktune.kernels.limits import WARP_SIZE
 from blocktune.kernels.resources import KernelResources
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.cost_constants import CONSTANTS, CostConstants
+from blocktune.tuner.estimated_resources import estimated_second_resources
 from blocktune.tuner.occupancy import Occupancy, occupancy
 from blocktune.tuner.overlap import round_cycles
 from blocktune.tuner.visits import Visits, visits_of
@@ -28,6 +29,10 @@ from blocktune.tuner.visits import Visits, visits_of
 L2_BYTES_PER_CLOCK = 64.0
 """Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B a clock, 47 an SM; NVIDIA,
 "Ampere Architecture In-Depth"), but requests of neighbours for the same keys are answered together."""
+
+ADDED_BYTES_PER_CLOCK = 16.0
+"""Of one SM: float32 additions in L2, four a clock. Measured on an H200: 12 to 17 B, by atomics and by the copy engine
+alike, while the block waits."""
 
 LOCAL_BYTES_PER_CLOCK = 64.0
 """Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
@@ -73,6 +78,12 @@ class CostBreakdown:
         """The largest term: `tensor`, `exp`, `arithmetic`, `spill`, `l2`, `hbm`, `latency`, `edge` or `tail`."""
         terms = {name.removesuffix("_us"): time for name, time in asdict(self).items() if name != "total_us"}
         return max(terms, key=lambda name: terms[name])
+
+    def followed_by(self, second: "CostBreakdown | None") -> "CostBreakdown":
+        """Both launches, one after the other."""
+        if second is None:
+            return self
+        return CostBreakdown(**{name: time + getattr(second, name) for name, time in asdict(self).items()})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"binding": self.binding}
@@ -123,9 +134,30 @@ def predict_us(
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
     occupied = occupancy(resources, device.limits)
-    softmax = kernel.softmax_cost(config)
-    config, folded = kernel.as_forward(config, shape)
-    return predict(folded, config, resources, occupied, device, softmax, parts_of(folded, shape), constants).total_us
+    blocks, folded = kernel.as_forward(config, shape)
+    parts = parts_of(folded, shape)
+    first = predict(folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts, constants)
+    return first.followed_by(predict_second(kernel, config, shape, device, constants)).total_us
+
+
+def predict_second(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    constants: CostConstants = CONSTANTS,
+) -> CostBreakdown | None:
+    """The predicted time of the launch behind the longest one, whose resources are estimated; None if there is none.
+
+    Raises:
+        UsageError: a rate of the device is unknown, or the launch does not fit it.
+    """
+    launch = kernel.second_launch(config, shape, device.limits)
+    if launch is None:
+        return None
+    resources = estimated_second_resources(launch, device)
+    occupied = occupancy(resources, device.limits)
+    return predict(launch.shape, launch.config, resources, occupied, device, launch.softmax, 1, constants)
 
 
 def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
@@ -180,6 +212,8 @@ class _Model:
         spilled = self._constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
         self._spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
+        added = 4 * config.block_n * padded_width(shape.head_dim) if softmax.adds_walked else 0
+        self._adding = added / ADDED_BYTES_PER_CLOCK
 
     def breakdown(self) -> CostBreakdown:
         tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles an SM
@@ -193,7 +227,7 @@ class _Model:
             exp_us=self._us(tiles * self._exp),
             arithmetic_us=self._us(tiles * self._arithmetic),
             spill_us=self._us(tiles * self._spill),
-            l2_us=self._us(tiles * self._load),
+            l2_us=self._us(tiles * (self._load + self._adding)),
             hbm_us=hbm,
             latency_us=self._us(tiles * self._waiting_cycles(self._blocks) / self._blocks),
             edge_us=launches + self._us(edges),
@@ -261,8 +295,8 @@ class _Model:
         for the same tile at the same time; else one may compute while another waits."""
         waiting = self._late_cycles(blocks)
         if self._softmax.copying_warps:
-            return self._round_cycles(blocks, 0.0) + waiting / blocks
-        return self._round_cycles(blocks, waiting)
+            return self._round_cycles(blocks, 0.0) + waiting / blocks + self._adding
+        return self._round_cycles(blocks, waiting) + self._adding
 
     def _waiting_cycles(self, blocks: int) -> float:
         """Of a warpgroup in every round, for no unit."""

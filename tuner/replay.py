@@ -167,7 +167,7 @@ class Replay:
     def _first(self) -> tuple[KernelConfig, ...]:
         """What a search without neighbours tries first: the default and the paper's rule."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
-        able = kernels_for(shape, limits)
+        able = [kernel for kernel in kernels_for(shape, limits) if kernel.name in self._kernels]
         named = [able[0].default_config(shape, limits), paper_config(able[0], shape, limits)] if able else []
         return tuple(config for config in named if config in self._trials)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.tuner.bench import RACE_MARGIN, RACE_ROUNDS
-from blocktune.tuner.estimate import estimated_resources
+from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.replay import Replay, ReplayRun
 from blocktune.tuner.strategies import DEFAULT, STRATEGIES
 from blocktune.tuner.sweep_file import Sweep
@@ -203,8 +203,10 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
 
 
 def _default(sweep: Sweep, kernel: str | None) -> KernelConfig:
-    """What this kernel, or the first of all that can, takes without any tuning."""
-    able = get_kernel(kernel) if kernel else kernels_for(sweep.shape, sweep.device.limits)[0]
+    """What this kernel, or the first of all that can and was swept, takes without any tuning."""
+    swept = {trial.config.kernel for trial in sweep.trials}
+    serving = (one for one in kernels_for(sweep.shape, sweep.device.limits) if one.name in swept)
+    able = get_kernel(kernel) if kernel else next(serving)
     return able.default_config(sweep.shape, sweep.device.limits)
 
 

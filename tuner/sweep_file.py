@@ -11,10 +11,10 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from blocktune.db.exchange import FORMAT as EXPORT_FORMAT
 from blocktune.db.exchange import FORMAT_VERSION as EXPORT_VERSION
@@ -85,6 +85,20 @@ class Sweep:
         protocol 2."""
         raced = self.environment.protocol >= FIRST_RACED
         return frozenset(trial.config for trial in self.trials if not (raced and stopped_early(trial.samples_us)))
+
+    def without(self, kernels: Collection[str]) -> Self:
+        """The same sweep on a device that lacks these kernels.
+
+        Raises:
+            UsageError: no other kernel was timed.
+        """
+        kept = tuple(trial for trial in self.trials if trial.config.kernel not in kernels)
+        if not any(trial.outcome is Outcome.OK for trial in kept):
+            raise UsageError(
+                f"A sweep must hold times of other kernels than are left out, but that of {self.label} has none "
+                f"besides {', '.join(sorted(kernels))}. Leave out fewer kernels, or name other sweeps."
+            )
+        return replace(self, trials=kept)
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monk
     assert refused.exit_code == 2
     assert "same sweeps" in refused.stderr
     assert json.loads(out.read_text()) == document
+
+
+def test_a_kernel_can_be_left_out(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.tuner.compile_farm.default_workers", lambda: 1)
+    other = recorded.get_kernel("flash_fwd_tma")
+    both = recorded.sweep()
+    turned = [replace(trial, config=replace(trial.config, kernel=other.name)) for trial in both.trials]
+    save_sweep(replace(both, trials=(*both.trials, *turned)), places)
+    out = tmp_path / "h200-other.replay.json"
+    words = ("replay", places, "--strategy", "model", "--without", "flash_fwd_tma")
+    assert tune(*words, "--out", out).exit_code == 0
+    document = json.loads(out.read_text())
+    assert document["without"] == ["flash_fwd_tma"]
+    assert [sweep["configs"] for sweep in document["sweeps"]] == [len(both.trials)]
+    assert "without flash_fwd_tma)" in with_results(f"<!-- results {out.name} -->\n<!-- /results -->", tmp_path)
+    nothing = tune(*words, "--without", "flash_fwd")
+    assert nothing.exit_code == 2
+    assert "none besides flash_fwd, flash_fwd_tma" in nothing.stderr
+    assert tune("replay", places, "--without", "flash_fwd_nine").exit_code == 2
 
 
 def test_wrong_use_is_said(tune, places: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from blocktune.kernels.hopper_descriptors import PACKED_ROWS, describe, describe
 from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.paper import paper_config
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.estimate import estimated_resources, usefulness
+from blocktune.tuner.estimate import usefulness
+from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.resources import compile_resources, options_of, source_of
 from blocktune.tuner.space import SearchSpace

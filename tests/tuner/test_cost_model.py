@@ -12,16 +12,19 @@ from blocktune.kernels.kernel import SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.resources import KernelResources
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost_constants import CONSTANTS
 from blocktune.tuner.cost_model import (
+    ADDED_BYTES_PER_CLOCK,
     CostBreakdown,
     missing_rates,
     parts_of,
     predict,
+    predict_second,
     predict_us,
 )
-from blocktune.tuner.estimate import estimated_resources, usefulness
+from blocktune.tuner.estimate import usefulness
+from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy import occupancy
 
 H200 = device_named("h200")
@@ -39,6 +42,9 @@ class Kernel:
 
     def as_forward(self, config: KernelConfig, problem: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, problem
+
+    def second_launch(self, config: KernelConfig, problem: AttentionShape, limits: ComputeLimits) -> None:
+        return None
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         del limits
@@ -252,6 +258,37 @@ def test_a_merge_of_shares_is_a_launch_more() -> None:
     assert moved.hbm_us > alone.hbm_us
     assert moved.total_us - alone.total_us > CONSTANTS.merge_us
     assert parts_of(problem, problem) == 1
+
+
+def test_a_backward_in_two_passes_takes_as_long_as_both() -> None:
+    kernel, problem = get_kernel("flash_bwd_split"), replace(shape(128, 2048), direction=Direction.BACKWARD)
+    blocks = kernel.default_config(problem, H200.limits)
+    resources = estimated_resources(kernel, blocks, problem, H200)
+    owner, folded = kernel.as_forward(blocks, problem)
+    cost = kernel.softmax_cost(blocks)
+    keys = predict(folded, owner, resources, occupancy(resources, H200.limits), H200, cost)
+    queries = predict_second(kernel, blocks, problem, H200)
+    assert queries is not None
+    both = keys.followed_by(queries)
+    assert predict_us(kernel, blocks, problem, H200, resources) == both.total_us == keys.total_us + queries.total_us
+    assert both.tensor_us == keys.tensor_us + queries.tensor_us
+    assert queries.tensor_us == pytest.approx(0.75 * keys.tensor_us, rel=0.1)  # three products after four
+    narrow = KernelConfig.of(kernel.name, blocks.parameters | {"dq_block_m": 32, "dq_block_n": 32})
+    assert predict_us(kernel, narrow, problem, H200, resources) > 1.25 * both.total_us
+
+
+def test_sums_in_memory_cost_what_is_added() -> None:
+    problem, blocks = shape(128, 2048), config(64, 64)
+    resources = estimated_resources(KERNEL, blocks, problem, H200)
+    occupied = occupancy(resources, H200.limits)
+    alone, adding = (
+        predict(problem, blocks, resources, occupied, H200, SoftmaxCost(adds_walked=adds)) for adds in (False, True)
+    )
+    added_bytes = 8 * 16 * (2048 // 64) * 2048 * 128 * 4  # every key once for every tile of queries, in float32
+    clock_mhz = CONSTANTS.sustained_clock * H200.tensor_tflops * 1e6 / (H200.tensor_flops_per_clock * H200.num_sms)
+    longer_us = added_bytes / ADDED_BYTES_PER_CLOCK / H200.num_sms / clock_mhz
+    assert adding.l2_us - alone.l2_us == pytest.approx(longer_us)
+    assert adding.total_us - alone.total_us == pytest.approx(longer_us, rel=0.05)
 
 
 def test_a_warp_on_half_of_the_schedulers_takes_twice_as_long_alone() -> None:

@@ -71,6 +71,14 @@ def test_the_default_strategy_needs_twenty_measurements(replays: list[Replay]) -
     assert np.percentile(regrets, 95) <= 0.05
 
 
+def test_the_model_tells_two_passes_from_one(sweeps: list[Sweep]) -> None:
+    """The backwards of GPUs that lack the Hopper kernel: all of them to choose from, but that one."""
+    backwards = [sweep.without(["flash_bwd_hopper"]) for sweep in sweeps if sweep.shape.direction == "backward"]
+    (row,) = (row for row in model_rows(map(Replay, backwards)) if row["kernel"] is None)
+    assert row["rank_correlation"]["low"] >= 0.75
+    assert row["first_choice"]["high"] <= 0.05
+
+
 def test_the_model_alone_chooses_well(replays: list[Replay]) -> None:
     alone = [next(row for row in model_rows([replay]) if row["kernel"] is None) for replay in replays]
     assert np.median([row["first_choice"]["median"] for row in alone]) <= 0.10

@@ -14,7 +14,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner import replay_report
 from blocktune.tuner.cost_model import predict_us
 from blocktune.tuner.defaults import complete_shape
-from blocktune.tuner.estimate import estimated_resources
+from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy import occupancy
 from blocktune.tuner.replay import WORKERS, Replay
 from blocktune.tuner.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows, racing_row
