@@ -1,6 +1,5 @@
 """A launch of the Hopper backward: descriptors, workspace, and the three kernels."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +24,13 @@ from blocktune.kernels.hopper_bwd_form import (
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kernel, prepare_kernel, prepare_rows_kernel
 from blocktune.kernels.hopper_bwd_tiles import flash_bwd_hopper_kernel
 from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
-from blocktune.kernels.hopper_descriptors import descriptor, is_describable, swizzled
+from blocktune.kernels.hopper_descriptors import describe, describe_packed, descriptor, is_describable
 from blocktune.kernels.shape import AttentionShape
 
 WARPS = 4
 """Of a warpgroup; also what the copying warp takes: itself, and three idle ones up to a whole warpgroup."""
 PASS_ROWS = 32
 """Rows of a program of the pass before."""
-PACKED_ROWS = 1 << 30
-"""Where every packed sequence ends for the copy engine (`copy_rows` of hopper_bwd_bounds.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +142,5 @@ def _described(tensor: Any, block_rows: int, shape: AttentionShape) -> Any:
             "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but got "
             f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
         )
-    sizes, width = list(tensor.shape), descriptor_width(shape)
-    outer = zip(tensor.stride()[:-1], sizes, strict=False)
-    strides = [*(stride if size > 1 else sizes[3] for stride, size in outer), 1]  # where nothing follows: any
-    if not shape.features.varlen:
-        layout = swizzled(block_rows, width, tensor.dtype)
-        return descriptor(tensor, sizes, strides, [1, 1, block_rows, width], layout)
-    row = strides[2]
-    sizes, strides = [0x7FFF0000, 0x7FFF0000, sizes[1], PACKED_ROWS, sizes[3]], [(1 << 34) - row, row, *strides[1:]]
-    return descriptor(tensor, sizes, strides, [1, 1, 1, block_rows, width], _packed(block_rows, width, tensor.dtype))
-
-
-@functools.cache
-def _packed(rows: int, columns: int, dtype: Any) -> Any:
-    """The layout in shared memory of a block of packed rows."""
-    import torch
-
-    element = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, 1, rows, columns], element)
+    make = describe_packed if shape.features.varlen else describe
+    return make(tensor, block_rows, descriptor_width(shape))
