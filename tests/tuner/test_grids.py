@@ -36,6 +36,7 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_fwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_bwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_decode": {"seqlen_q": 3},
+        "flash_decode_hopper": {"seqlen_q": 3},
     }
     return replace(PLAIN, direction=KERNELS[kernel].direction, **own.get(kernel, {}) | changes)
 

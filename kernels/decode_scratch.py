@@ -1,0 +1,50 @@
+"""Memory that blocks of one launch share: counters, which are zero between launches, and a workspace."""
+
+from typing import Any
+
+SPARE_COUNTERS = 1 << 16
+"""Zeros of a GPU that are kept for launches in CUDA graphs."""
+
+_kept: dict[tuple[int, int], tuple[Any, Any]] = {}
+_spare: dict[int, Any] = {}
+
+
+def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
+    """(float32 workspace, int32 zeros), at least so many. The launch that gets them must leave zeros.
+
+    Launches of a stream follow each other and share theirs. A CUDA graph may run beside its stream, and beside another
+    graph: each of its launches has its own.
+    """
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        return torch.empty(floats, dtype=torch.float32, device=device), _zeros_for_a_graph(device, counters)
+    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
+    kept = _kept.get(key)
+    if kept is None or kept[0].numel() < floats or kept[1].numel() < counters:
+        kept = _kept[key] = _larger(kept, device, counters, floats)
+    return kept
+
+
+def _larger(kept: tuple[Any, Any] | None, device: Any, counters: int, floats: int) -> tuple[Any, Any]:
+    import torch
+
+    if device.index not in _spare:
+        _spare[device.index] = torch.zeros(SPARE_COUNTERS, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)  # a graph may run on another stream
+    if kept is not None:
+        floats, counters = max(floats, kept[0].numel()), max(counters, kept[1].numel())
+    work = torch.empty(floats, dtype=torch.float32, device=device)
+    return work, torch.zeros(counters, dtype=torch.int32, device=device)
+
+
+def _zeros_for_a_graph(device: Any, counters: int) -> Any:
+    """Zeros that nobody else gets, without an operation that would become part of the graph, while there are any."""
+    import torch
+
+    spare = _spare.get(device.index)
+    aligned = -(-counters // 4) * 4  # compiled code takes addresses for multiples of 16 bytes
+    if spare is None or spare.numel() < aligned:
+        return torch.zeros(counters, dtype=torch.int32, device=device)
+    _spare[device.index] = spare[aligned:]
+    return spare[:counters]
