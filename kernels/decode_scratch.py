@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
+
 SPARE_COUNTERS = 1 << 16
 """Zeros of a GPU that are kept for launches in CUDA graphs."""
 
-_kept: dict[tuple[int, int], tuple[Any, Any]] = {}
+_kept: dict[tuple[int, int], tuple[int, int, Any, Any]] = {}
+"""By device and stream: sizes of the two, workspace and counters."""
 _spare: dict[int, Any] = {}
 
 
@@ -15,33 +18,29 @@ def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
     Launches of a stream follow each other and share theirs. A CUDA graph may run beside its stream, and beside another
     graph: each of its launches has its own.
     """
-    import torch
-
     if torch.cuda.is_current_stream_capturing():
         return torch.empty(floats, dtype=torch.float32, device=device), _zeros_for_a_graph(device, counters)
     key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
     kept = _kept.get(key)
-    if kept is None or kept[0].numel() < floats or kept[1].numel() < counters:
+    if kept is None or kept[0] < floats or kept[1] < counters:
         kept = _kept[key] = _larger(kept, device, counters, floats)
-    return kept
+    return kept[2], kept[3]
 
 
-def _larger(kept: tuple[Any, Any] | None, device: Any, counters: int, floats: int) -> tuple[Any, Any]:
-    import torch
-
+def _larger(
+    kept: tuple[int, int, Any, Any] | None, device: Any, counters: int, floats: int
+) -> tuple[int, int, Any, Any]:
     if device.index not in _spare:
         _spare[device.index] = torch.zeros(SPARE_COUNTERS, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)  # a graph may run on another stream
     if kept is not None:
-        floats, counters = max(floats, kept[0].numel()), max(counters, kept[1].numel())
+        floats, counters = max(floats, kept[0]), max(counters, kept[1])
     work = torch.empty(floats, dtype=torch.float32, device=device)
-    return work, torch.zeros(counters, dtype=torch.int32, device=device)
+    return floats, counters, work, torch.zeros(counters, dtype=torch.int32, device=device)
 
 
 def _zeros_for_a_graph(device: Any, counters: int) -> Any:
     """Zeros that nobody else gets, without an operation that would become part of the graph, while there are any."""
-    import torch
-
     spare = _spare.get(device.index)
     aligned = -(-counters // 4) * 4  # compiled code takes addresses for multiples of 16 bytes
     if spare is None or spare.numel() < aligned:

@@ -1,8 +1,8 @@
 """Decoding on Hopper in one launch: every warp has keys of its own in registers, and the last block merges the shares.
 
-The device functions are in kernels/hopper_decode_tiles.py. This kernel takes 16-bit types, head dimensions of 64 and 128,
-full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages, and leaves
-everything else to `flash_decode`.
+The device functions are in kernels/hopper_decode_tiles.py. This kernel takes 16-bit types, head dimensions of 64 and
+128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages, and
+leaves everything else to `flash_decode`.
 """
 
 from collections.abc import Mapping
@@ -111,7 +111,8 @@ class FlashDecodeHopper(AttentionKernel):
         tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv * _row_tiles(shape)
         useful = [splits for splits in self.parameters["splits"] if splits <= tiles]
         splits = next((splits for splits in useful if 4 * blocks * splits >= 3 * MULTIPROCESSORS), useful[-1])
-        return KernelConfig(self.name, 16, block_n, warps, 1, (("splits", splits), ("stream", 1)))
+        once = int(_row_tiles(shape) == 1)  # keys that several tiles of rows read had better stay
+        return KernelConfig(self.name, 16, block_n, warps, 1, (("splits", splits), ("stream", once)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(merge_overlaps=True)
@@ -204,7 +205,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 
 
 def _example_strides(shape: AttentionShape) -> dict[str, int]:
-    """Those of contiguous tensors; of pages, which take the place of batch entries, too. Of keys and values in words."""
+    """Those of contiguous tensors, and of pages, which take the place of batch entries; of keys and values in words."""
     strides = contiguous_strides(shape, "q")
     rows = shape.features.page_size or shape.seqlen_k
     for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):

@@ -1,5 +1,7 @@
-"""Decoding on Hopper in one launch, in Gluon: the kernel of kernels/flash_decode_hopper.py. What makes it fast is told in
-kernels/hopper_decode_tiles.py."""
+"""Decoding on Hopper in one launch, in Gluon: the kernel of kernels/flash_decode_hopper.py.
+
+What makes it fast is told in kernels/hopper_decode_tiles.py.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -47,13 +49,13 @@ def flash_decode_hopper_kernel(
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr,
 ):  # fmt: skip
-    """Program (x, split, batch): ROWS packed rows of one key head, x // row_tiles, and one of SPLITS shares of its keys.
+    """Program (x, split, batch): ROWS packed rows of the key head x // row_tiles, and one of SPLITS shares of its keys.
 
     Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
     PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
-    the workspace, and Counter: zeros, one for each (x, batch), and zeros again at the end; both None with one split. Lengths
-    int32 [batch] or None: all have seqlen_k keys. CAUSAL: query i sees the keys up to i + d, where d is 0 (FROM_START)
-    or length - seqlen_q.
+    the workspace, and Counter: zeros, one for each (x, batch), and zeros again at the end; both None with one split.
+    Lengths int32 [batch] or None: all have seqlen_k keys. Strides of K and V are in words of 32 bits. CAUSAL: query i
+    sees the keys up to i + d, where d is 0 (FROM_START) or length - seqlen_q.
     """
     W: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = BLOCK_N // W

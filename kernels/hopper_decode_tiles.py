@@ -1,14 +1,15 @@
 """Decoding straight from memory to the tensor cores' registers, in Gluon: device functions, compute capability 9.0.
 
 A block is one share of the keys of one (batch, key head) and up to 16 packed rows of queries (row r: query head
-r // seqlen_q of the group, query r % seqlen_q). Every warp has keys of its own, with maximum, sum and output of its own:
-nothing in the loop waits for another warp, and nothing goes through shared memory. The leading dimension of all tensors
-here is the warp.
+r // seqlen_q of the group, query r % seqlen_q). Every warp has keys of its own, with maximum, sum and output of its
+own: nothing in the loop waits for another warp, and nothing goes through shared memory. The leading dimension of all
+tensors here is the warp.
 
 1. Loads of 16 bytes a thread put K and V where `mma` reads them. A product does not care for the order of the dimension
-   that it sums over, hence the eight elements that a thread loads of a key may stand for any eight: Q is read in the same
-   order. Of V a thread loads eight columns of two neighbouring keys, which the second product, V^T P^T, wants in one
-   register; its rows come out permuted, and `in_order` puts them back.
+   that it sums over, hence the eight elements that a thread loads of a key may stand for any eight: Q is read in the
+   same order. Of V a thread loads eight columns of two neighbouring keys, which the second product, V^T P^T, wants in
+   one register; its rows come out permuted, and `in_order` puts them back. Both products have the packed rows as their
+   columns, of which the smallest tile has eight.
 2. The next tile of K is on its way while this tile's V is multiplied, and the next V from then on: the registers that a
    product has read are the buffer of what comes next. All registers of a multiprocessor together hold more than its
    shared memory.
@@ -23,7 +24,6 @@ total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -113,7 +113,7 @@ def key_offsets(
 def load_pages(
     table, tile, stop, stop_key, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """[W, KEYS]: the page of every key of a tile; behind the share, where the table may hold anything, nothing is read."""
+    """[W, KEYS]: the page of every key of a tile. Behind the share, where the table may hold anything, none is read."""
     if PAGE_SIZE == 0:
         return 0
     else:
@@ -229,7 +229,11 @@ def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
     m = maxima.load(gl.SliceLayout(2, OUT))
     best = gl.max(m, 0)
     weights = gl.exp2(m - finite(best)[None, :])
-    return gl.sum(outputs.load(OUT) * weights[:, :, None], 0), best, gl.sum(totals.load(gl.SliceLayout(2, OUT)) * weights, 0)
+    return (
+        gl.sum(outputs.load(OUT) * weights[:, :, None], 0),
+        best,
+        gl.sum(totals.load(gl.SliceLayout(2, OUT)) * weights, 0),
+    )
 
 
 @gluon.jit

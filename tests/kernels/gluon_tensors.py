@@ -1,7 +1,7 @@
 """Runs a Gluon kernel without partitions on the CPU: its own source, with stand-ins for tensors, pointers and memory.
 
-gluon_machine.py does the same for kernels whose warps specialise. Register layouts are not modelled: they say which thread
-holds what, and no result depends on it. Pointers are checked: whatever is loaded or stored must lie in its tensor.
+gluon_machine.py does the same for kernels whose warps specialise. Register layouts are not modelled: they say which
+thread holds what, and no result depends on it. Whatever is loaded or stored must lie in its tensor.
 """
 
 import itertools

@@ -10,7 +10,7 @@ import torch
 from triton import knobs
 from triton.runtime.jit import KernelInterface
 
-from blocktune.kernels import flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import Extras
@@ -71,6 +71,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelConfig, Attenti
 
     monkeypatch.setattr(KernelInterface, "__getitem__", record)
     monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: None)
+    monkeypatch.setattr(flash_decode_hopper, "scratch", lambda device, counters, floats: (None, None))
 
     def blocks(config: KernelConfig, shape: AttentionShape) -> int:
         kernel = KERNELS[config.kernel]
