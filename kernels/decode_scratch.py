@@ -1,5 +1,6 @@
 """Memory that blocks of one launch share: counters, which are zero between launches, and a workspace."""
 
+import threading
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ SPARE_COUNTERS = 1 << 16
 _kept: dict[tuple[int, int], tuple[int, int, Any, Any]] = {}
 """By device and stream: sizes of the two, workspace and counters."""
 _spare: dict[int, Any] = {}
+_spare_lock = threading.Lock()
 
 
 def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
@@ -30,9 +32,10 @@ def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
 def _larger(
     kept: tuple[int, int, Any, Any] | None, device: Any, counters: int, floats: int
 ) -> tuple[int, int, Any, Any]:
-    if device.index not in _spare:
-        _spare[device.index] = torch.zeros(SPARE_COUNTERS, dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)  # a graph may run on another stream
+    with _spare_lock:
+        if device.index not in _spare:
+            _spare[device.index] = torch.zeros(SPARE_COUNTERS, dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)  # a graph may run on another stream
     if kept is not None:
         floats, counters = max(floats, kept[0]), max(counters, kept[1])
     work = torch.empty(floats, dtype=torch.float32, device=device)
@@ -41,9 +44,10 @@ def _larger(
 
 def _zeros_for_a_graph(device: Any, counters: int) -> Any:
     """Zeros that nobody else gets, without an operation that would become part of the graph, while there are any."""
-    spare = _spare.get(device.index)
     aligned = -(-counters // 4) * 4  # compiled code takes addresses for multiples of 16 bytes
-    if spare is None or spare.numel() < aligned:
-        return torch.zeros(counters, dtype=torch.int32, device=device)
-    _spare[device.index] = spare[aligned:]
-    return spare[:counters]
+    with _spare_lock:
+        spare = _spare.get(device.index)
+        if spare is not None and spare.numel() >= aligned:
+            _spare[device.index] = spare[aligned:]
+            return spare[:counters]
+    return torch.zeros(counters, dtype=torch.int32, device=device)

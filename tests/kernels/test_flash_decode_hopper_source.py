@@ -85,21 +85,19 @@ def test_blocks_and_head_dimensions(
     check(config_of(block_n, 1, warps, stream=0), case_of(shape), monkeypatch)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("heads", [(2, 2), (7, 1), (16, 2), (20, 1)])
-def test_groups_of_query_heads(heads: tuple[int, int], splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(config_of(splits=splits), case_of(shape_of(num_heads=heads[0], num_heads_kv=heads[1])), monkeypatch)
+def test_groups_of_query_heads(heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    check(config_of(), case_of(shape_of(num_heads=heads[0], num_heads_kv=heads[1])), monkeypatch)
 
 
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("seqlen_q", [2, 5, 32])
+@pytest.mark.parametrize("seqlen_q", [2, 16])
 def test_few_queries(seqlen_q: int, causal: Causal, monkeypatch: pytest.MonkeyPatch) -> None:
     check(config_of(), case_of(shape_of(seqlen_q=seqlen_q, seqlen_k=150, causal=causal)), monkeypatch)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("seqlen_q", [1, 4])
+@pytest.mark.parametrize(("seqlen_q", "splits"), [(1, 4), (4, 4), (4, 1)])
 def test_cache_lengths(splits: int, causal: Causal, seqlen_q: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty, fuller and full entries, and one with fewer keys than queries; NaN behind all of them."""
     shape = shape_of(CACHED, batch=5, num_heads=2, num_heads_kv=1, seqlen_q=seqlen_q, causal=causal)
