@@ -18,7 +18,7 @@ tensors here is the warp.
 4. The warps' results meet in shared memory. With SPLITS > 1 the block writes what it has to the workspace, and the last
    of a tile's blocks, which a counter finds, merges the shares: there is no second launch.
 
-The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [splits, total_rows], then l likewise, with
+The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [total_rows, splits], then l likewise, with
 total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(s - m), o = sum 2^(s - m) v.
 """
 
@@ -242,20 +242,31 @@ def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLI
     ROWS: gl.constexpr = o.shape[0]
     LAYOUT: gl.constexpr = o.type.layout
     start = gl.program_id(1) * total_rows + place
+    statistics = work + SPLITS * total_rows * WIDTH + place * SPLITS + gl.program_id(1)
     own = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
     inside = (own < rows)[:, None] & (columns >= 0)[None, :]
     gl.store(work + start * WIDTH + own[:, None] * WIDTH + columns[None, :], o, mask=inside)
-    sums = work + SPLITS * total_rows * WIDTH + start
     once = gl.arange(0, ROWS, m.type.layout)
-    gl.store(sums + once, m, mask=once < rows)
-    gl.store(sums + SPLITS * total_rows + once, l, mask=once < rows)
+    gl.store(statistics + once * SPLITS, m, mask=once < rows)
+    gl.store(statistics + SPLITS * total_rows + once * SPLITS, l, mask=once < rows)
 
 
 @gluon.constexpr_function
 def shares_at_once(splits, elements_per_thread):
     """How many shares the merge loads together: what 64 registers hold."""
     return min(splits, max(1, 64 // elements_per_thread))
+
+
+@gluon.constexpr_function
+def statistics_layout(shares, rows, warps):
+    """Of [shares, rows]: a thread has all shares of a row, side by side, as it has all parts in `result_layout`."""
+    beside = min(warps, rows)
+    registers = [[1 << bit, 0] for bit in range(shares.bit_length() - 1)]
+    registers += [[0, 1 << bit] for bit in range(beside.bit_length() - 1, rows.bit_length() - 1)]
+    own = [[0, 1 << bit] for bit in range(beside.bit_length() - 1)]
+    copies = [[0, 0]] * ((warps // beside).bit_length() - 1)
+    return gl.DistributedLinearLayout(registers, [[0, 0]] * 5, own + copies, [], [shares, rows])
 
 
 @gluon.jit
@@ -265,29 +276,33 @@ def merge_parts(
     """The triple of all shares, of rows place .. place + rows - 1, past the first-level cache: others wrote them."""
     CHUNK: gl.constexpr = shares_at_once(SPLITS, ROWS * WIDTH // (32 * gl.num_warps()))
     PAIRS: gl.constexpr = gl.SliceLayout(2, OUT)
+    SIDE_BY_SIDE: gl.constexpr = statistics_layout(CHUNK, ROWS, gl.num_warps())
     LAYOUT: gl.constexpr = gl.SliceLayout(0, OUT)
+    own = gl.arange(0, ROWS, gl.SliceLayout(0, SIDE_BY_SIDE))
+    shares = gl.arange(0, CHUNK, gl.SliceLayout(1, SIDE_BY_SIDE))
+    known = (own < rows)[None, :] & (shares >= 0)[:, None]
+    maxima = work + SPLITS * total_rows * WIDTH + place * SPLITS + (own[None, :] * SPLITS + shares[:, None])
     own = gl.arange(0, ROWS, gl.SliceLayout(0, PAIRS))
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, OUT)))
     shares = gl.arange(0, CHUNK, gl.SliceLayout(1, PAIRS))
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, OUT)))
     inside = (own < rows)[None, :] & (shares >= 0)[:, None]
-    places = shares[:, None] * total_rows + own[None, :]
-    maxima = work + SPLITS * total_rows * WIDTH + place + places
     parts = work + place * WIDTH + (shares[:, None] * (total_rows * WIDTH) + own[None, :] * WIDTH)[:, :, None]
     parts = parts + columns[None, None, :]
     best = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, PAIRS))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, PAIRS))
     o = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
     for _ in range(SPLITS // CHUNK):
-        m = gl.load(maxima, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        l = gl.load(maxima + SPLITS * total_rows, mask=inside, other=0.0, cache_modifier=".cg")
+        m = gl.load(maxima, mask=known, other=float("-inf"), cache_modifier=".cg")
+        l = gl.load(maxima + SPLITS * total_rows, mask=known, other=0.0, cache_modifier=".cg")
         found = gl.load(parts, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+        m = gl.convert_layout(m, PAIRS)
         new = gl.maximum(best, gl.max(m, 0))
         weights = gl.exp2(m - finite(new)[None, :])
         kept = gl.exp2(best - finite(new))
-        total = total * kept + gl.sum(l * weights, 0)
+        total = total * kept + gl.sum(gl.convert_layout(l, PAIRS) * weights, 0)
         o = o * gl.convert_layout(kept, gl.SliceLayout(1, LAYOUT))[:, None] + gl.sum(found * weights[:, :, None], 0)
         best = new
-        maxima += CHUNK * total_rows
+        maxima += CHUNK
         parts += CHUNK * total_rows * WIDTH
     return o, best, total
 

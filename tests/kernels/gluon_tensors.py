@@ -16,7 +16,14 @@ from triton.experimental.gluon import language as real
 from . import gluon_machine
 from .gluon_machine import I32
 
-LAYOUTS = ("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout", "SwizzledSharedLayout")
+LAYOUTS = (
+    "BlockedLayout",
+    "DistributedLinearLayout",
+    "DotOperandLayout",
+    "NVMMADistributedLayout",
+    "SliceLayout",
+    "SwizzledSharedLayout",
+)
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "exp2": torch.exp2,
     "log2": torch.log2,
