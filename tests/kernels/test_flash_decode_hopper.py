@@ -185,13 +185,13 @@ def on_gpu(test: Any) -> Any:
 @on_gpu
 @pytest.mark.parametrize("queries", [(1, Causal.NONE), (4, Causal.LOWER_RIGHT), (16, Causal.UPPER_LEFT)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_config(head_dim: int, queries: tuple[int, Causal]) -> None:
+def test_every_tile(head_dim: int, queries: tuple[int, Causal]) -> None:
     seqlen_q, causal = queries
     shape = shape_of(batch=2, num_heads=8, num_heads_kv=2, seqlen_k=1500, head_dim=head_dim, seqlen_q=seqlen_q)
     case = case_of(replace(shape, causal=causal))
     wanted = expected(case)
     for config in configs_of(KERNEL):
-        if not KERNEL.violations(config, case.shape, HOPPER):
+        if config.parameters["splits"] in (1, 4, 64) and not KERNEL.violations(config, case.shape, HOPPER):
             assert_close(launched(config, case), wanted, "bfloat16")
 
 
