@@ -165,7 +165,7 @@ def keys_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """K [W, keys, WIDTH]."""
     SHAPE: gl.constexpr = words.shape
     k = gl.reshape(elements(words, dtype), [SHAPE[0], SHAPE[1], 32 * SHAPE[2]])
-    return gl.convert_layout(k, OPERAND, assert_trivial=False)
+    return gl.convert_layout(k, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
@@ -173,7 +173,7 @@ def values_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """V^T [W, WIDTH_V, keys], its rows in the order that `in_order` undoes."""
     SHAPE: gl.constexpr = words.shape
     v = gl.permute(elements(words, dtype), (0, 2, 4, 3, 1))
-    return gl.convert_layout(gl.reshape(v, [SHAPE[0], 64 * SHAPE[2], SHAPE[1]]), OPERAND)
+    return gl.convert_layout(gl.reshape(v, [SHAPE[0], 64 * SHAPE[2], SHAPE[1]]), OPERAND, assert_trivial=True)
 
 
 @gluon.jit
