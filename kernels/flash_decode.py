@@ -95,7 +95,7 @@ class FlashDecode(AttentionKernel):
         block_m = next((block for block in (16, 32) if rows <= block), 64)
         programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
         block_n = 32 if limits.mma == "none" else 64
-        tiles = -(-_visible_keys(shape) // block_n)
+        tiles = -(-visible_keys(shape) // block_n)
         fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
         splits = next((splits for splits in fitting if programs * splits >= 3 * PROGRAMS // 4), fitting[-1])
         own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
@@ -110,18 +110,7 @@ class FlashDecode(AttentionKernel):
         return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """The packed rows of a key head are the queries of one head, and every split is a batch entry of its own."""
-        splits, rows = config.parameters["splits"], shape.group_size * shape.seqlen_q
-        folded = replace(
-            shape,
-            batch=shape.batch * splits,
-            num_heads=shape.num_heads_kv,
-            seqlen_q=rows,
-            seqlen_k=-(-_visible_keys(shape) // splits),
-            causal=Causal.NONE,
-            features=NO_FEATURES,
-        )
-        return config, folded
+        return config, folded_decode(config.parameters["splits"], shape)
 
     @cached_property
     def source_hash(self) -> str:
@@ -160,7 +149,21 @@ class FlashDecode(AttentionKernel):
         return decode_launch(config, shape)
 
 
-def _visible_keys(shape: AttentionShape) -> int:
+def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
+    """A plain forward for the models: the packed rows of a key head are the queries of one head, and every split is a
+    batch entry of its own."""
+    return replace(
+        shape,
+        batch=shape.batch * splits,
+        num_heads=shape.num_heads_kv,
+        seqlen_q=shape.group_size * shape.seqlen_q,
+        seqlen_k=-(-visible_keys(shape) // splits),
+        causal=Causal.NONE,
+        features=NO_FEATURES,
+    )
+
+
+def visible_keys(shape: AttentionShape) -> int:
     """About how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
     left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
     keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k

@@ -7,6 +7,7 @@ from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
 from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
 from blocktune.kernels.flash_decode import FlashDecode
+from blocktune.kernels.flash_decode_hopper import FlashDecodeHopper
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
@@ -25,6 +26,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardSplit(),
         FlashBackwardFused(),
         FlashDecode(),
+        FlashDecodeHopper(),
         FlashForwardHopper(),
         FlashForwardTma(),
         FlashForward(),

@@ -12,7 +12,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.io_backward import fused_backward_traffic, split_backward_traffic
-from blocktune.tuner.io_decode import decode_traffic
+from blocktune.tuner.io_decode import decode_traffic, single_launch_traffic
 from blocktune.tuner.io_forward import general_traffic, transposed_traffic, v1_kernel_traffic
 from blocktune.tuner.io_model import Traffic, v2_traffic
 from blocktune.tuner.io_sparse import random_blocks, sparse_backward_traffic, sparse_forward_traffic
@@ -66,6 +66,10 @@ def _decode(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Tr
     return decode_traffic(shape, config, perfect_l2=perfect_l2)
 
 
+def _single_launch_decode(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
+    return single_launch_traffic(shape, config, perfect_l2=perfect_l2)
+
+
 def _sparse_forward(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
     return sparse_forward_traffic(shape, config.block_m, config.block_n, random_blocks(shape), perfect_l2=perfect_l2)
 
@@ -102,6 +106,7 @@ COUNTS: Mapping[str, Count] = {
     "flash_fwd_sparse": _sparse_forward,
     "flash_v1": _v1,
     "flash_decode": _decode,
+    "flash_decode_hopper": _single_launch_decode,
     "flash_bwd_hopper": _hopper_backward,
     "flash_bwd_fused": _fused_backward,
     "flash_bwd_split": _split_backward,

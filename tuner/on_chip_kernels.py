@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.flash_decode import WARPGROUP_ROWS, WARPGROUP_WARPS
+from blocktune.kernels.flash_decode_hopper import rows_of_tile
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_hopper import shares_memory, tile_width
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
@@ -114,6 +115,31 @@ def _decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
     return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=0, num_warps=config.num_warps)
 
 
+def _hopper_decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """Every warp has keys, queries and an output of its own; their outputs meet in shared memory at the end."""
+    del limits
+    n, short, rows = config.block_n, shape.element_bytes, config.num_warps * rows_of_tile(shape)
+    softmax = (
+        _held("S", n, rows_of_tile(shape), FLOAT32_BYTES),
+        _held("P", n, rows_of_tile(shape), short, reuses=True),
+        _held("O", rows, shape.head_dim_v, FLOAT32_BYTES),
+        *(_held(name, rows, 1, FLOAT32_BYTES) for name in "ml"),
+    )
+    loaded = _held("Q", rows, shape.head_dim, short), _held("K", n, shape.head_dim, short)
+    meeting = (_shared(f"{name} of all warps", rows, 1, FLOAT32_BYTES) for name in "ml")
+    return OnChip(
+        tiles=(
+            *loaded,
+            _held("V", n, shape.head_dim_v, short),
+            *softmax,
+            _shared("O of all warps", rows, shape.head_dim_v, FLOAT32_BYTES),
+            *meeting,
+        ),
+        loading_bytes=0,
+        num_warps=config.num_warps,
+    )
+
+
 def _dense_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
     """The pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
     if limits.mma == "none" or shape.element_bytes != 2:
@@ -191,6 +217,7 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_bwd_split": _dense_backward,
     "flash_bwd_sparse": _sparse_backward,
     "flash_decode": _decode,
+    "flash_decode_hopper": _hopper_decode,
     "flash_v1": _v1,
 }
 """By kernel name."""

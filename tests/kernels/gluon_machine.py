@@ -14,7 +14,7 @@ as threads, and the words of the language as these stand-ins:
 
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -369,12 +369,12 @@ STAND_INS: dict[str, Any] = {
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 
 
-def as_python(function: Any) -> Any:
+def as_python(function: Any, stand_ins: Mapping[str, Any] = STAND_INS) -> Any:
     """A `gluon.jit` function as Python, with all that it calls."""
-    return _as_python(function, {})
+    return _as_python(function, stand_ins, {})
 
 
-def _as_python(function: Any, done: dict[int, Any]) -> Any:
+def _as_python(function: Any, stand_ins: Mapping[str, Any], done: dict[int, Any]) -> Any:
     if id(function) in done:
         return done[id(function)]
     python = function.fn
@@ -382,10 +382,10 @@ def _as_python(function: Any, done: dict[int, Any]) -> Any:
     made = done[id(function)] = types.FunctionType(python.__code__, words, python.__name__, python.__defaults__)
     for name in python.__code__.co_names:
         found = python.__globals__.get(name)
-        if name in STAND_INS:
-            words[name] = STAND_INS[name]
+        if name in stand_ins:
+            words[name] = stand_ins[name]
         elif hasattr(found, "fn") and isinstance(found.fn, types.FunctionType):
-            words[name] = _as_python(found, done)
+            words[name] = _as_python(found, stand_ins, done)
     return made
 
 

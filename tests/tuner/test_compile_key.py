@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels import flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import Features
 from blocktune.kernels.kernel import CompileSpec
@@ -113,8 +113,13 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     kernel = KERNELS[name]
     if (reason := kernel.unsupported(shape, limits_for((9, 0)))) is not None:
         pytest.skip(reason)
-    # the Hopper kernel's counters belong to a CUDA stream
+    # the Hopper kernels' counters belong to a CUDA stream
     monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
+    monkeypatch.setattr(
+        flash_decode_hopper,
+        "scratch",
+        lambda device, counters, floats: (torch.empty(floats), torch.zeros(counters, dtype=torch.int32)),
+    )
     config = kernel.default_config(shape, limits_for((9, 0)))
     launch: Any = kernel.bind(config, shape)
     query, key, value, out = tensors(shape)

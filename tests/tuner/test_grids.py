@@ -10,7 +10,7 @@ import torch
 from triton import knobs
 from triton.runtime.jit import KernelInterface
 
-from blocktune.kernels import flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import Extras
@@ -36,6 +36,7 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_fwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_bwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_decode": {"seqlen_q": 3},
+        "flash_decode_hopper": {"seqlen_q": 3},
     }
     return replace(PLAIN, direction=KERNELS[kernel].direction, **own.get(kernel, {}) | changes)
 
@@ -70,6 +71,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelConfig, Attenti
 
     monkeypatch.setattr(KernelInterface, "__getitem__", record)
     monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: None)
+    monkeypatch.setattr(flash_decode_hopper, "scratch", lambda device, counters, floats: (None, None))
 
     def blocks(config: KernelConfig, shape: AttentionShape) -> int:
         kernel = KERNELS[config.kernel]

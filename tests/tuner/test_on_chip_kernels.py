@@ -23,7 +23,7 @@ ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
 
 def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
-    if kernel.name == "flash_decode":
+    if kernel.name.startswith("flash_decode"):
         return replace(plain, seqlen_q=1)
     features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
     features |= {"flash_bwd_sparse": features["flash_fwd_sparse"]}
