@@ -69,6 +69,8 @@ class AttentionKernel(ABC):
     direction: ClassVar[Direction] = Direction.FORWARD
     features: ClassVar[frozenset[str]] = frozenset()
     """The `Features.names` that the kernel serves."""
+    dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
+    """The data types that the kernel computes; of these it may refuse some for itself."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -79,6 +81,8 @@ class AttentionKernel(ABC):
         """Why the kernel cannot compute this shape on this compute capability, or None."""
         if shape.direction is not self.direction:
             return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
+        if shape.dtype not in self.dtypes:
+            return f"{self.name} computes {', '.join(sorted(self.dtypes))}, but got {shape.dtype}"
         missing = sorted(shape.features.names - self.features)
         if missing:
             return f"{self.name} does not know {', '.join(missing)}"

@@ -8,6 +8,7 @@ from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
 from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_fp8 import FlashForwardFp8
 from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
@@ -26,6 +27,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardFused(),
         FlashDecode(),
         FlashForwardHopper(),
+        FlashForwardFp8(),
         FlashForwardTma(),
         FlashForward(),
         FlashForwardSparse(),
