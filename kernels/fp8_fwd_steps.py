@@ -25,6 +25,24 @@ def load_values(desc, batch, head, key, barrier, memory, place):
 
 
 @gluon.jit
+def as_word(a, b, c, d):
+    """Four float32 as e4m3 in a register, a in its lowest byte. Values of Triton's 8-bit type that are carried through a
+    loop are taken apart and put together in every round: 176 instructions of 641."""
+    ASM: gl.constexpr = """{
+.reg .b16 low, high;
+cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}"""
+    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [a, b, c, d], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def as_numbers(bytes_, dtype: gl.constexpr):
+    return bytes_.to(dtype, bitcast=True)
+
+
+@gluon.jit
 def packed(p):
     """Probabilities [64, BLOCK_N] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
     `fp8_transpose.key_at`. No value leaves its thread."""
@@ -33,13 +51,7 @@ def packed(p):
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, KEYS // 16, 2, 4, 2]), (0, 1, 3, 2, 4)))
     a, c = gl.split(first)
     b, d = gl.split(second)
-    ASM: gl.constexpr = """{
-.reg .b16 low, high;
-cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
-mov.b32 $0, {low, high};
-}"""
-    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [a, b, c, d], dtype=gl.uint32, is_pure=True, pack=1)
+    return as_word(a, b, c, d)
 
 
 @gluon.jit
@@ -59,7 +71,7 @@ def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
     first = gl.join(words.to(gl.uint8), (words >> 16).to(gl.uint8))
     second = gl.join((words >> 8).to(gl.uint8), (words >> 24).to(gl.uint8))
     numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
-    return gl.convert_layout(numbers, P_L).to(dtype, bitcast=True)
+    return as_numbers(gl.convert_layout(numbers, P_L), dtype)
 
 
 @gluon.jit
