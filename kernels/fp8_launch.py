@@ -28,7 +28,7 @@ class TurnedLaunch:
     def memory(self, v: Any) -> Any:
         """New memory [batch, num_heads_kv, head_dim_v, keys] for the transposed values; the allocator keeps it from
         others until this stream has used it."""
-        return v.new_empty((*v.shape[:2], v.shape[3], self.sizes["padded_k"]))
+        return v.new_empty((*v.shape[:2], v.shape[3], self.sizes["tiles"] * KEYS))
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
         """As `ExtrasLaunch.pinned`, of both kernels."""
@@ -50,7 +50,7 @@ class TurnedLaunch:
         return launch
 
     def _grid(self, v: Any) -> tuple[int, int, int]:
-        return (self.sizes["padded_k"] // KEYS * v.shape[0] * v.shape[1], 1, 1)
+        return (self.sizes["tiles"] * v.shape[0] * v.shape[1], 1, 1)
 
     def _turn(self, v: Any, turned: Any) -> Any:
         return transpose_values_kernel[self._grid(v)](v, turned, *v.stride()[:3], **self.sizes, **TURNING)

@@ -26,14 +26,14 @@ def key_at(place):
     return place // 16 * 16 + place // 2 % 2 * 8 + place // 4 % 4 * 2 + place % 2
 
 
-@triton.jit(do_not_specialize=("num_heads_kv", "seqlen_k", "padded_k"))
+@triton.jit(do_not_specialize=("num_heads_kv", "seqlen_k", "tiles"))
 def transpose_values_kernel(
-    V, VT, stride_vb, stride_vh, stride_vn, num_heads_kv, seqlen_k, padded_k,
+    V, VT, stride_vb, stride_vh, stride_vn, num_heads_kv, seqlen_k, tiles,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """VT [batch, num_heads_kv, HEAD_DIM, padded_k] of V [batch, num_heads_kv, seqlen_k, HEAD_DIM], bytes, with strides
-    of (batch, head, key); VT is contiguous. This program turns BLOCK keys of one head."""
-    tiles = padded_k // BLOCK
+    """VT [batch, num_heads_kv, HEAD_DIM, tiles * BLOCK] of V [batch, num_heads_kv, seqlen_k, HEAD_DIM] with strides of
+    (batch, head, key); VT is contiguous. This program turns BLOCK keys of one head."""
+    padded_k = tiles * BLOCK  # a multiple of 16 that the compiler knows: threads store 16 bytes at once
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     start = tl.program_id(0) % tiles * BLOCK
     places = start + tl.arange(0, BLOCK)
@@ -53,7 +53,7 @@ def turned_sizes(shape: AttentionShape) -> dict[str, Any]:
     return {
         "num_heads_kv": shape.num_heads_kv,
         "seqlen_k": shape.seqlen_k,
-        "padded_k": padded_keys(shape),
+        "tiles": padded_keys(shape) // KEYS,
         "HEAD_DIM": shape.head_dim_v,
         "WIDTH": padded_width(shape.head_dim_v),
         "BLOCK": KEYS,
