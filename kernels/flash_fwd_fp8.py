@@ -1,8 +1,8 @@
 """Attention forward of float8_e4m3fn for Hopper (compute capability 9.0) in Gluon, with bfloat16 output.
 
-A launch is two kernels: kernels/fp8_transpose.py writes the values transposed, since 8-bit wgmma takes nothing else, and
-the warps of kernels/fp8_fwd_tiles.py compute. Query, key and value may have scales. Any lengths, both causal masks,
-grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed sequences.
+A launch is two kernels: kernels/hopper_fp8_values.py writes the values transposed, since 8-bit wgmma takes nothing
+else, and the warps of kernels/hopper_fp8_tiles.py compute. Query, key and value may have scales. Any lengths, both
+causal masks, grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed sequences.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.feature_arguments import broadcast_strides
 from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, _counter, _multiprocessors, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
-from blocktune.kernels.fp8_fwd_tiles import consumer, producer
-from blocktune.kernels.fp8_launch import TurnedLaunch
-from blocktune.kernels.fp8_transpose import TURNING, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper_descriptors import describe, is_describable
+from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
+from blocktune.kernels.hopper_fp8_tiles import consumer, producer
+from blocktune.kernels.hopper_fp8_values import TURNING, transpose_values_kernel, turned_sizes
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch
 from blocktune.kernels.limits import ComputeLimits
@@ -49,9 +49,9 @@ def flash_fwd_fp8_kernel(
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
-    kernels/fp8_transpose.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None; counter:
-    two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k, scale_v:
-    what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
+    kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
+    counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k,
+    scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
 
     Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
     reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.

@@ -25,8 +25,8 @@ def is_describable(tensor: Any) -> bool:
 
 
 def describe(tensor: Any, block_rows: int, block_columns: int | None = None) -> Any:
-    """The descriptor of a describable tensor of 8 or 16 bits for blocks [1, 1, block_rows, block_columns], by default of whole
-    rows."""
+    """The descriptor of a describable 8-bit or 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default
+    of whole rows."""
     columns = tensor.shape[-1] if block_columns is None else block_columns
     block = [1, 1, block_rows, columns]
     return descriptor(tensor, list(tensor.shape), _strides(tensor), block, swizzled(block_rows, columns, tensor.dtype))

@@ -21,8 +21,8 @@ Launch = Callable[..., None]
 q [batch, num_heads, seqlen_q, head_dim], k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with
 head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is
 multiplied to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if
-the shape has features. Packed sequences (varlen) are [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is
-[pages, num_heads_kv, page_size, dim]."""
+the shape has features, or 8-bit tensors have scales; the output of these is bfloat16. Packed sequences (varlen) are
+[1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is [pages, num_heads_kv, page_size, dim]."""
 
 
 @dataclass(frozen=True)

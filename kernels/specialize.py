@@ -73,5 +73,7 @@ def _swizzled(value: DescriptorArgument, base: Any, sizes: list[int], strides: l
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    layout = gl.NVMMASharedLayout.get_default_for(list(value.block_shape), gl.float8e4nv if value.dtype == FP8 else getattr(gl, value.dtype))
+    layout = gl.NVMMASharedLayout.get_default_for(
+        list(value.block_shape), gl.float8e4nv if value.dtype == FP8 else getattr(gl, value.dtype)
+    )
     return TensorDescriptor(base, sizes, strides, list(value.block_shape), layout)

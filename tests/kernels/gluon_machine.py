@@ -356,6 +356,8 @@ MBARRIER = types.SimpleNamespace(
     arrive=lambda barrier, count: barrier.update(count, 0),
     expect=lambda barrier, nbytes: barrier.update(1, nbytes),
 )
+
+
 def as_word(*numbers: torch.Tensor) -> torch.Tensor:
     """Four e4m3 a word, the first in its lowest byte."""
     parts = [number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers]

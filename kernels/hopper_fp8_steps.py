@@ -1,11 +1,12 @@
-"""A step of the 8-bit Hopper forward and what it is made of: device functions of kernels/fp8_fwd_tiles.py.
+"""A step of the 8-bit Hopper forward and what it is made of: device functions of kernels/hopper_fp8_tiles.py.
 
 What differs from kernels/hopper_fwd_steps.py, whose functions are used wherever the element is of no account:
 
-- Probabilities are 2^(score - maximum + SHIFT), since e4m3 has its steps of 6 % from 2^-6 to 448. The running maximum may
-  be TAU too small, so that they reach 2^(SHIFT + TAU) = 256. Sums have the same factor, and a division removes it.
+- Probabilities are 2^(score - maximum + SHIFT), since e4m3 has its steps of 6 to 12 % from 2^-6 to 448. The running
+  maximum may be TAU too small, so that they reach 2^(SHIFT + TAU) = 256. Sums have the same factor, and a division
+  removes it.
 - The accumulator of the scores is the operand of the second product without any exchange between threads: `as_operand`
-  names its keys in the order that kernels/fp8_transpose.py gave the values.
+  names its keys in the order that kernels/hopper_fp8_values.py gave the values.
 """
 
 from triton.experimental import gluon
@@ -26,8 +27,8 @@ def load_values(desc, batch, head, key, barrier, memory, place):
 
 @gluon.jit
 def as_word(a, b, c, d):
-    """Four float32 as e4m3 in a register, a in its lowest byte. Values of Triton's 8-bit type that are carried through a
-    loop are taken apart and put together in every round: 176 instructions of 641."""
+    """Four float32 as e4m3 in a register, a in its lowest byte. Values of Triton's 8-bit type that are carried through
+    a loop are taken apart and put together in every round: 176 instructions of 641."""
     ASM: gl.constexpr = """{
 .reg .b16 low, high;
 cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
@@ -45,7 +46,7 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 @gluon.jit
 def packed(p):
     """Probabilities [64, BLOCK_N] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
-    `fp8_transpose.key_at`. No value leaves its thread."""
+    `hopper_fp8_values.key_at`. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     KEYS: gl.constexpr = p.shape[1]
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, KEYS // 16, 2, 4, 2]), (0, 1, 3, 2, 4)))
@@ -58,9 +59,7 @@ def packed(p):
 def moved(words):
     """The same words in other registers. ptxas lets no other instruction than a wgmma write registers that a wgmma in
     flight reads, nor any that will be read in their place in the next round, or it waits for each wgmma (C7513)."""
-    return gl.inline_asm_elementwise(
-        "xor.b32 $0, $1, 0;", "=r,r", [words], dtype=words.dtype, is_pure=False, pack=1
-    )
+    return gl.inline_asm_elementwise("xor.b32 $0, $1, 0;", "=r,r", [words], dtype=words.dtype, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -1,9 +1,9 @@
 """The values of an 8-bit attention, transposed and with their keys in the order of the probabilities' registers.
 
-wgmma takes 8-bit operands from shared memory with the summed dimension contiguous, so that V must stand as [dims, keys].
-And it wants of its operand in registers four neighbouring keys a thread, where the accumulator of the scores holds two:
-keys (0, 1, 8, 9), (2, 3, 10, 11), ... of every 16 (FlashAttention-3, arXiv 2407.08608, section 3.3). A sum has no order,
-hence the keys of V are written in that order and the probabilities stay where they are.
+wgmma takes 8-bit operands from shared memory with the summed dimension contiguous, so that V must stand as [dims,
+keys]. And it wants of its operand in registers four neighbouring keys a thread, where the accumulator of the scores
+holds two: keys (0, 1, 8, 9), (2, 3, 10, 11), ... of every 16 (FlashAttention-3, arXiv 2407.08608, section 3.3). A sum
+has no order, hence the keys of V are written in that order and the probabilities stay where they are.
 """
 
 from typing import Any

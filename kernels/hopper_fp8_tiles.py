@@ -1,15 +1,15 @@
 """Attention forward of 8-bit tensors on Hopper, in Gluon: the warps of kernels/flash_fwd_fp8.py.
 
 The pipeline is that of kernels/hopper_fwd_tiles.py, whose header says what makes it fast and why nothing hangs: one
-producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no windows, no
-packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
+producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
+windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.fp8_fwd_steps import add_values, as_operand, exponents_base, load_values, packed, step
+from blocktune.kernels.hopper_fp8_steps import add_values, as_operand, exponents_base, load_values, packed, step
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
     hand_back,

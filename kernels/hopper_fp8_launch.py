@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.extras import NO_EXTRAS, Extras
-from blocktune.kernels.fp8_transpose import KEYS, TURNING, transpose_values_kernel
+from blocktune.kernels.hopper_fp8_values import KEYS, TURNING, transpose_values_kernel
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.launch import ExtrasLaunch, can_pin, launcher_of
 
@@ -39,9 +39,7 @@ class TurnedLaunch:
             return self
         turn = launcher_of(compiled, self._grid(v), _pointers, (*v.stride()[:3], *self.sizes.values()))
 
-        def launch(
-            q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
-        ) -> None:
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
             turned = self.memory(v)
             turn(v, turned)
             attend(q, k, turned, out, lse, scale, extras)
