@@ -159,7 +159,7 @@ class FlashForwardFp8(AttentionKernel):
         elif width == 64:
             values = (128, 128, 4, 0, 2)  # larger tiles would be empty
         elif width == 128:
-            values = (128, 128, 4, 1, 2)
+            values = (128, 128, 4, 0, 2)
         else:
             values = (128, 128, 2, 1, 2)
         block_m, block_n, *own = values

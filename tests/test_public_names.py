@@ -10,6 +10,7 @@ from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher, attention, best_config
 from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.fp8_api import attention_fp8
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.sparse_api import block_sparse_attention
 from blocktune.kernels.sync import sync_configs
