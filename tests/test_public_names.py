@@ -27,6 +27,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "KernelConfig": KernelConfig,
         "__version__": importlib.metadata.version("blocktune"),
         "attention": attention,
+        "attention_fp8": attention_fp8,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
         "flash_attn_func": flash_attn_func,
