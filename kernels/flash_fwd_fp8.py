@@ -146,6 +146,18 @@ class FlashForwardFp8(AttentionKernel):
                 )
         return None
 
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Also what ptxas refuses (C7602): the accumulators of one wgmma must fit the registers of a launch, which
+        three or four consumers share."""
+        problems = super().rule_violations(config, shape, limits)
+        columns = max(config.block_n, tile_width(shape.head_dim_v))
+        if problems or config.block_m == 2 * ROWS or columns < WIDTHS[-1]:
+            return problems
+        return (
+            f"`columns of a product <= {WIDTHS[-1] // 2}` must hold with more than two consumers of {ROWS} rows, but "
+            f"got block_m={config.block_m} and {columns} columns. Take block_m={2 * ROWS}, or smaller blocks of keys.",
+        )
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)

@@ -128,6 +128,14 @@ def test_tensors_that_it_takes() -> None:
     assert "must be contiguous" in (KERNEL.layout_problem(q, q, q.transpose(2, 3)) or "")
 
 
+def test_wide_products_are_for_two_consumers() -> None:
+    assert KERNEL.violations(config(block_n=256), shape(), HOPPER) == ()
+    (keys,) = KERNEL.violations(config(block_m=192, block_n=256), shape(), HOPPER)
+    (values,) = KERNEL.violations(config(block_m=256), shape(64, head_dim_v=256), HOPPER)
+    assert "`columns of a product <= 128`" in keys
+    assert "block_m=256 and 256 columns" in values
+
+
 # ---- what the models make of it
 
 
