@@ -2,8 +2,12 @@
 
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions
-and what makes them fast are in hopper_bwd_tiles.py. The order of those additions varies, so that dq is not equal to the
-bit in every run; dk and dv are.
+and what makes them fast are in hopper_bwd_tiles.py; heads wider than 128 have a kernel of their own with 64 keys
+(hopper_bwd_wide.py). It takes what kernels/flash_fwd_hopper.py takes: 16-bit types, any lengths, heads from 40 to 256
+elements, both causal masks, windows, a soft cap and packed sequences.
+
+The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
+fixed one (hopper_bwd_bounds.py); dk and dv always are.
 """
 
 from collections.abc import Mapping
@@ -117,7 +121,8 @@ class FlashBackwardHopper(AttentionKernel):
         return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 over lengths of 2048 and 8192, causal and full, at head_dim 64 and 128."""
+        """At head_dim 64 and 128 what was best on an H200 over lengths of 2048 and 8192, causal and full; others start
+        from that, wider heads with as many stages as fit."""
         stages, fold_lse, named = (2, 1, 3) if width_of(shape) == 128 else (3, 0, 3)
         if is_wide(shape):
             stages, fold_lse, named = (2, 0, 1) if width_of(shape) == 256 else (3, 0, 1)

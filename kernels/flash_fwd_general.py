@@ -1,7 +1,8 @@
 """FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths.
 
 The loops of kernels/flash_fwd.py, where a score may be more than a product (kernels/scores.py). Each feature is a
-constant of the compilation, and one that is absent leaves no instruction. Plain shapes have kernels of their own.
+constant of the compilation, and one that is absent leaves no instruction. Plain shapes have kernels of their own,
+and Hopper's forward (kernels/flash_fwd_hopper.py) competes for windows, soft caps and packed lengths.
 """
 
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ WARPS = 4
 WIDTHS = (64, 96, 128, 192, 256)
 """Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
 MIN_HEAD_DIM = 40
-"""Below, more than half of a tile would be zeros."""
+"""Below, half of a tile or more would be zeros."""
 ALIGNED_ELEMENTS = 8
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 32)}

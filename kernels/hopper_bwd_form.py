@@ -19,7 +19,7 @@ WIDTHS = (64, 128, 192, 256)
 PANEL = 64
 """Columns of a panel, of which wider heads than 128 are made."""
 MIN_HEAD_DIM = 40
-"""Below, more than half of the narrowest product would be zeros."""
+"""Below, half of the narrowest product or more would be zeros."""
 HEAD_DIM_DIVISOR = 8
 """16 bytes, what the copy engine moves."""
 LENGTH_DIVISOR = 128

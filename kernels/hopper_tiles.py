@@ -1,4 +1,4 @@
-"""What the Hopper kernels of both directions have in common, in Gluon: device functions."""
+"""What the Hopper kernels have in common, and the row arithmetic of the forward, in Gluon: device functions."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -2,9 +2,14 @@
 
 The graph holds the call, not the config: that is looked up when the op runs, as in an eager call, with the shapes of
 then. Eager calls do not come here, since an op costs more than a launch.
+
+With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
+the CPU that the graph draws anew in every run, when they are called, so a CUDA graph must not hold them: replays would
+drop the same pairs for ever. Their tag tells `torch.compile(mode="reduce-overhead")`, which captures what is before and
+behind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +31,8 @@ _ASKED = (
     "int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
 )
 _LIBRARY = torch.library.Library("blocktune", "DEF")
-_LIBRARY.define(f"attention_forward({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"attention_backward({_INPUTS}, Tensor out, Tensor lse, Tensor grad, {_ASKED}) -> (Tensor, Tensor, Tensor)"
-)
+_TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
+"""What an op is called besides, and how it is marked."""
 _engines: "list[Engine]" = []
 
 
@@ -63,7 +66,9 @@ def attend(
     asked = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
     seed = torch.randint(2**62, (2,), dtype=torch.int64, device="cpu") if dropout_p else None
     given = [*(tensors.get(name) for name in EXTRA_TENSORS), seed, blocks]
-    out, sums = torch.ops.blocktune.attention_forward(query, key, value, lse, *asked, *given)
+    own = torch.ops.blocktune
+    forward = own.attention_forward if seed is None else own.attention_forward_dropout
+    out, sums = forward(query, key, value, lse, *asked, *given)
     return out, sums.detach()
 
 
@@ -126,7 +131,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     query, key, value, out, lse, *tensors = ctx.saved_tensors
-    gradients = torch.ops.blocktune.attention_backward(query, key, value, out, lse, grad, *ctx.asked, *tensors)
+    own, seed = torch.ops.blocktune, tensors[_TENSORS.index("drawn")]
+    backward = own.attention_backward if seed is None else own.attention_backward_dropout
+    gradients = backward(query, key, value, out, lse, grad, *ctx.asked, *tensors)
     return *gradients, None, *(None for _ in ctx.asked), *(None for _ in tensors)
 
 
@@ -141,10 +148,17 @@ def _no_second(ctx: Any, *grads: Tensor | None) -> None:
     )
 
 
-for _device in ("CPU", "CUDA"):
-    _LIBRARY.impl("attention_forward", _forward, _device)
-    _LIBRARY.impl("attention_backward", _backward, _device)
-torch.library.register_fake("blocktune::attention_forward", _fake_forward, lib=_LIBRARY)
-torch.library.register_fake("blocktune::attention_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("blocktune::attention_forward", _gradients, setup_context=_keep, lib=_LIBRARY)
-torch.library.register_autograd("blocktune::attention_backward", _no_second, lib=_LIBRARY)
+for _kind, _tags in _TAGS.items():
+    _forward_op, _backward_op = f"attention_forward{_kind}", f"attention_backward{_kind}"
+    _LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
+    _LIBRARY.define(
+        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, {_ASKED}) -> (Tensor, Tensor, Tensor)",
+        tags=_tags,
+    )
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_forward_op, _forward, _device)
+        _LIBRARY.impl(_backward_op, _backward, _device)
+    torch.library.register_fake(f"blocktune::{_forward_op}", _fake_forward, lib=_LIBRARY)
+    torch.library.register_fake(f"blocktune::{_backward_op}", _fake_backward, lib=_LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_forward_op}", _gradients, setup_context=_keep, lib=_LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_backward_op}", _no_second, lib=_LIBRARY)

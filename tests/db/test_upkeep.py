@@ -48,6 +48,19 @@ def test_of_several_winners_the_surest_youngest_software_and_fastest_stays(best:
     assert winner_of([young_guess, borrowed]) == borrowed
 
 
+def test_winners_timed_beside_the_same_default_are_compared_by_it(best: Best) -> None:
+    """The default alone on a cool GPU, against a config that was 4 % faster than it on a warm one."""
+    assert best.default is not None
+    cool = replace(best, config=best.default, time_us=95.0, default_time_us=95.0, created_at=best.created_at + HOUR)
+    warm = replace(best, time_us=100.0, default_time_us=104.0)
+    for order in itertools.permutations([cool, warm]):
+        assert winner_of(order) == warm
+    other = replace(best, default=replace(best.default, num_stages=1), time_us=99.0, default_time_us=200.0)
+    untimed = replace(cool, default_time_us=None)
+    assert winner_of([cool, warm, other]) == cool  # beside different defaults times are all there is
+    assert winner_of([untimed, warm]) == untimed
+
+
 def test_of_two_regimes_the_one_measured_last_stays(best: Best, sqlite_store: ResultStore) -> None:
     rested = replace(best, environment=replace(best.environment, regime=Regime.BURST), time_us=50.0)
     later = replace(best, created_at=best.created_at + HOUR)

@@ -1,4 +1,4 @@
-"""The Hopper kernel: its rules, and its machine code compiled without a GPU.
+"""The Hopper forward: its rules, and its machine code compiled without a GPU.
 
 What its source computes is tested in test_flash_fwd_hopper_source.py, results in test_flash_fwd_hopper_gpu.py.
 """

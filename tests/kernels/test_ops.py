@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -24,7 +26,9 @@ from blocktune.kernels.shape import AttentionShape
 from .dispatch_fakes import H200, ListSource
 from .feature_fakes import FeatureBackward, FeatureForward
 
-FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in ("attention_forward", "attention_backward"))
+NAMES = ("attention_forward", "attention_backward")
+FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in NAMES)
+DROPOUT = tuple(getattr(torch.ops.blocktune, f"{name}_dropout").default for name in NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +123,26 @@ def test_dropout_in_a_graph_is_drawn_once(served: bool, request: pytest.FixtureR
     grad = torch.randn_like(out)
     (dv,) = torch.autograd.grad(out, value, grad)  # linear in the values: the same pairs must have been dropped
     torch.testing.assert_close((dv * value).sum(), (grad * out).sum())
+
+
+def test_no_cuda_graph_holds_dropout(kernels: tuple[FeatureForward, FeatureBackward]) -> None:
+    """Its pairs are drawn for every run. Without dropout there is nothing that a replay must not repeat."""
+    for dropout_p, expected in ((0.0, (FORWARD, BACKWARD)), (0.5, DROPOUT)):
+        assert all((torch.Tag.cudagraph_unsafe in op.tags) == (dropout_p > 0) for op in expected)
+        seen: list[Any] = []
+
+        def note(graph: torch.fx.GraphModule, example: list[Any], seen: list[Any] = seen) -> Any:
+            seen += [node.target for node in graph.graph.nodes]
+            return make_boxed_func(graph.forward)
+
+        backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+        graph = torch.compile(
+            lambda *tensors, p=dropout_p: attention(*tensors, dropout_p=p, enable_gqa=True),
+            fullgraph=True,
+            backend=backend,
+        )
+        results(graph, inputs())
+        assert {target for target in seen if getattr(target, "namespace", "") == "blocktune"} == set(expected)
 
 
 def test_flash_attentions_functions_are_one_graph() -> None:
@@ -220,9 +244,10 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
     leaves = inputs(layout=layout, dim_v=8)
     arguments = asked(**changes)
-    opcheck(FORWARD, (*leaves, True, *arguments))
-    out, lse = (tensor.detach() for tensor in FORWARD(*leaves, True, *arguments))
-    opcheck(BACKWARD, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), *arguments))
+    forward, backward = DROPOUT if "drawn" in changes else (FORWARD, BACKWARD)
+    opcheck(forward, (*leaves, True, *arguments))
+    out, lse = (tensor.detach() for tensor in forward(*leaves, True, *arguments))
+    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), *arguments))
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -291,6 +316,22 @@ def test_a_graph_with_dropout_is_replayed_with_new_pairs(monkeypatch: pytest.Mon
     for module in (plan, dispatch):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cuda")
     query, key, value = torch.randn(3, 2, 4, 128, 64, device="cuda", dtype=torch.bfloat16).unbind()
-    graph = torch.compile(lambda *tensors: attention(*tensors, dropout_p=0.5), fullgraph=True, mode="reduce-overhead")
+
+    def layer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """With something before and behind that is captured."""
+        return attention(query.sin(), key.cos(), value * 2, dropout_p=0.5) + 1
+
+    graph = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
     outputs = [graph(query, key, value).clone() for _ in range(5)]
     assert all(not torch.equal(one, other) for one, other in pairwise(outputs))
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (query, key, value)]
+    gradients = []
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        out = graph(*leaves)
+        (grad,) = torch.autograd.grad(out.sum(), leaves[2])
+        # linear in the values: the pairs that were dropped going forward were dropped going back
+        sums = (one.sum(dtype=torch.double) for one in (grad * leaves[2], out - 1))
+        torch.testing.assert_close(*sums, rtol=2e-2, atol=2)
+        gradients.append(grad.clone())
+    assert all(not torch.equal(one, other) for one, other in pairwise(gradients))
