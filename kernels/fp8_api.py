@@ -1,5 +1,7 @@
 """Attention of 8-bit tensors with scales."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def attention_fp8(
     """
     _check(query, key, value)
     batch, heads, heads_kv = query.shape[0], query.shape[1], key.shape[1]
-    scales = {
+    scales: dict[str, Any] = {
         "scale_q": _by_head("scale_q", scale_q, batch, heads, query),
         "scale_k": _by_head("scale_k", scale_k, batch, heads_kv, query),
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
@@ -51,8 +53,8 @@ def attention_fp8(
         plan = attention.plan(query, key, value, call, Direction.FORWARD)
         if isinstance(plan, GeneralPlan):
             return plan.forward(query, key, value, call)[0]
-    widened = (_widened(tensor, factor) for tensor, factor in zip((query, key, value), scales.values(), strict=True))
-    return attention(*widened, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
+    q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
+    return attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
