@@ -19,6 +19,7 @@ from blocktune.kernels.feature_arguments import broadcast_strides
 from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, _counter, _multiprocessors, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_descriptors import describe, is_describable
+from blocktune.kernels.hopper_fp8_ahead import consumer_ahead
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
 from blocktune.kernels.hopper_fp8_values import TURNING, transpose_values_kernel, turned_sizes
@@ -39,6 +40,18 @@ SCALES = ("scale_q", "scale_k", "scale_v")
 STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh")
 
 
+@gluon.jit
+def worker(
+    rows, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """The consumer that computes the next scores after the softmax (AHEAD 0), or beside it (AHEAD 1)."""
+    if AHEAD:
+        consumer_ahead(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+    else:
+        consumer(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+
+
 @gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
 def flash_fwd_fp8_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, scale_q, scale_k, scale_v,
@@ -46,7 +59,7 @@ def flash_fwd_fp8_kernel(
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    AHEAD: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
     kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
@@ -99,30 +112,31 @@ def flash_fwd_fp8_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)),
-            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
 class FlashForwardFp8(AttentionKernel):
     """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers; convert says
-    where the probabilities become e4m3: 0 beside the next scores, 1 between two steps, 2 beside the second product."""
+    where the probabilities become e4m3: 0 beside the next scores, 1 between two steps, 2 beside the second product;
+    ahead whether a softmax runs beside the next scores as well (then 0 is 1)."""
 
     name = "flash_fwd_fp8"
     dtypes = frozenset(("float8_e4m3fn",))
@@ -133,6 +147,7 @@ class FlashForwardFp8(AttentionKernel):
         "num_stages": (2, 3, 4),
         "split_release": (0, 1),
         "convert": (0, 1, 2),
+        "ahead": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -167,13 +182,13 @@ class FlashForwardFp8(AttentionKernel):
         """The largest tiles that compile without spills, with as many stages as there is room for."""
         width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
         if width == 64 and shape.seqlen_q > 2 * ROWS:
-            values = (192, 128, 4, 0, 2)
+            values = (192, 128, 4, 0, 2, 0)
         elif width == 64:
-            values = (128, 128, 4, 0, 2)  # larger tiles would be empty
+            values = (128, 128, 4, 0, 2, 0)  # larger tiles would be empty
         elif width == 128:
-            values = (128, 128, 4, 0, 2)
+            values = (128, 128, 4, 0, 2, 0)
         else:
-            values = (128, 128, 2, 1, 2)
+            values = (128, 128, 2, 1, 2, 0)
         block_m, block_n, *own = values
         return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
 
@@ -256,6 +271,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "SPLIT_RELEASE": bool(own["split_release"]),
         "CONVERT": own["convert"],
+        "AHEAD": own["ahead"],
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

@@ -20,6 +20,15 @@ from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, row_
 
 
 @gluon.jit
+def scale_of(scales, stride_b, stride_h, batch, head):
+    """The scale of a head; 1 without any."""
+    if scales is None:
+        return 1.0
+    else:
+        return gl.load(scales + batch * stride_b + head * stride_h)
+
+
+@gluon.jit
 def load_values(desc, batch, head, key, barrier, memory, place):
     """Copies keys key .. of all dimensions of a head into tile `place` of shared memory; zeros beyond the last."""
     copy_in(desc, [batch, head, 0, key], barrier, as_block(desc, memory.index(place)))

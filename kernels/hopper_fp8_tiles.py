@@ -9,7 +9,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_fp8_steps import add_values, as_operand, exponents_base, load_values, packed, step
+from blocktune.kernels.hopper_fp8_steps import (
+    add_values,
+    as_operand,
+    exponents_base,
+    load_values,
+    packed,
+    scale_of,
+    step,
+)
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
     hand_back,
@@ -32,7 +40,7 @@ from blocktune.kernels.hopper_tiles import advance, locate, row_max, thread_sum
 @gluon.jit
 def producer(
     args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, LAG: gl.constexpr,
 ):  # fmt: skip
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     (
@@ -67,35 +75,30 @@ def producer(
         slot, phase = advance(slot, phase, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
         tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
-        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
-            row = (last - 1 - i) * BLOCK_N
+        blocks = last - first + 1
+        for i in range(1, blocks + LAG):  # K of a block and V of the one LAG blocks before, as far as there are such
             mbarrier.wait(k_empty.index(slot), phase)
-            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+            if (i < blocks) & (i >= LAG):
+                mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            elif i < blocks:
+                mbarrier.expect(full.index(slot), K_BYTES)
+            elif i >= LAG:
+                mbarrier.expect(full.index(slot), V_BYTES)
+            else:
+                mbarrier.arrive(full.index(slot), count=1)
+            row = (last - i) * BLOCK_N
+            if i < blocks:
+                load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
             if SPLIT_RELEASE:
                 mbarrier.wait(v_empty.index(slot), phase)
-            load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
+            if i >= LAG:
+                load_values(v_desc, batch, head_kv, row + LAG * BLOCK_N, full.index(slot), v_smem, slot)
             slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
-        if SPLIT_RELEASE:
-            mbarrier.wait(v_empty.index(slot), phase)
-        mbarrier.expect(full.index(slot), V_BYTES)
-        load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
-        slot, phase = advance(slot, phase, STAGES)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
         gl.atomic_xchg(counter, 0)
         gl.atomic_xchg(counter + 1, 0)
-
-
-@gluon.jit
-def scale_of(scales, stride_b, stride_h, batch, head):
-    """The scale of a head; 1 without any."""
-    if scales is None:
-        return 1.0
-    else:
-        return gl.load(scales + batch * stride_b + head * stride_h)
 
 
 @gluon.jit

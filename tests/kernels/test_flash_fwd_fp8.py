@@ -30,7 +30,7 @@ from blocktune.tuner.on_chip_kernels import budget_of
 from blocktune.tuner.resources import compile_resources, options_of, source_of
 from blocktune.tuner.space import SearchSpace
 
-from .test_flash_fwd_hopper import main_loops, positions
+from .test_flash_fwd_hopper import main_loops, name_of, positions
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()
@@ -178,7 +178,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 COMPILED = [
     shape(64),
-    shape(128, causal=Causal.UPPER_LEFT),
     shape(128, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT),
     shape(256, causal=Causal.UPPER_LEFT),
 ]
@@ -205,14 +204,44 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
         overlaps(loop, 64 * best.block_n // 128)
 
 
+@compiled_here
+def test_scores_ahead_leave_one_wait_a_step_behind_the_softmax(cache: Path) -> None:
+    problem = shape(128)
+    default = KERNEL.default_config(problem, HOPPER)
+    ahead = KernelConfig.of(KERNEL.name, dict(default.parameters) | {"ahead": 1})
+    assert compile_resources(KERNEL, ahead, problem, (9, 0)).spill_bytes <= (0 if TRITON < (3, 9) else 64)
+    listing = machine_code(ahead, problem, cache)
+    bodies = [body for body in bodies_of(listing) if len(products_of(body)) == 8 and len(body) < 700]
+    assert len(bodies) == ahead.block_m // 64
+    for body in bodies:
+        (wait,) = positions(body, "DEPBAR 0")
+        exponentials = positions(body, "MUFU.EX2")
+        assert len(exponentials) == 64 + 2
+        assert max(products_of(body)) < exponentials[-1] < wait
+        assert not {"LDL", "STL"} & {name.split(".")[0] for name in body}
+
+
+def products_of(body: list[str]) -> list[int]:
+    return [place for place, name in enumerate(body) if name.startswith("QGMMA")]
+
+
+def bodies_of(code: list[tuple[int, str]]) -> list[list[str]]:
+    """The instructions of every loop, by name."""
+    found = []
+    for address, text in code:
+        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < address:
+            found.append([name_of(other) for at, other in code if int(jump[1], 16) <= at <= address])
+    return found
+
+
 def overlaps(loop: list[str], scores: int) -> None:
     """scores: of a thread and step."""
     counts = Counter(name.split(".")[0] for name in loop)
     (scores_wait,), (product_wait,) = positions(loop, "DEPBAR 1"), positions(loop, "DEPBAR 0")
     exponentials = positions(loop, "MUFU.EX2")
-    products = [place for place, name in enumerate(loop) if name.startswith("QGMMA")]
     assert len(exponentials) >= scores
-    assert max(products) < scores_wait < min(exponentials)
+    assert max(products_of(loop)) < scores_wait < min(exponentials)
     assert max(exponentials) < product_wait
     assert counts["SHFL"] == 4
     assert counts["F2FP"] == scores // 2

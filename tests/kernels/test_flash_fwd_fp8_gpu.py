@@ -118,9 +118,9 @@ def test_every_block(block_m: int, block_n: int, convert: int) -> None:
         shape_of(900, 900),
         shape_of(64, 64),
     ]
-    for stages, split in ((2, 1), (3, 0), (4, 1)):
+    for stages, split, ahead in ((2, 1, 0), (2, 0, 1), (3, 0, 0), (4, 1, 1)):
         names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": stages}
-        config = KernelConfig.of(KERNEL.name, names | {"split_release": split, "convert": convert})
+        config = KernelConfig.of(KERNEL.name, names | {"split_release": split, "convert": convert, "ahead": ahead})
         for problem in problems:
             if not KERNEL.violations(config, problem, HOPPER):
                 check(problem, config=config)

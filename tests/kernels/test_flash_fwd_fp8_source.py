@@ -83,10 +83,11 @@ def dequantised(tensor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
     return tensor.double() if scale is None else tensor.double() * scale[..., None, None]
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
-def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
-    check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal))
+def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal, ahead: int) -> None:
+    check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal), ahead=ahead)
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(48, 48), (80, 80), (128, 128), (256, 256), (128, 64), (64, 128)])
@@ -98,7 +99,7 @@ def test_every_head_dimension(head_dim: int, head_dim_v: int) -> None:
 @pytest.mark.parametrize(("block_m", "block_n", "stages"), [(128, 64, 2), (192, 128, 3), (256, 64, 4), (128, 256, 2)])
 def test_every_block(block_m: int, block_n: int, stages: int, convert: int) -> None:
     """Two stages with separate releases."""
-    own = {"num_stages": stages, "split_release": int(stages == 2), "convert": convert}
+    own = {"num_stages": stages, "split_release": int(stages == 2), "convert": convert, "ahead": convert // 2}
     check(shape_of(600, 700, causal=Causal.LOWER_RIGHT), block_m=block_m, block_n=block_n, **own)
 
 
