@@ -17,8 +17,8 @@ class Extras:
     where each packed sequence begins. cache_seqlens: int32 [batch], keys of each entry. block_table: int32 [batch,
     max_pages], the page of every page_size keys. block_mask: a `BlockMask`. tree_mask: int32 [batch, seqlen_q, words],
     bit j % 32 of word j // 32 is set where the query sees key number (length - seqlen_q + j): a draft of its tree.
-    scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: float32 [batch or 1,
-    num_heads(_kv) or 1], any strides; None is 1.
+    scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: > 0, float32 [batch or
+    1, num_heads(_kv) or 1], any strides; None is 1.
     """
 
     mask: "Tensor | None" = None
