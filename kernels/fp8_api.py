@@ -28,9 +28,9 @@ def attention_fp8(
     """Attention of torch.float8_e4m3fn tensors: query [batch, num_heads, L, E], key [batch, num_heads_kv, S, E], value
     [batch, num_heads_kv, S, Ev]; the output is bfloat16 [batch, num_heads, L, Ev] in the dimension order of the query.
 
-    The tensors stand for their numbers times a positive scale: float32, one for all (shape ()), for every head ([num_heads], of
-    key and value [num_heads_kv]) or for every head of a batch entry ([batch, num_heads(_kv)]); 1 unless given.
-    is_causal is from the upper left, scale 1 / sqrt(E) unless given, both as in PyTorch's attention.
+    The tensors stand for their numbers times a positive scale: float32, one for all (shape ()), for every head
+    ([num_heads], of key and value [num_heads_kv]) or for every head of a batch entry ([batch, num_heads(_kv)]); 1
+    unless given. is_causal is from the upper left, scale 1 / sqrt(E) unless given, both as in PyTorch's attention.
 
     On Hopper a kernel multiplies 8-bit numbers and rounds probabilities to e4m3 as well: about 2.5 % relative error
     (Frobenius), where bfloat16 has 0.3 %. Everywhere else, in a compiled graph and for sizes that the kernel does not
