@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.config import KernelConfig
     from blocktune.kernels.dispatch import Dispatcher, attention, best_config
     from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels.fp8_api import attention_fp8
     from blocktune.kernels.shape import AttentionShape
     from blocktune.kernels.sparse_api import block_sparse_attention
     from blocktune.kernels.sync import sync_configs
@@ -31,6 +32,7 @@ __all__ = [
     "KernelConfig",
     "__version__",
     "attention",
+    "attention_fp8",
     "best_config",
     "block_sparse_attention",
     "flash_attn_func",
@@ -48,6 +50,7 @@ _HOMES = {
     "Dispatcher": "blocktune.kernels.dispatch",
     "KernelConfig": "blocktune.kernels.config",
     "attention": "blocktune.kernels.dispatch",
+    "attention_fp8": "blocktune.kernels.fp8_api",
     "best_config": "blocktune.kernels.dispatch",
     "block_sparse_attention": "blocktune.kernels.sparse_api",
     "flash_attn_func": "blocktune.kernels.flash_api",

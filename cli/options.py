@@ -23,7 +23,7 @@ Database = Annotated[
     typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp32.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
 IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i, as in PyTorch.")]
 
 

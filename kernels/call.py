@@ -20,6 +20,9 @@ EXTRA_TENSORS = (
     "cache_seqlens",
     "block_table",
     "tree_mask",
+    "scale_q",
+    "scale_k",
+    "scale_v",
 )
 """The extras that are tensors."""
 

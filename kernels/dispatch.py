@@ -34,7 +34,7 @@ from blocktune.kernels.plan import (
     torch_attention,
 )
 from blocktune.kernels.sdpa_call import call_of, check_options, traced_attention
-from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.shape import FP8, AttentionShape, Causal, Direction
 
 
 class Dispatcher(Engine):
@@ -122,10 +122,15 @@ class Dispatcher(Engine):
         a backward with gradients.
 
         Raises:
-            UsageError: a shape is causal from the lower right, or has features that this signature cannot ask for.
+            UsageError: a shape is of 8-bit tensors or causal from the lower right, or has features that this signature
+                cannot ask for.
         """
         explanations = []
         for shape in shapes:
+            if shape.dtype == FP8:
+                raise UsageError(
+                    f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
+                )
             if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
                 raise UsageError(
                     f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape."

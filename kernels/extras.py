@@ -17,6 +17,8 @@ class Extras:
     where each packed sequence begins. cache_seqlens: int32 [batch], keys of each entry. block_table: int32 [batch,
     max_pages], the page of every page_size keys. block_mask: a `BlockMask`. tree_mask: int32 [batch, seqlen_q, words],
     bit j % 32 of word j // 32 is set where the query sees key number (length - seqlen_q + j): a draft of its tree.
+    scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: > 0, float32 [batch or
+    1, num_heads(_kv) or 1], any strides; None is 1.
     """
 
     mask: "Tensor | None" = None
@@ -31,6 +33,9 @@ class Extras:
     block_table: "Tensor | None" = None
     block_mask: Any = None
     tree_mask: "Tensor | None" = None
+    scale_q: "Tensor | None" = None
+    scale_k: "Tensor | None" = None
+    scale_v: "Tensor | None" = None
 
 
 NO_EXTRAS = Extras()

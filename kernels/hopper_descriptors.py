@@ -25,8 +25,8 @@ def is_describable(tensor: Any) -> bool:
 
 
 def describe(tensor: Any, block_rows: int, block_columns: int | None = None) -> Any:
-    """The descriptor of a describable 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default of whole
-    rows."""
+    """The descriptor of a describable 8-bit or 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default
+    of whole rows."""
     columns = tensor.shape[-1] if block_columns is None else block_columns
     block = [1, 1, block_rows, columns]
     return descriptor(tensor, list(tensor.shape), _strides(tensor), block, swizzled(block_rows, columns, tensor.dtype))
@@ -66,9 +66,9 @@ def descriptor(base: Any, sizes: list[int], strides: list[int], block: list[int]
 
 @functools.cache
 def swizzled(rows: int, columns: int, dtype: Any, rank: int = 4) -> Any:
-    """The layout in shared memory of a 16-bit block [1, 1, rows, columns]."""
+    """The layout in shared memory of a block [1, 1, rows, columns]."""
     import torch
     from triton.experimental.gluon import language as gl
 
-    element = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([*[1] * (rank - 2), rows, columns], element)
+    elements = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+    return gl.NVMMASharedLayout.get_default_for([*[1] * (rank - 2), rows, columns], elements[dtype])

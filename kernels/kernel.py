@@ -21,8 +21,8 @@ Launch = Callable[..., None]
 q [batch, num_heads, seqlen_q, head_dim], k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with
 head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is
 multiplied to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if
-the shape has features. Packed sequences (varlen) are [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is
-[pages, num_heads_kv, page_size, dim]."""
+the shape has features, or 8-bit tensors have scales; the output of these is bfloat16. Packed sequences (varlen) are
+[1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is [pages, num_heads_kv, page_size, dim]."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class AttentionKernel(ABC):
     direction: ClassVar[Direction] = Direction.FORWARD
     features: ClassVar[frozenset[str]] = frozenset()
     """The `Features.names` that the kernel serves."""
+    dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
+    """The data types that the kernel computes; of these it may refuse some for itself."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -94,6 +96,8 @@ class AttentionKernel(ABC):
         """Why the kernel cannot compute this shape on this compute capability, or None."""
         if shape.direction is not self.direction:
             return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
+        if shape.dtype not in self.dtypes:
+            return f"{self.name} computes {', '.join(sorted(self.dtypes))}, but got {shape.dtype}"
         missing = sorted(shape.features.names - self.features)
         if missing:
             return f"{self.name} does not know {', '.join(missing)}"

@@ -61,7 +61,7 @@ class TritonLaunch:
             Exception: whatever Triton raises when the kernel cannot be compiled or launched.
         """
         compiled = self._launch(q, k, v, out, lse, scale)
-        if not _can_pin(compiled):
+        if not can_pin(compiled):
             return self
         launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
         launch(q, k, v, out, lse, scale)  # writes the same result again: an unexpected signature shows here, not later
@@ -90,7 +90,7 @@ class ExtrasLaunch(TritonLaunch):
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
         """As `TritonLaunch.pinned`; the tensors of the extras must keep their alignment, too."""
         compiled = self._launch(q, k, v, out, lse, scale, extras)
-        if not _can_pin(compiled):
+        if not can_pin(compiled):
             return self
         launch = launcher_of(compiled, self.grid, self.leading, self.trailing(q, k, v, out), self.descriptors)
         launch(q, k, v, out, lse, scale, extras)
@@ -117,7 +117,7 @@ def launcher_of(
     return launch
 
 
-def _can_pin(compiled: Any) -> bool:
+def can_pin(compiled: Any) -> bool:
     """Whether this is a compiled kernel (the interpreter gives none) of a Triton that is known.
 
     Profilers keep working: the runner passes on the launch hooks.

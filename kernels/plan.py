@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from blocktune.kernels.explanation import Explanation
 from blocktune.kernels.kernel import Launch
-from blocktune.kernels.shape import ELEMENT_BYTES, AttentionShape, Causal
+from blocktune.kernels.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal
 
 scaled_dot_product_attention = functional.scaled_dot_product_attention
 """PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
@@ -29,6 +29,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 ALIGNMENT_BYTES = 16
 DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
+EIGHT_BITS = getattr(torch, FP8)
 
 
 def torch_attention(
@@ -106,11 +107,12 @@ Plan = KernelPlan | SdpaPlan
 
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
-    """A new output with the dimension order of the query, as SDPA's has."""
+    """A new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
+    dtype = torch.bfloat16 if query.dtype is EIGHT_BITS else query.dtype
     if head_dim_v == query.shape[-1]:
-        return torch.empty_like(query)
+        return torch.empty_like(query, dtype=dtype)
     shape = (*query.shape[:-1], head_dim_v)
-    return query.new_empty_strided(shape, strides_like(query.stride(), shape))
+    return query.new_empty_strided(shape, strides_like(query.stride(), shape), dtype=dtype)
 
 
 def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
@@ -159,16 +161,26 @@ def call_obstacle(
 ) -> str | None:
     """Why this very call goes to PyTorch, whatever its plan; or None."""
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if query.dtype is EIGHT_BITS:
+        return "8-bit tensors are for `attention_fp8`"
+    problem = trace_obstacle(*tensors)
+    if problem is not None:
+        return problem
+    if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
+        return "attn_mask requires a gradient, which our kernels do not compute"
+    if dropout_p and is_capturing(query):
+        return "a captured CUDA graph would drop the same pairs in every replay"
+    return None
+
+
+def trace_obstacle(*tensors: Tensor) -> str | None:
+    """Why nothing can be launched for these tensors now, whoever asks; or None."""
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
         return "a functorch transform or forward-mode differentiation is active"
-    if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
-        return "attn_mask requires a gradient, which our kernels do not compute"
-    if dropout_p and is_capturing(query):
-        return "a captured CUDA graph would drop the same pairs in every replay"
     return None
 
 

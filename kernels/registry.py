@@ -9,6 +9,7 @@ from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
 from blocktune.kernels.flash_decode import FlashDecode
 from blocktune.kernels.flash_decode_hopper import FlashDecodeHopper
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_fp8 import FlashForwardFp8
 from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
@@ -28,6 +29,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashDecode(),
         FlashDecodeHopper(),
         FlashForwardHopper(),
+        FlashForwardFp8(),
         FlashForwardTma(),
         FlashForward(),
         FlashForwardSparse(),

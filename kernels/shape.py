@@ -7,13 +7,15 @@ from typing import Any, Self
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import NO_FEATURES, UNLIMITED, Features
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
 """Bytes per element of every data type that the kernels take."""
+
+FP8 = "float8_e4m3fn"
 
 MAX_SIZE = 2**31 - 1
 """Of a shape in a file, which may be anyone's: what a kernel's 32-bit integers hold."""
 
-SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", FP8: "fp8"}
 
 
 class Direction(StrEnum):
@@ -83,6 +85,16 @@ class AttentionShape:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def out_dtype(self) -> str:
+        """Of the output: 8 bits are too few for it."""
+        return "bfloat16" if self.dtype == FP8 else self.dtype
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes per element of the output."""
+        return ELEMENT_BYTES[self.out_dtype]
+
+    @property
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_heads_kv
@@ -133,7 +145,8 @@ class AttentionShape:
         """Device memory of q, k, v, the output and the log-sum-exp; of a backward also of the four gradients."""
         queries = self.batch * self.num_heads * self.seqlen_q
         keys = self.batch * self.num_heads_kv * self.seqlen_k
-        tensors = (queries + keys) * (self.head_dim + self.head_dim_v) * self.element_bytes
+        tensors = (queries * self.head_dim + keys * (self.head_dim + self.head_dim_v)) * self.element_bytes
+        tensors += queries * self.head_dim_v * self.out_bytes
         return tensors * (2 if self.direction is Direction.BACKWARD else 1) + 4 * queries
 
     @property

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.kernel import CompileSpec
-from blocktune.kernels.shape import SHORT_DTYPES
+from blocktune.kernels.shape import FP8, SHORT_DTYPES
 
-TRITON_DTYPES = SHORT_DTYPES | {"int32": "int32", "uint8": "uint8"}
+TRITON_DTYPES = SHORT_DTYPES | {FP8: "fp8e4nv"} | {"int32": "int32", "uint8": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _stand_in(value: Any) -> Any:
         return MockTensor(tl.dtype(TRITON_DTYPES[value.dtype]))
     if isinstance(value, DescriptorArgument):
         sizes, strides = [1] * len(value.block_shape), [16] * (len(value.block_shape) - 1) + [1]
-        base = MockTensor(tl.dtype(SHORT_DTYPES[value.dtype]))
+        base = MockTensor(tl.dtype(TRITON_DTYPES[value.dtype]))
         if value.swizzled:
             return _swizzled(value, base, sizes, strides)
         return TensorDescriptor(base, sizes, strides, list(value.block_shape))
@@ -73,5 +73,7 @@ def _swizzled(value: DescriptorArgument, base: Any, sizes: list[int], strides: l
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    layout = gl.NVMMASharedLayout.get_default_for(list(value.block_shape), getattr(gl, value.dtype))
+    layout = gl.NVMMASharedLayout.get_default_for(
+        list(value.block_shape), gl.float8e4nv if value.dtype == FP8 else getattr(gl, value.dtype)
+    )
     return TensorDescriptor(base, sizes, strides, list(value.block_shape), layout)

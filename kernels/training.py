@@ -48,8 +48,10 @@ class GeneralPlan:
 
 
 def extras_of(call: Call, direction: Direction) -> tuple[Any, ...]:
-    """The last argument of a launch, which only shapes with features have."""
-    return (call.extras,) if call.features_of(direction) else ()
+    """The last argument of a launch, which only shapes with features and numbers with scales have."""
+    extras = call.extras
+    scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
+    return (extras,) if scaled or call.features_of(direction) else ()
 
 
 def new_results(query: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.dispatch import Dispatcher, attention, best_config
 from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.fp8_api import attention_fp8
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.sparse_api import block_sparse_attention
 from blocktune.kernels.sync import sync_configs
@@ -26,6 +27,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "KernelConfig": KernelConfig,
         "__version__": importlib.metadata.version("blocktune"),
         "attention": attention,
+        "attention_fp8": attention_fp8,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
         "flash_attn_func": flash_attn_func,

@@ -25,9 +25,9 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.features import NO_FEATURES, MaskKind
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.reference import attention_reference
-from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.tuner.bench import Thunk
-from blocktune.tuner.inputs import key_bytes, make_inputs
+from blocktune.tuner.inputs import key_bytes, make_inputs, scaled_queries
 
 REFERENCE_FLOPS = 2e12
 """About 0.1 s on a data-centre GPU and a second on a small one."""
@@ -50,18 +50,22 @@ class Tolerance:
 # the Frobenius norm: 2.5e-3 for bfloat16 (2^-9 a rounding), 3e-4 for float16 (2^-12). For float32 the products count:
 # three passes of tf32 leave a few 1e-6, one alone would leave 5e-4. The bounds leave a factor of two to five and stay
 # below the damage of one wrong row in a tile (1/8). The hard question amplifies the rounding of scores of several
-# hundred: a single pass of tf32 would be wrong by a tenth there.
+# hundred: a single pass of tf32 would be wrong by a tenth there. e4m3 rounds a probability by up to 1/16, 2.6e-2 in
+# the norm, and wgmma adds 8-bit products with about 14 bits, which may take up to 2e-2 over 16384 keys; in a hard
+# question one probability is nearly all of a row.
 PLAIN = {
     "bfloat16": Tolerance(6e-3, 1e-3),
     "float16": Tolerance(1.5e-3, 1e-3),
     "float32": Tolerance(5e-5, 1e-4),
+    FP8: Tolerance(6e-2, 1e-2),
 }
 HARD = {
     "bfloat16": Tolerance(2e-2, 5e-2),
     "float16": Tolerance(6e-3, 5e-2),
     "float32": Tolerance(1e-2, 5e-2),
+    FP8: Tolerance(9e-2, 1e-1),
 }
-HARD_QUERY_SCALE = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0}
+HARD_QUERY_SCALE = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0, FP8: 16.0}
 """Makes exp of (score - first tile's maximum) overflow the data type's exponent range in some rows."""
 
 
@@ -93,7 +97,7 @@ class Question:
     def new_result(self) -> Any:
         """Memory for what a launch writes."""
         size = (*self.q.shape[:3], self._shape.head_dim_v)
-        return torch.empty(size, dtype=self.q.dtype, device=self.q.device)
+        return torch.empty(size, dtype=getattr(torch, self.shape.out_dtype), device=self.q.device)
 
     def poison(self, result: Any) -> None:
         """Fills a result with NaN, so that nothing left by an earlier launch can pass."""
@@ -158,7 +162,7 @@ def make_questions(shape: AttentionShape, *, device: str, seed: int) -> tuple[Qu
     q, k, v = inputs.q, inputs.k, inputs.v
     heads = chosen_heads(shape, seed)
     plain = Question(shape, q, k, v, heads, PLAIN[shape.dtype])
-    hard = Question(shape, q * HARD_QUERY_SCALE[shape.dtype], k, v, heads[:MIN_HEADS], HARD[shape.dtype])
+    hard = Question(shape, scaled_queries(q, HARD_QUERY_SCALE[shape.dtype]), k, v, heads[:MIN_HEADS], HARD[shape.dtype])
     return plain, hard
 
 
@@ -182,7 +186,7 @@ def required_bytes(shape: AttentionShape) -> int:
     """Device memory that checking and timing the shape takes, roughly and from above."""
     query_bytes = shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim * shape.element_bytes
     out_elements = shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim_v
-    out_bytes = out_elements * shape.element_bytes
+    out_bytes = out_elements * shape.out_bytes
     scores = 4 * max(CHUNK_SCORES, ROWS_PER_TILE * shape.seqlen_k)
     key_copies = 4 * shape.seqlen_k * (shape.head_dim + shape.head_dim_v)
     # hard queries, the anchor's output, the mask of finite values, two references with temporaries, a chunk's scores

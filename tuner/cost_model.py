@@ -271,6 +271,8 @@ class _Model:
         rate = float(self._device.tensor_flops_per_clock or 0)
         if self._shape.element_bytes == 4:
             rate /= 2  # tf32
+        elif self._shape.element_bytes == 1:
+            rate *= 2
         if instruction == "mma" and self._device.limits.mma != "mma":
             rate *= OLDER_MMA_SHARE
         starved = 0.0

@@ -39,7 +39,7 @@ def complete_shape(
         kv_heads: default `heads`.
         seq_k: key rows.
         dim_v: head dimension of the values.
-        dtype: `bfloat16`, `float16` or `float32`, or their short names `bf16`, `fp16`, `fp32`.
+        dtype: `bfloat16`, `float16`, `float32` or `float8_e4m3fn`, or their short names `bf16`, `fp16`, `fp32`, `fp8`.
         causal: False, True (upper-left, as in PyTorch) or the name of an alignment.
 
     Raises:

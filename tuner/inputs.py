@@ -13,7 +13,7 @@ import torch
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import NO_FEATURES, MaskKind
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.shape import FP8, AttentionShape
 from blocktune.kernels.tree_mask import tree_words
 
 SOFTCAP = 30.0
@@ -55,7 +55,7 @@ class Inputs:
 
     def scaled(self, factor: float) -> "Inputs":
         """The same with the queries multiplied by a factor."""
-        return replace(self, q=self.q * factor)
+        return replace(self, q=scaled_queries(self.q, factor))
 
     def diagonal(self, number: int) -> int:
         """The key that an entry's query 0 stands at."""
@@ -84,6 +84,11 @@ class Inputs:
         return packed[:, start : start + lengths[number]]
 
 
+def scaled_queries(q: Any, factor: float) -> Any:
+    """q times a factor in its data type; 8-bit tensors have no product of their own."""
+    return q * factor if q.element_size() > 1 else (q.float() * factor).to(q.dtype)
+
+
 def key_bytes(shape: AttentionShape, lengths_k: tuple[int, ...] | None = None) -> int:
     """Bytes of keys and values, of so many keys an entry."""
     keys = shape.batch * shape.seqlen_k if lengths_k is None else sum(lengths_k)
@@ -97,7 +102,10 @@ def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
     lengths_q, lengths_k = _lengths(shape, dice)
 
     def normal(*sizes: int) -> Any:
-        return torch.randn(*sizes, dtype=getattr(torch, shape.dtype), device=device, generator=generator)
+        dtype, drawn = getattr(torch, shape.dtype), torch.bfloat16  # nothing draws 8 bits
+        if shape.dtype != FP8:
+            drawn = dtype
+        return torch.randn(*sizes, dtype=drawn, device=device, generator=generator).to(dtype)
 
     rows: tuple[int, int] = (shape.batch, shape.seqlen_q)
     keys: tuple[int, int] = (shape.batch, shape.seqlen_k)

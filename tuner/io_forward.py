@@ -58,6 +58,19 @@ def transposed_traffic(shape: AttentionShape, block_m: int, block_n: int, *, per
     )
 
 
+def turned_traffic(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Passes:
+    """FlashAttention-2 over values that a launch before has transposed: it reads and writes all of them once."""
+    values = key_rows(shape) * shape.head_dim_v * shape.element_bytes
+    then = v2_traffic(shape, block_m, block_n, perfect_l2=perfect_l2)
+    read = {"q": then.q_read, "k": then.k_read, "vt": then.v_read}
+    return Passes(
+        passes=(
+            Pass(name="transpose", read={"v": values}, written={"vt": values}),
+            Pass(name="forward", read=read, written={"o": then.o_written}),
+        )
+    )
+
+
 def v1_kernel_traffic(shape: AttentionShape, block_m: int, block_n: int) -> Passes:
     """Algorithm 1, and what the paper leaves to the caller: a 16-bit output is made from the float32 one at the end,
     by the same launch. No cache changes it much: the output is written anew in every pass."""

@@ -13,7 +13,7 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.shape import AttentionShape, Direction
 from blocktune.tuner.io_backward import fused_backward_traffic, split_backward_traffic
 from blocktune.tuner.io_decode import decode_traffic, single_launch_traffic
-from blocktune.tuner.io_forward import general_traffic, transposed_traffic, v1_kernel_traffic
+from blocktune.tuner.io_forward import general_traffic, transposed_traffic, turned_traffic, v1_kernel_traffic
 from blocktune.tuner.io_model import Traffic, v2_traffic
 from blocktune.tuner.io_sparse import random_blocks, sparse_backward_traffic, sparse_forward_traffic
 
@@ -58,6 +58,10 @@ def _transposed(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -
     return transposed_traffic(shape, config.block_m, config.block_n, perfect_l2=perfect_l2)
 
 
+def _turned(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
+    return turned_traffic(shape, config.block_m, config.block_n, perfect_l2=perfect_l2)
+
+
 def _general(config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
     return general_traffic(shape, config.block_m, config.block_n, perfect_l2=perfect_l2)
 
@@ -100,6 +104,7 @@ COUNTS: Mapping[str, Count] = {
     "flash_fwd": _v2,
     "flash_fwd_tma": _v2,
     "flash_fwd_hopper": _v2,
+    "flash_fwd_fp8": _turned,
     "flash_fwd_padded": _v2,
     "flash_fwd_transposed": _transposed,
     "flash_fwd_general": _general,

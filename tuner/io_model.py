@@ -106,7 +106,7 @@ def standard_traffic(shape: AttentionShape) -> StandardTraffic:
         p_written=scores,
         p_read=scores,
         v_read=heads * shape.seqlen_k * shape.head_dim_v * shape.element_bytes,
-        o_written=_queries(shape, shape.head_dim_v),
+        o_written=output_bytes(shape),
     )
 
 
@@ -157,7 +157,7 @@ def v2_traffic(
         q_read=_queries(shape, shape.head_dim),
         k_read=keys * shape.head_dim * shape.element_bytes,
         v_read=keys * shape.head_dim_v * shape.element_bytes,
-        o_written=_queries(shape, shape.head_dim_v),
+        o_written=output_bytes(shape),
         lse_written=shape.batch * shape.num_heads * shape.seqlen_q * STATISTIC_BYTES if lse else 0,
     )
 
@@ -185,6 +185,11 @@ def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | 
         f"Standard attention keeps all scores, {each} a head and {_size(needed)} in all with "
         f"its tensors, but {device.name} has {_size(has)}. Take fewer heads, a smaller batch or a shorter sequence."
     )
+
+
+def output_bytes(shape: AttentionShape) -> int:
+    """Of the output [batch, num_heads, seqlen_q, head_dim_v]."""
+    return shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim_v * shape.out_bytes
 
 
 def _queries(shape: AttentionShape, head_dim: int) -> int:

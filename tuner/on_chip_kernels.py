@@ -11,6 +11,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.flash_decode import WARPGROUP_ROWS, WARPGROUP_WARPS
 from blocktune.kernels.flash_decode_hopper import rows_of_tile
 from blocktune.kernels.flash_fwd import FlashForward
+from blocktune.kernels.flash_fwd_fp8 import tile_width as fp8_tile_width
 from blocktune.kernels.flash_fwd_hopper import shares_memory, tile_width
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
 from blocktune.kernels.flash_padded import padded_shape
@@ -72,6 +73,21 @@ def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: Compute
         loading_bytes=0,
         num_warps=computing,
     )
+
+
+def _hopper_fp8(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """As the 16-bit one; the output leaves with 16 bits, through shared memory of its own."""
+    del limits
+    m, n, short = config.block_m, config.block_n, shape.element_bytes
+    width, width_v = fp8_tile_width(shape.head_dim), fp8_tile_width(shape.head_dim_v)
+    tiles = (
+        _shared("Q", m, width, short),
+        _shared("K", n, width, short, config.num_stages),
+        _shared("V", width_v, n, short, config.num_stages),
+        _shared("O on its way out", m, width_v, shape.out_bytes),
+        *_softmax(m, n, width_v, short),
+    )
+    return OnChip(tiles=tiles, loading_bytes=0, num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS))
 
 
 def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -210,6 +226,7 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_fwd_general": _as_plain,
     "flash_fwd_sparse": _as_plain,
     "flash_fwd_transposed": _historical,
+    "flash_fwd_fp8": _hopper_fp8,
     "flash_fwd_padded": _padded,
     "flash_fwd_hopper": _hopper_forward,
     "flash_bwd_hopper": _hopper_backward,

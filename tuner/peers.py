@@ -11,7 +11,7 @@ from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.features import MaskKind
 from blocktune.kernels.kernel import Launch
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.shape import FP8, AttentionShape, Causal
 from blocktune.tuner.check import softmax_scale
 from blocktune.tuner.gradients import GradientQuestion
 from blocktune.tuner.questions import AnyQuestion
@@ -106,6 +106,8 @@ def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
 
 def sdpa_problem(shape: AttentionShape) -> str | None:
     """Why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
+    if shape.dtype == FP8:
+        return "scaled_dot_product_attention takes no 8-bit tensors. Compare another data type."
     unknown = sorted(shape.features.names - KNOWN_FEATURES)
     if unknown == ["dropout"]:
         return (

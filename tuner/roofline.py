@@ -81,6 +81,8 @@ def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec, *, den
     peak_tflops, memory_gbs = _ceilings(device)
     if shape.element_bytes == 4:
         peak_tflops /= 2  # tf32
+    elif shape.element_bytes == 1:
+        peak_tflops *= 2
     return Roofline(
         flops=round(shape.flops * density),
         hbm_bytes=traffic.total_bytes,

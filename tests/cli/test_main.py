@@ -59,7 +59,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.
         ["run", "--seq", "0", "--dim", "64"],
         ["run", "--seq", "64", "--dim", "-1"],
         ["run", "--seq", "64", "--dim", "64", "--heads", "6", "--kv-heads", "4"],
-        ["run", "--seq", "64", "--dim", "64", "--dtype", "fp8"],
+        ["run", "--seq", "64", "--dim", "64", "--dtype", "fp4"],
         ["run", "--seq", "64", "--dim", "64", "--device", "h2000"],
         ["run", "--seq", "64", "--dim", "64", "--kernel", "no_such_kernel"],
         ["best", "--seq", "64", "--dim", "0"],

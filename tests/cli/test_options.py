@@ -81,7 +81,7 @@ def test_lower_right_wins_over_causal() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [{"seq": 0}, {"dim": -1}, {"heads": 6, "kv_heads": 4}, {"dtype": "fp8"}, {"batch": 0}],
+    [{"seq": 0}, {"dim": -1}, {"heads": 6, "kv_heads": 4}, {"dtype": "fp4"}, {"batch": 0}],
     ids=lambda flags: ",".join(flags),
 )
 def test_a_shape_that_breaks_a_rule_is_wrong_use(flags: dict[str, int]) -> None:

@@ -101,7 +101,7 @@ class Memory:
     def panels(self) -> torch.Tensor:
         *_, rows, columns = self.shape
         assert all(size == 1 for size in self.shape[:-2])
-        width = min(self.layout.swizzle_byte_width // 2 or columns, columns)
+        width = min(self.layout.swizzle_byte_width // self.dtype.itemsize or columns, columns)
         return self.data[: rows * columns].view(columns // width, rows, width)
 
     def load(self, _: Any = None) -> Any:
@@ -255,9 +255,10 @@ def atomic_xchg(pointer: Pointer, value: int) -> None:
     pointer.tensor[pointer.offset] = value
 
 
-def load(pointer: Pointer) -> I32:
+def load(pointer: Pointer) -> Any:
     assert 0 <= pointer.offset < pointer.tensor.numel()
-    return I32(pointer.tensor[pointer.offset])
+    found = pointer.tensor.view(-1)[pointer.offset].item()
+    return found if isinstance(found, float) else I32(found)
 
 
 def store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
@@ -332,6 +333,10 @@ GL = types.SimpleNamespace(
     max=lambda x, axis: torch.amax(x, axis),
     sum=lambda x, axis: torch.sum(x, axis),
     reshape=torch.reshape,
+    permute=torch.permute,
+    split=lambda x: x.unbind(-1),
+    join=lambda a, b: torch.stack((a, b), -1),
+    uint8=torch.uint8,
     convert_layout=lambda x, layout: x,
     load=load,
     store=store,
@@ -351,6 +356,14 @@ MBARRIER = types.SimpleNamespace(
     arrive=lambda barrier, count: barrier.update(count, 0),
     expect=lambda barrier, nbytes: barrier.update(1, nbytes),
 )
+
+
+def as_word(*numbers: torch.Tensor) -> torch.Tensor:
+    """Four e4m3 a word, the first in its lowest byte."""
+    parts = [number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers]
+    return parts[0] | parts[1] << 8 | parts[2] << 16 | parts[3] << 24
+
+
 STAND_INS: dict[str, Any] = {
     "gl": GL,
     "mbarrier": MBARRIER,
@@ -365,6 +378,9 @@ STAND_INS: dict[str, Any] = {
     "rescale": lambda acc, factor, layout: acc * factor[:, None],
     "times_rows": lambda sums, factor: sums * factor[:, None],
     "reciprocal": lambda x: 1.0 / x,
+    "as_word": as_word,
+    "as_numbers": lambda numbers, dtype: numbers.view(dtype),
+    "moved": lambda words: words,
 }
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 

@@ -55,7 +55,7 @@ def test_the_long_way_passes_leading_and_trailing_arguments_and_options() -> Non
 
 
 def test_the_short_way_passes_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_can_pin", lambda compiled: True)
+    monkeypatch.setattr(launch, "can_pin", lambda compiled: True)
     monkeypatch.setattr(launch, "DIRECT_TRITON", None)
     compiled = Recorder()
     function = Recorder(returns=compiled)
@@ -80,7 +80,7 @@ def test_what_the_interpreter_returns_is_not_pinned() -> None:
 )
 def test_only_tried_versions_of_triton_are_pinned(monkeypatch: pytest.MonkeyPatch, version: str, pins: bool) -> None:
     monkeypatch.setattr(launch.metadata, "version", lambda package: version)
-    assert launch._can_pin(unloaded_kernel()) is pins
+    assert launch.can_pin(unloaded_kernel()) is pins
 
 
 @triton.jit

@@ -10,14 +10,14 @@ import torch
 from triton import knobs
 from triton.runtime.jit import KernelInterface
 
-from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_fp8, flash_fwd_hopper
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.registry import KERNELS
-from blocktune.kernels.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.kernels.spans import query_spans
 from blocktune.tuner.defaults import complete_shape
 from blocktune.tuner.ladder_steps import grid_of
@@ -37,6 +37,7 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_bwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_decode": {"seqlen_q": 3},
         "flash_decode_hopper": {"seqlen_q": 3},
+        "flash_fwd_fp8": {"dtype": FP8},
     }
     return replace(PLAIN, direction=KERNELS[kernel].direction, **own.get(kernel, {}) | changes)
 
@@ -70,7 +71,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelConfig, Attenti
         return lambda *arguments, **options: None
 
     monkeypatch.setattr(KernelInterface, "__getitem__", record)
-    monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: None)
+    for module in (flash_fwd_fp8, flash_fwd_hopper):
+        monkeypatch.setattr(module, "_counter", lambda device: None)
     monkeypatch.setattr(flash_decode_hopper, "scratch", lambda device, counters, floats: (None, None))
 
     def blocks(config: KernelConfig, shape: AttentionShape) -> int:

@@ -22,6 +22,7 @@ ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
 
 
 def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
+    dtype = "fp8" if kernel.name == "flash_fwd_fp8" else dtype
     plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
     if kernel.name.startswith("flash_decode"):
         return replace(plain, seqlen_q=1)

@@ -1,0 +1,295 @@
+"""Attention forward of float8_e4m3fn for Hopper (compute capability 9.0) in Gluon, with bfloat16 output.
+
+A launch is two kernels: kernels/hopper_fp8_values.py writes the values transposed, since 8-bit wgmma takes nothing
+else, and the warps of kernels/hopper_fp8_tiles.py compute. Query, key and value may have scales. Any lengths, both
+causal masks, grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed sequences.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.extras import NO_EXTRAS, Extras
+from blocktune.kernels.feature_arguments import broadcast_strides
+from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, _counter, _multiprocessors, tiles
+from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
+from blocktune.kernels.hopper_descriptors import describe, is_describable
+from blocktune.kernels.hopper_fp8_ahead import consumer_ahead
+from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
+from blocktune.kernels.hopper_fp8_tiles import consumer, producer
+from blocktune.kernels.hopper_fp8_values import TURNING, transpose_values_kernel, turned_sizes
+from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.launch import ExtrasLaunch
+from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.source_hash import hash_of_sources
+from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
+
+WIDTHS = (64, 128, 256)
+"""Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
+MIN_HEAD_DIM = 48
+ALIGNED_ELEMENTS = 16
+"""Of a head: the copy engine's rows begin at multiples of 16 bytes."""
+SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
+SCALES = ("scale_q", "scale_k", "scale_v")
+STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh")
+
+
+@gluon.jit
+def worker(
+    rows, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """The consumer that computes the next scores after the softmax (AHEAD 0), or beside it (AHEAD 1)."""
+    if AHEAD:
+        consumer_ahead(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+    else:
+        consumer(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+
+
+@gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
+def flash_fwd_fp8_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, scale_q, scale_k, scale_v,
+    scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
+    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
+    ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
+    AHEAD: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+):  # fmt: skip
+    """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
+    kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
+    counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k,
+    scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
+
+    Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
+    reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    QK_W: gl.constexpr = q_desc.block_type.shape[3]
+    V_W: gl.constexpr = v_desc.block_type.shape[2]
+    QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
+    V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
+    O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
+    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 64, V_W, 1, O_L)
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
+        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    for i in gl.static_range(2):
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+    fence_async_shared()
+    # run-time arguments only: a constexpr put into a tuple becomes a tensor
+    rows = (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
+        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    )  # fmt: skip
+    copies = (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    )  # fmt: skip
+    gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (worker, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
+        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    elif CONSUMERS == 3:
+        gl.warp_specialize([
+            (worker, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
+        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (worker, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
+        ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+
+
+class FlashForwardFp8(AttentionKernel):
+    """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers; convert says
+    where the probabilities become e4m3: 0 beside the next scores, 1 between two steps, 2 beside the second product;
+    ahead whether a softmax runs beside the next scores as well (then 0 is 1)."""
+
+    name = "flash_fwd_fp8"
+    dtypes = frozenset(("float8_e4m3fn",))
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (128, 192, 256),
+        "block_n": (64, 128, 256),
+        "num_warps": (4,),
+        "num_stages": (2, 3, 4),
+        "split_release": (0, 1),
+        "convert": (0, 1, 2),
+        "ahead": (0, 1),
+    }
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if limits.cc != (9, 0):
+            return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= WIDTHS[-1] or dim % ALIGNED_ELEMENTS:
+                return (
+                    f"`{MIN_HEAD_DIM} <= {name} <= {WIDTHS[-1]}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
+                    f"{self.name}, but got {name}={dim}"
+                )
+        return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Also what ptxas refuses (C7602): the accumulators of one wgmma must fit the registers of a launch, which
+        three or four consumers share."""
+        problems = super().rule_violations(config, shape, limits)
+        columns = max(config.block_n, tile_width(shape.head_dim_v))
+        if problems or config.block_m == 2 * ROWS or columns < WIDTHS[-1]:
+            return problems
+        return (
+            f"`columns of a product <= {WIDTHS[-1] // 2}` must hold with more than two consumers of {ROWS} rows, but "
+            f"got block_m={config.block_m} and {columns} columns. Take block_m={2 * ROWS}, or smaller blocks of keys.",
+        )
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
+        width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        return config.block_m * (width + 2 * width_v) + config.num_stages * config.block_n * (width + width_v)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """The largest tiles that compile without spills, with as many stages as there is room for."""
+        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+        if width == 64 and shape.seqlen_q > 2 * ROWS:
+            values = (192, 128, 4, 0, 2, 0)
+        elif width == 64:
+            values = (128, 128, 4, 0, 2, 0)  # larger tiles would be empty
+        elif width == 128:
+            values = (128, 128, 4, 0, 2, 0)
+        else:
+            values = (128, 128, 2, 1, 2, 0)
+        block_m, block_n, *own = values
+        return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
+
+    def total_warps(self, config: KernelConfig) -> int:
+        return WARPS * (config.block_m // ROWS) + WARPS
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        for name, tensor in (("query", q), ("key", k)):
+            if not is_describable(tensor):
+                return (
+                    f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
+                    f"{self.name}"
+                )
+        return super().layout_problem(q, k, v)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_fp8_kernel, transpose_values_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        blocks = _blocks(config, shape)
+        dtypes = (shape.dtype, shape.dtype, shape.dtype, shape.out_dtype)
+        arguments: dict[str, Any] = {
+            f"{letter}_desc": DescriptorArgument(dtype, (1, 1, *block), swizzled=True)
+            for letter, dtype, block in zip("qkvo", dtypes, blocks, strict=True)
+        }
+        arguments |= {"lse": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
+        arguments |= dict.fromkeys(SCALES) | dict.fromkeys(STRIDES, 0)
+        return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), {"num_warps": WARPS})
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """The pass that transposes the values."""
+        del config
+        tensor, row = TensorArgument(shape.dtype), shape.head_dim_v
+        head = shape.seqlen_k * row
+        arguments: dict[str, Any] = {"V": tensor, "VT": tensor}
+        arguments |= {"stride_vb": shape.num_heads_kv * head, "stride_vh": head, "stride_vn": row}
+        return (specialize(transpose_values_kernel, arguments | turned_sizes(shape), TURNING),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TurnedLaunch:
+        tile_count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
+        attend = ExtrasLaunch(
+            flash_fwd_fp8_kernel,
+            (min(_multiprocessors(), tile_count), 1, 1),
+            _leading,
+            partial(_trailing, tuple(_rest(config, shape).values())),
+            {"num_warps": WARPS},
+            tuple((slot, partial(_describe, *block)) for slot, block in enumerate(_blocks(config, shape))),
+        )
+        return TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
+
+
+def tile_width(head_dim: int) -> int:
+    """Columns of a tile that holds heads of this dimension."""
+    return next(width for width in WIDTHS if width >= head_dim)
+
+
+def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) that a copy of q, k, the transposed values and the output moves."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    return (ROWS, width), (config.block_n, width), (width_v, config.block_n), (ROWS, width_v)
+
+
+def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The sizes and constants of a launch. A row that sees its last key at most needs no check of the end of the
+    keys, and one block is masked alone if the diagonal meets the edge of one."""
+    heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
+    consumers, own = config.block_m // ROWS, config.parameters
+    inside = causal and right <= shape.seqlen_k - shape.seqlen_q
+    return dict(zip(SIZES, values, strict=True)) | {
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "CONSUMERS": consumers,
+        "RAGGED": shape.seqlen_k % config.block_n != 0 and not inside,
+        "RIGHT": causal,
+        "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
+        "SPLIT_RELEASE": bool(own["split_release"]),
+        "CONVERT": own["convert"],
+        "AHEAD": own["ahead"],
+        "CONSUMER_REGS": REGISTERS[consumers][0],
+        "PRODUCER_REGS": REGISTERS[consumers][1],
+    }
+
+
+def _describe(rows: int, columns: int, tensor: Any) -> Any:
+    return describe(tensor, rows, columns)
+
+
+def _leading(
+    q: Any, k: Any, turned: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """The values come as `TurnedLaunch` has them written."""
+    scales = extras.scale_q, extras.scale_k, extras.scale_v
+    strides = (stride for tensor in scales for stride in broadcast_strides(tensor, 2))
+    return q, k, turned, out, lse, _counter(q.device), scale * LOG2_E, *scales, *strides
+
+
+def _trailing(fixed: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
+    del tensors
+    return fixed

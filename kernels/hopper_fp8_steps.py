@@ -1,0 +1,152 @@
+"""A step of the 8-bit Hopper forward and what it is made of: device functions of kernels/hopper_fp8_tiles.py.
+
+What differs from kernels/hopper_fwd_steps.py, whose functions are used wherever the element is of no account:
+
+- Probabilities are 2^(score - maximum + SHIFT), since e4m3 has its steps of 6 to 12 % from 2^-6 to 448. The running
+  maximum may be TAU too small, so that they reach 2^(SHIFT + TAU) = 256. Sums have the same factor, and a division
+  removes it.
+- The accumulator of the scores is the operand of the second product without any exchange between threads: `as_operand`
+  names its keys in the order that kernels/hopper_fp8_values.py gave the values.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from blocktune.kernels.hopper_fwd_steps import finished, hide, reference, rescaled, scores
+from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, row_max, thread_sum, times_rows
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@gluon.jit
+def scale_of(scales, stride_b, stride_h, batch, head):
+    """The scale of a head; 1 without any."""
+    if scales is None:
+        return 1.0
+    else:
+        return gl.load(scales + batch * stride_b + head * stride_h)
+
+
+@gluon.jit
+def load_values(desc, batch, head, key, barrier, memory, place):
+    """Copies keys key .. of all dimensions of a head into tile `place` of shared memory; zeros beyond the last."""
+    copy_in(desc, [batch, head, 0, key], barrier, as_block(desc, memory.index(place)))
+
+
+@gluon.jit
+def as_word(a, b, c, d):
+    """Four float32 as e4m3 in a register, a in its lowest byte. Values of Triton's 8-bit type that are carried through
+    a loop are taken apart and put together in every round: 176 instructions of 641."""
+    ASM: gl.constexpr = """{
+.reg .b16 low, high;
+cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}"""
+    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [a, b, c, d], dtype=gl.uint32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def as_numbers(bytes_, dtype: gl.constexpr):
+    return bytes_.to(dtype, bitcast=True)
+
+
+@gluon.jit
+def packed(p):
+    """Probabilities [64, BLOCK_N] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
+    `hopper_fp8_values.key_at`. No value leaves its thread."""
+    ROWS: gl.constexpr = p.shape[0]
+    KEYS: gl.constexpr = p.shape[1]
+    first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, KEYS // 16, 2, 4, 2]), (0, 1, 3, 2, 4)))
+    a, c = gl.split(first)
+    b, d = gl.split(second)
+    return as_word(a, b, c, d)
+
+
+@gluon.jit
+def moved(words):
+    """The same words in other registers. ptxas lets no other instruction than a wgmma write registers that a wgmma in
+    flight reads, nor any that will be read in their place in the next round, or it waits for each wgmma (C7513)."""
+    return gl.inline_asm_elementwise("xor.b32 $0, $1, 0;", "=r,r", [words], dtype=words.dtype, is_pure=False, pack=1)
+
+
+@gluon.jit
+def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
+    """The four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
+    ROWS: gl.constexpr = words.shape[0]
+    KEYS: gl.constexpr = words.shape[1] * 16
+    first = gl.join(words.to(gl.uint8), (words >> 16).to(gl.uint8))
+    second = gl.join((words >> 8).to(gl.uint8), (words >> 24).to(gl.uint8))
+    numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
+    return as_numbers(gl.convert_layout(numbers, P_L), dtype)
+
+
+@gluon.jit
+def add_values(p, v_smem, slot, acc):
+    """Issues acc += P V."""
+    return (warpgroup_mma(p, v_smem.index(slot).permute((1, 0)), acc[0], is_async=True),)
+
+
+@gluon.jit
+def exponents_base(maximum, ALIGNED: gl.constexpr):
+    """What is subtracted from a row's scaled scores."""
+    SHIFT: gl.constexpr = 4.0
+    return reference(maximum, ALIGNED) - SHIFT
+
+
+@gluon.jit
+def step(
+    memory, q_place, state, slot, phase, previous, column, mask, scale, no_acc,
+    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+):  # fmt: skip
+    """The scores of one block beside the second product of the block before, and its softmax beside that product.
+
+    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
+    sums of the block before.
+    """
+    q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
+    acc, p, factor, maximum, sums = state
+    TAU: gl.constexpr = 4.0
+    BESIDE_SCORES: gl.constexpr = 0
+    BETWEEN: gl.constexpr = 1
+    BESIDE_PRODUCT: gl.constexpr = 2
+    dtype: gl.constexpr = q_smem[0].dtype
+    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
+    # beside the scores: rescale the accumulator, convert P, give the previous slot back
+    acc = rescaled(acc, pin(factor), 1, O_L, O_L)
+    if CONVERT == BESIDE_SCORES:
+        p = packed(pin(p))
+    if SPLIT_RELEASE:
+        mbarrier.arrive(v_empty.index(previous), count=1)
+    else:
+        mbarrier.arrive(k_empty.index(previous), count=1)
+    acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc)
+    qk = warpgroup_mma_wait(1, deps=(qk_t,))
+    if SPLIT_RELEASE:
+        mbarrier.arrive(k_empty.index(slot), count=1)
+    # softmax, while the second product runs
+    if RIGHT and not ALIGNED:
+        last, first, highest = mask
+        if column > highest:
+            qk = hide(qk, last, first, column, True, False, S_L)
+    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
+    new = gl.where(new - maximum > TAU, new, maximum)
+    p = gl.exp2(qk * scale - exponents_base(new, ALIGNED)[:, None])
+    factor = gl.exp2(maximum - reference(new, ALIGNED))
+    sums = times_rows(sums, factor) + thread_sum(p)
+    if CONVERT == BESIDE_PRODUCT:
+        p = packed(p)
+    previous = slot + 0
+    slot, phase = advance(slot, phase, STAGES)
+    # operands of the next step; also the branch that keeps the wait for the product below the softmax
+    mbarrier.wait(full.index(slot), phase)
+    acc = finished(acc_t, 1)
+    if CONVERT == BETWEEN:
+        p = packed(pin(p))
+    elif CONVERT == BESIDE_PRODUCT:
+        p = moved(p)
+    return (acc, p, factor, new, sums), slot, phase, previous

@@ -1,0 +1,212 @@
+"""Attention forward of 8-bit tensors on Hopper, in Gluon: the warps of kernels/flash_fwd_fp8.py.
+
+The pipeline is that of kernels/hopper_fwd_tiles.py, whose header says what makes it fast and why nothing hangs: one
+producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
+windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+
+from blocktune.kernels.hopper_fp8_steps import (
+    add_values,
+    as_operand,
+    exponents_base,
+    load_values,
+    packed,
+    scale_of,
+    step,
+)
+from blocktune.kernels.hopper_fwd_steps import (
+    finished,
+    hand_back,
+    hide,
+    key_range,
+    load_rows,
+    no_sums,
+    release,
+    rescaled,
+    row_bounds,
+    scores,
+    store_rows,
+)
+from blocktune.kernels.hopper_fwd_tiles import divided, load_first_keys, publish, receive
+from blocktune.kernels.hopper_tiles import advance, locate, row_max, thread_sum
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@gluon.jit
+def producer(
+    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, LAG: gl.constexpr,
+):  # fmt: skip
+    """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
+    (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    K_BYTES: gl.constexpr = k_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    slot = 0
+    phase = 1
+    q_phase = 1
+    tile_slot = 0
+    tile_phase = 1
+    tile = gl.program_id(0)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        head_kv = head // group_size
+        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(q_empty.index(c), q_phase)
+            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
+            if c == 0:  # right behind the first Q
+                keys = k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k
+                load_first_keys(keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, 1, False)
+        q_phase ^= 1
+        slot, phase = advance(slot, phase, STAGES)
+        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        blocks = last - first + 1
+        for i in range(1, blocks + LAG):  # K of a block and V of the one LAG blocks before, as far as there are such
+            mbarrier.wait(k_empty.index(slot), phase)
+            if (i < blocks) & (i >= LAG):
+                mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            elif i < blocks:
+                mbarrier.expect(full.index(slot), K_BYTES)
+            elif i >= LAG:
+                mbarrier.expect(full.index(slot), V_BYTES)
+            else:
+                mbarrier.arrive(full.index(slot), count=1)
+            row = (last - i) * BLOCK_N
+            if i < blocks:
+                load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+            if SPLIT_RELEASE:
+                mbarrier.wait(v_empty.index(slot), phase)
+            if i >= LAG:
+                load_values(v_desc, batch, head_kv, row + LAG * BLOCK_N, full.index(slot), v_smem, slot)
+            slot, phase = advance(slot, phase, STAGES)
+    # the last block to finish leaves the counters at zero for the next launch
+    done = gl.atomic_add(counter + 1, 1)
+    if done == gl.num_programs(0) - 1:
+        gl.atomic_xchg(counter, 0)
+        gl.atomic_xchg(counter + 1, 0)
+
+
+@gluon.jit
+def consumer(
+    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
+):  # fmt: skip
+    """Computes rows 64 C .. 64 C + 63 of every tile of this block.
+
+    CONVERT converts the probabilities before the next scores are issued, otherwise beside them.
+    """
+    (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
+        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    LN_2: gl.constexpr = 0.6931471805599453
+    WIDTH: gl.constexpr = v_smem.shape[1]
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    dtype: gl.constexpr = q_smem[0].dtype
+    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
+    slot = 0
+    phase = 0
+    q_phase = 0
+    tile_slot = 0
+    tile_phase = 0
+    tile = gl.program_id(0)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        head_kv = head // group_size
+        row_start = m * BLOCK_M + C * ROWS
+        scale = scale_log2 * scale_of(scale_q, scale_qb, scale_qh, batch, head)
+        scale *= scale_of(scale_k, scale_kb, scale_kh, batch, head_kv)
+        out_scale = scale_of(scale_v, scale_vb, scale_vh, batch, head_kv)
+        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
+        if SKIPS:  # blocks wholly right of what these rows see
+            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+
+        # step 0: the scores of the first block
+        mbarrier.wait(q_full.index(C), q_phase)
+        mbarrier.wait(full.index(slot), phase)
+        qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+        qk = warpgroup_mma_wait(0, deps=(qk_t,))
+        # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
+        previous = slot + 0
+        slot, phase = advance(slot, phase, STAGES)
+        if SPLIT_RELEASE:
+            mbarrier.arrive(k_empty.index(previous), count=1)
+        last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
+        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
+        maximum = row_max(qk, ROW_S) * scale
+        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
+        sums = thread_sum(p)
+        if CONVERT != 0:
+            p = packed(p)
+        acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
+        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        mbarrier.wait(full.index(slot), phase)
+        state = acc, p, factor, maximum, sums
+        # blocks of keys up to the one from `highest` on are wholly visible
+        highest = seqlen_k - BLOCK_N
+        if RIGHT:
+            highest = gl.minimum(seqlen_k, row_start + right + 1) - BLOCK_N
+        mask = last_seen, first_seen, highest
+
+        # steps 1 ..: the scores of this block beside the second product of the one before
+        for i in range(own_last - first):
+            state, slot, phase, previous = step(
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc,
+                ALIGNED, STAGES, RAGGED, RIGHT, SPLIT_RELEASE, CONVERT, S_L, O_L,
+            )  # fmt: skip
+        acc, p, factor, maximum, sums = state
+
+        # last step: the second product alone
+        acc = rescaled(acc, factor, 1, O_L, O_L)
+        if CONVERT == 0:
+            p = packed(p)
+        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc)
+        if SPLIT_RELEASE:
+            mbarrier.arrive(v_empty.index(previous), count=1)
+        else:
+            mbarrier.arrive(k_empty.index(previous), count=1)
+        mbarrier.arrive(q_empty.index(C), count=1)
+        q_phase ^= 1
+        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+        acc = finished(acc_t, 1)
+        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        slot, phase = advance(slot, phase, STAGES)
+        if row_start < seqlen_q:
+            tma.store_wait(0)
+            o_smem[0].index(C).store(divided(acc[0] * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            fence_async_shared()
+            store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
+            if lse is not None:
+                rows = row_start + gl.arange(0, ROWS, ROW_S)
+                start = batch_head.to(gl.int64) * seqlen_q
+                shifted = exponents_base(maximum, True)
+                gl.store(lse + start + rows, (shifted + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
+    tma.store_wait(0)
