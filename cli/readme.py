@@ -86,7 +86,7 @@ def _section(document: Mapping[str, Any]) -> str:
     parts = [_caption(document)]
     for dim in sorted({row.shape.head_dim for row in rows}):
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
-        kernels = [name for name in KERNELS if any(name in row.entries for row in own)]
+        kernels = _columns(own)
         header = (*HEADER, *kernels)
         lines = [_line(header), _line(["---:", "---"] + ["---:"] * (len(header) - 2))]
         lines += [row.line(kernels) for row in own]
@@ -95,6 +95,12 @@ def _section(document: Mapping[str, Any]) -> str:
     parts.append(_means(rows))
     parts += [table] if (table := passes_table(document)) else []
     return "\n\n".join(parts)
+
+
+def _columns(rows: "Sequence[_Row]") -> list[str]:
+    """The kernels that get a column for their own best config: there is one in every row, not always the tuned one."""
+    timed = [name for name in KERNELS if any(name in row.entries for row in rows)]
+    return [name for name in timed if all(name in row.entries or row.winner == name for row in rows)]
 
 
 class _Row:
@@ -108,6 +114,11 @@ class _Row:
     def is_decoding(self) -> bool:
         """A few queries over many keys: what counts is how fast the keys are read."""
         return self.shape.seqlen_q <= FEW_QUERIES < self.shape.seqlen_k
+
+    @property
+    def winner(self) -> str | None:
+        """The kernel of the tuned config."""
+        return (self.entries.get("tuned", {}).get("config") or {}).get("kernel")
 
     def place(self) -> tuple[Any, ...]:
         shape = self.shape
@@ -130,8 +141,7 @@ class _Row:
 
     def _rate_of(self, kernel: str) -> str:
         """The rate of a kernel's best config, which is the tuned one where the kernel has won."""
-        won = (self.entries.get("tuned", {}).get("config") or {}).get("kernel") == kernel
-        return self._rate("tuned" if won else kernel)
+        return self._rate("tuned" if self.winner == kernel else kernel)
 
     def ratio(self, rival: str) -> float | None:
         """The rival's time over that of the tuned config."""
@@ -170,15 +180,20 @@ def _measured(document: Mapping[str, Any]) -> str:
     environment, shape = document["environment"], AttentionShape.from_json(document["rows"][0]["shape"])
     software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver"))
     commands = " and ".join(f"`{command}`" for command in document["commands"])
+    configs = (entry.get("config") for row in document["rows"] for entry in row["contenders"])
+    kernels = ", ".join(sorted({config["kernel"] for config in configs if config}))
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
-        f"{environment['power_limit_w']} W), kernels {', '.join(document['kernels'])}, by {commands}: "
+        f"{environment['power_limit_w']} W), kernels {kernels}, by {commands}: "
         f"{REGIMES[document['regime']]}, {shape.dtype}."
     )
 
 
 def _has_kernels(document: Mapping[str, Any]) -> bool:
-    return any(entry["name"] in KERNELS for row in document["rows"] for entry in row["contenders"])
+    rows = [_Row(row) for row in document["rows"]]
+    return any(
+        _columns([row for row in rows if row.shape.head_dim == dim]) for dim in {row.shape.head_dim for row in rows}
+    )
 
 
 def _means(rows: Iterable[_Row]) -> str:

@@ -399,10 +399,15 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
 
 @compiled_here
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    "changes",
-    [{"named_barriers": 0}, {"named_barriers": 1}, {"named_barriers": 2}, {"persistent": 0}, {"num_stages": 3}],
+    ("head_dim", "changes"),
+    [
+        (64, {"named_barriers": 1}),
+        (64, {"persistent": 0, "num_stages": 4}),
+        (128, {"named_barriers": 0}),
+        (128, {"named_barriers": 2}),
+        (128, {"persistent": 0, "num_stages": 3}),
+    ],
     ids=str,
 )
 def test_other_configs_compile_and_take_what_is_predicted(head_dim: int, changes: dict[str, int], cache: Path) -> None:

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import triton
 from triton import knobs
 
 from blocktune.kernels.driver import read_driver
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 BATCH, HEADS, LENGTH = 2, 3, 128
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -105,6 +107,8 @@ def sizes_of(packed: bool, length: int) -> tuple[int, int, int, torch.Tensor | N
 @pytest.mark.parametrize(("packed", "length", "ordered"), [(False, 70, True), (True, 129, False), (True, 129, True)])
 @pytest.mark.parametrize(("dim", "width"), [(40, 64), (136, 192)])
 def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int, ordered: bool) -> None:
+    if ordered and not ON_GPU and TRITON >= (3, 9):
+        pytest.skip("the interpreter of Triton 3.9 takes a mask that is one comparison of numbers for an int32")
     torch.manual_seed(0)
     tokens, rows, sequences, begins = sizes_of(packed, length)
     batch = 1 if packed else BATCH
