@@ -14,6 +14,7 @@ from typing import Self
 
 from blocktune.db.records import Outcome, Trial
 from blocktune.kernels.config import KernelConfig
+from blocktune.kernels.kernel import AttentionKernel
 from blocktune.kernels.paper import paper_config
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.shape import AttentionShape
@@ -124,6 +125,12 @@ class Replay:
         }
 
     @property
+    def serving(self) -> tuple[AttentionKernel, ...]:
+        """The swept kernels that serve the shape, the one whose default a call takes first."""
+        able = kernels_for(self.sweep.shape, self.sweep.device.limits)
+        return tuple(kernel for kernel in able if kernel.name in self._kernels)
+
+    @property
     def predicted(self) -> Mapping[KernelConfig, float]:
         """The model's times in microseconds of all configs that compile and fit."""
         return self._predicted
@@ -167,7 +174,7 @@ class Replay:
     def _first(self) -> tuple[KernelConfig, ...]:
         """What a search without neighbours tries first: the default and the paper's rule."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
-        able = [kernel for kernel in kernels_for(shape, limits) if kernel.name in self._kernels]
+        able = self.serving
         named = [able[0].default_config(shape, limits), paper_config(able[0], shape, limits)] if able else []
         return tuple(config for config in named if config in self._trials)
 

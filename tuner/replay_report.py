@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.bench import RACE_MARGIN, RACE_ROUNDS
 from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.replay import Replay, ReplayRun
@@ -193,7 +193,7 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     times = np.array([timed[config].time_us or 0.0 for config in configs])
     predicted = np.array([replay.predicted[config] for config in configs])
     slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
-    chosen = decide_predicted(dict(zip(configs, predicted, strict=True)), _default(replay.sweep, kernel))
+    chosen = decide_predicted(dict(zip(configs, predicted, strict=True)), _default(replay, kernel))
     return {
         "rank_correlation": _correlation(_ranks(predicted), _ranks(measured)),
         "first_choice": float(scores[chosen] / measured.min() - 1),
@@ -202,12 +202,10 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     } | _estimate_errors(replay, [config.label for config in configs])
 
 
-def _default(sweep: Sweep, kernel: str | None) -> KernelConfig:
+def _default(replay: Replay, kernel: str | None) -> KernelConfig:
     """What this kernel, or the first of all that can and was swept, takes without any tuning."""
-    swept = {trial.config.kernel for trial in sweep.trials}
-    serving = (one for one in kernels_for(sweep.shape, sweep.device.limits) if one.name in swept)
-    able = get_kernel(kernel) if kernel else next(serving)
-    return able.default_config(sweep.shape, sweep.device.limits)
+    able = get_kernel(kernel) if kernel else replay.serving[0]
+    return able.default_config(replay.sweep.shape, replay.sweep.device.limits)
 
 
 def _estimate_errors(replay: Replay, labels: Sequence[str]) -> dict[str, float]:
