@@ -84,6 +84,12 @@ def test_default_splits_fill_a_large_gpu() -> None:
     assert found == {1: 16, 8: 2, 64: 1}
 
 
+def test_keys_leave_the_cache_first_unless_they_are_many_or_read_again() -> None:
+    few, many, again = shape_of(batch=1), shape_of(batch=64), shape_of(seqlen_q=16)
+    found = [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in (few, many, again)]
+    assert found == [1, 0, 0]
+
+
 def test_a_warp_has_a_whole_tile_that_fits_its_registers() -> None:
     assert KERNEL.violations(config_of(64), shape_of(), HOPPER) == (
         "`block_n / num_warps >= 16` keys a warp and `tiles <= 184` registers a thread must hold for "
