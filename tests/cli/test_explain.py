@@ -168,10 +168,13 @@ def test_a_backward_shows_its_launches(tune, compiled) -> None:
 
 def test_decoding_shows_what_splits_cost(tune, compiled) -> None:
     words = ("explain", "--seq", 1, "--seq-k", 8192, "--dim", 128, "--heads", 32, "--kv-heads", 8, "--batch", 1)
-    data = json.loads(tune(*words, "--device", "h200", "--param", "splits=16", "--json").stdout)
+    data = json.loads(tune(*words, "--device", "a100_sxm4_80", "--param", "splits=16", "--json").stdout)
     assert data["traffic"]["own"]["merge"]["partial_read"] == 16 * 32 * 128 * 4
     assert data["block_intensity"] == 4
     assert data["rooflines"]["own_perfect_l2"]["bound_by"] == "memory"
+    data = json.loads(tune(*words, "--device", "h200", "--param", "splits=16", "--json").stdout)
+    assert data["config"]["kernel"] == "flash_decode_hopper"
+    assert data["traffic"]["own"]["decode"]["partial_read"] == 16 * 32 * 128 * 4
 
 
 def test_features_are_explained(tune, compiled) -> None:
