@@ -42,6 +42,15 @@ def shape(
     return AttentionShape(**sizes | {"causal": causal, "features": Features.parse(features)} | changes)
 
 
+def loaded(
+    head_dim: int, seqlen: int, causal: Causal = Causal.NONE, features: str = "", **changes: Any
+) -> AttentionShape:
+    """Enough for all multiprocessors, as measured: 16,384 tokens, about 2,048 columns of all heads."""
+    heads = 2048 // head_dim
+    sizes = {"batch": 16384 // seqlen, "num_heads": heads, "num_heads_kv": heads}
+    return shape(head_dim, seqlen, causal, features, **sizes | changes)
+
+
 def config(**changes: int) -> KernelConfig:
     smallest = {name: min(choices) for name, choices in KERNEL.parameters.items()}
     return KernelConfig.of(KERNEL.name, smallest | changes)
@@ -87,6 +96,33 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         problem = shape(head_dim, causal=causal, features=features, **lengths)
         assert KERNEL.unsupported(problem, HOPPER) is None
         assert KERNEL.violations(KERNEL.default_config(problem, HOPPER), problem, HOPPER) == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "values"),
+    [
+        *((loaded(64, 4096, causal), (256, 64, 4, 0, 1, 0)) for causal in MASKS),
+        *((loaded(64, 8192, causal), (192, 128, 4, 0, 1, 0)) for causal in MASKS),
+        (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (256, 64, 3, 0, 1, 0)),
+        (loaded(64, 4096, seqlen_q=100), (128, 128, 4, 0, 0, 1)),
+        (loaded(96, 4096, Causal.UPPER_LEFT), (128, 128, 3, 0, 0, 0)),
+        (loaded(128, 1024), (128, 128, 3, 0, 0, 0)),
+        *((loaded(128, seqlen), (192, 64, 3, 0, 0, 0)) for seqlen in (2048, 4096, 8192, 16384)),
+        (loaded(128, 2048, batch=1), (128, 128, 2, 1, 0, 0)),  # three consumers: two turns of 192 instead of 128 rows
+        (loaded(128, 1024, Causal.UPPER_LEFT), (128, 64, 3, 0, 0, 0)),
+        (loaded(128, 2048, Causal.UPPER_LEFT), (128, 128, 2, 1, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 2, 1, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1)),
+        (shape(192, head_dim_v=128), (128, 128, 2, 1, 1, 1)),
+        (loaded(256, 4096, Causal.UPPER_LEFT), (128, 64, 2, 1, 0, 0)),
+    ],
+    ids=lambda value: value.label if isinstance(value, AttentionShape) else "x".join(map(str, value)),
+)
+def test_default_config_is_what_won(problem: AttentionShape, values: tuple[int, ...]) -> None:
+    names = ("block_m", "block_n", "num_stages", "split_release", "early_p", "keep_p")
+    found = KERNEL.default_config(problem, HOPPER).parameters
+    assert tuple(found[name] for name in names) == values
 
 
 @pytest.mark.parametrize(
@@ -315,13 +351,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 COMPILED = [
-    *(shape(head_dim, causal=causal) for head_dim, causal in product((64, 128), MASKS)),
+    *(loaded(head_dim, 8192, causal) for head_dim, causal in product((64, 128), MASKS)),
+    *(loaded(128, 1024, causal) for causal in MASKS),
     shape(96, causal=Causal.UPPER_LEFT),
     shape(256, causal=Causal.UPPER_LEFT),
     shape(192, head_dim_v=128),
     shape(64, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT),
     shape(64, seqlen_q=100, seqlen_k=3000),
-    shape(128, 4096, features="window=512:100"),
+    loaded(128, 4096, features="window=512:100"),
     shape(128, 4096, Causal.LOWER_RIGHT, "varlen window=512:0 softcap"),
     shape(256, 4096, Causal.LOWER_RIGHT, "varlen"),
 ]
