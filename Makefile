@@ -17,8 +17,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
-INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py flash_fwd.py \
-	flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
+INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py \
+	flash_decode_packing.py flash_fwd.py flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
 # What asks nothing of Triton: numbers, files and processes.
 TRITON_FREE := $(addprefix --ignore=tests/,$(addprefix kernels/test_,faults.py source.py) $(addprefix tuner/test_,calibration.py \
 	cost_model.py executor.py job_worker.py killed_runs.py noise.py occupancy_differential.py recorded_sweeps.py replay.py \

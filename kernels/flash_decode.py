@@ -14,6 +14,7 @@ from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.features import NO_FEATURES, UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_launch import (
+    MULTIPROCESSORS,
     PROGRAMS,
     DecodeLaunch,
     decode_launch,
@@ -28,9 +29,14 @@ from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
 
-MAX_QUERIES, MAX_TREE_QUERIES = 32, 64
-"""Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing (docs/decoding.md); 64 fill a tile
-by themselves. A tree's bits are two words a query."""
+MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
+"""Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
+query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, docs/decoding.md)."""
+
+IDLE_TILES = MULTIPROCESSORS // 2
+"""Tiles of 64 queries up to which half of a large GPU has none."""
+MANY_KEYS = 2048
+"""In sight of a query: with fewer the merge costs what the splits save."""
 
 MIN_PAGE, MAX_PAGE = 16, 256
 WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
@@ -65,13 +71,29 @@ class FlashDecode(AttentionKernel):
         return problems
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        most = MAX_TREE_QUERIES if shape.features.mask is MaskKind.TREE else MAX_QUERIES
-        if shape.seqlen_q > most:
-            return f"`seqlen_q <= {most}` must hold for {self.name}, but got seqlen_q={shape.seqlen_q}"
+        problem = self._queries_problem(shape)
+        if problem is not None:
+            return problem
         page = shape.features.page_size
         if page and not MIN_PAGE <= page <= MAX_PAGE:
             return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
         return super().shape_problem(shape, limits)
+
+    def _queries_problem(self, shape: AttentionShape) -> str | None:
+        """Why the shape has too many queries, or None."""
+        tree, queries = shape.features.mask is MaskKind.TREE, shape.seqlen_q
+        if queries <= (MAX_TREE_QUERIES if tree else MAX_QUERIES):
+            return None
+        if tree:
+            return f"`seqlen_q <= {MAX_TREE_QUERIES}` must hold for a tree in {self.name}, but got seqlen_q={queries}"
+        if queries <= MAX_PACKED_QUERIES and _forward_leaves_idle(shape):
+            return None
+        return (
+            f"`seqlen_q <= {MAX_QUERIES}` must hold for {self.name}, or `seqlen_q <= {MAX_PACKED_QUERIES}`, "
+            f"`batch * num_heads * ceil(seqlen_q / {WARPGROUP_ROWS}) <= {IDLE_TILES}`, `keys in sight >= {MANY_KEYS}` "
+            f"and 16 bits, but got seqlen_q={queries}, {_query_tiles(shape)} tiles, {visible_keys(shape)} keys and "
+            f"{shape.dtype}. Leave it to the forward kernels, or pass fewer queries at a time."
+        )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
@@ -91,20 +113,29 @@ class FlashDecode(AttentionKernel):
         return buffers + config.block_m * (padded_width(shape.head_dim) + exchanged) * shape.element_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """Whole tiles get deep buffers and about one program a multiprocessor, as all winners of more than 32 rows on
+        an H200; lower ones, which mostly load, get several programs."""
         rows = shape.group_size * shape.seqlen_q
-        block_m = next((block for block in (16, 32) if rows <= block), 64)
-        programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
+        block_m = next((block for block in (16, 32) if rows <= block), WARPGROUP_ROWS)
         block_n = 32 if limits.mma == "none" else 64
-        tiles = -(-visible_keys(shape) // block_n)
-        fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
-        splits = next((splits for splits in fitting if programs * splits >= 3 * PROGRAMS // 4), fitting[-1])
+        whole = block_m == WARPGROUP_ROWS and limits.mma not in ("none", "mma") and shape.element_bytes == 2
+        programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
+        splits = self._filling_splits(shape, block_n, programs, MULTIPROCESSORS if whole else PROGRAMS)
         own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
-        for rows_a_tile, stages in ((block_n, 2), (block_n, 1), (32, 1)):
-            config = KernelConfig(self.name, block_m, rows_a_tile, 4, stages, own)
+        warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
+        alone = ((block_n, 4, 1), (block_n, 3, 1)) if whole and programs * splits <= MULTIPROCESSORS else ()
+        for rows_a_tile, stages, resident in (*alone, (block_n, 2, 2), (block_n, 1, 2), (32, 1, 2)):
+            config = KernelConfig(self.name, block_m, rows_a_tile, warps, stages, own)
             # several programs of an SM keep more loads in flight than one with deeper buffers
-            if 2 * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
+            if resident * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
                 return config
         return config
+
+    def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
+        """The fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
+        tiles = -(-visible_keys(shape) // block_n)
+        fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
+        return next((splits for splits in fitting if programs * splits >= 3 * wanted // 4), fitting[-1])
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
@@ -168,6 +199,18 @@ def visible_keys(shape: AttentionShape) -> int:
     left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
     keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
     return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
+
+
+def _query_tiles(shape: AttentionShape) -> int:
+    """Of the forward kernels, which do not pack: how many tiles of 64 queries there are."""
+    return shape.batch * shape.num_heads * -(-shape.seqlen_q // WARPGROUP_ROWS)
+
+
+def _forward_leaves_idle(shape: AttentionShape) -> bool:
+    """Whether kernels without splits occupy at most half of a large GPU, and for so long that splits and a merge are
+    faster. Of float32, whose whole tiles spill, nothing was measured."""
+    idle = _query_tiles(shape) <= IDLE_TILES
+    return idle and visible_keys(shape) >= MANY_KEYS and shape.element_bytes == 2
 
 
 def _paged_strides(shape: AttentionShape) -> dict[str, int]:

@@ -18,8 +18,11 @@ from blocktune.kernels.shape import AttentionShape, Causal
 VALUES_PER_WARP = 512
 """Of the workspace, that the merge reads with one warp: 16 a thread."""
 
-PROGRAMS = 4 * 132
-"""How many programs the default's splits make: a few for every multiprocessor of a large GPU."""
+MULTIPROCESSORS = 132
+"""Of a large GPU, which the default's splits are to fill."""
+
+PROGRAMS = 4 * MULTIPROCESSORS
+"""How many programs the default's splits make of low tiles: a few for every multiprocessor."""
 
 WORK = 5
 """The place of the workspace among the leading arguments."""
