@@ -95,13 +95,14 @@ def keep_tile(
         seed_lo.to(tl.uint32, bitcast=True),
         seed_hi.to(tl.uint32, bitcast=True),
     )
+    least = threshold.to(tl.uint32, bitcast=True)
     # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    keep = tl.join(tl.join(w0 >= least, w2 >= least), tl.join(w1 >= least, w3 >= least))
     if TRANSPOSED:
-        words = tl.reshape(tl.permute(words, (0, 2, 3, 1)), [KEYS, words.shape[1]])
+        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 1)), [KEYS, keep.shape[1]])
     else:
-        words = tl.reshape(words, [words.shape[0], KEYS])
-    return words >= threshold.to(tl.uint32, bitcast=True)
+        keep = tl.reshape(keep, [keep.shape[0], KEYS])
+    return keep
 
 
 @triton.jit
