@@ -67,11 +67,11 @@ def lse_strides(q: Any) -> tuple[int, int]:
     return heads * rows, rows
 
 
-def mask_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Of the buffers that a mask's tiles may take beside those of K and V. The compiler decides; a default leaves room
-    for them."""
+def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Of the buffers beside those of K and V that tiles of a mask may take, and the pairs that dropout keeps, which
+    threads exchange a byte each. The compiler decides; a default leaves room for them."""
     element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
-    return config.num_stages * config.block_m * config.block_n * element
+    return config.block_m * config.block_n * (config.num_stages * element + shape.features.dropout)
 
 
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:

@@ -23,9 +23,9 @@ from blocktune.kernels.feature_arguments import (
     check_extras,
     example_arguments,
     feature_constants,
+    feature_tile_bytes,
     lse_strides,
     mask_bytes,
-    mask_tile_bytes,
     run_time_numbers,
     run_time_sizes,
 )
@@ -144,6 +144,8 @@ class FlashForwardGeneral(AttentionKernel):
         (64, 32, 4, 2),
         (64, 32, 4, 1),
     )
+    crowded: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((128, 32, 8, 3), *preferences[-2:])
+    """With dropout where products are of `mma`, whose operands leave no registers for the words of 64 keys."""
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
@@ -159,13 +161,14 @@ class FlashForwardGeneral(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
-        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        preferred = self.crowded if shape.features.dropout and limits.mma == "mma" else self.preferences
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in preferred]
         room = limits.shared_per_block_optin_bytes
         feasible = (
             config
             for config in candidates
             if not self.violations(config, shape, limits)
-            and self.shared_bytes(config, shape, limits) + mask_tile_bytes(config, shape) <= room
+            and self.shared_bytes(config, shape, limits) + feature_tile_bytes(config, shape) <= room
         )
         return next(feasible, candidates[-1])
 

@@ -63,7 +63,9 @@ def attend_tiles(
             )  # fmt: skip
             p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale * log2_e, masked)
         if DROPOUT:
-            keep = keep_tile(rows, columns, batch_head, seed_lo, seed_hi, offset, threshold)
+            keep = keep_tile(
+                rows, tile * BLOCK_N, batch_head, seed_lo, seed_hi, offset, threshold, BLOCK_N, False
+            )  # fmt: skip
             p = tl.where(keep, p, 0.0)
         # [BLOCK_N, WIDTH_V]
         v = load_matrix(v_base, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, CHECK_KEYS)
@@ -83,7 +85,7 @@ def attend_general(
     """All visible key tiles for q [BLOCK_M, WIDTH]: acc [BLOCK_M, WIDTH_V], l_i and m_i [BLOCK_M] of `attend_tiles`.
 
     Tiles that the window cuts at the left, tiles without any mask, tiles at the diagonal and at the end. A mask tensor
-    has something to say in all of them.
+    has something to say in all of them, and only two kinds are told apart: whole tiles and the one at the end.
     """
     first, stop = tile_range(
         row_start, BLOCK_M, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N, CAUSAL, WINDOW
@@ -110,7 +112,15 @@ def attend_general(
             diagonal, window_left, window_right, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, False, SOFTCAP,
             ALIBI, MASK, DROPOUT, False, STAGES, PRECISION,
         )  # fmt: skip
-    if CAUSAL or WINDOW or RAGGED or MASK != 0:
+    if MASK != 0:
+        full_stop = tl.minimum(stop, tl.maximum(first, seqlen_k // BLOCK_N))
+        acc, l_i, m_i = attend_tiles(
+            q, k_base, v_base, acc, l_i, m_i, first, full_stop, row_start, stride_kn, stride_vn, mask_base, stride_mm,
+            stride_mn, slope, scale, softcap, batch_head, seed_lo, seed_hi, offset, threshold, seqlen_q, seqlen_k,
+            diagonal, window_left, window_right, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP,
+            ALIBI, MASK, DROPOUT, False, STAGES, PRECISION,
+        )  # fmt: skip
+    if RAGGED or ((CAUSAL or WINDOW) and MASK == 0):
         acc, l_i, m_i = attend_tiles(
             q, k_base, v_base, acc, l_i, m_i, full_stop, stop, row_start, stride_kn, stride_vn, mask_base, stride_mm,
             stride_mn, slope, scale, softcap, batch_head, seed_lo, seed_hi, offset, threshold, seqlen_q, seqlen_k,

@@ -104,13 +104,15 @@ def walk_queries(
         dout = load_matrix(dout_base, tile * BLOCK_M, stride_dom, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, CHECK)
         kept = p
         if DROPOUT:
-            keep = keep_tile(rows[None, :], columns, batch_head, seed_lo, seed_hi, offset, threshold)
+            keep = keep_tile(
+                rows[None, :], key_start, batch_head, seed_lo, seed_hi, offset, threshold, k.shape[0], True
+            )  # fmt: skip
             kept = tl.where(keep, p, 0.0)
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
         delta = load_row_values(delta_base, rows, seqlen_q, 0.0, CHECK)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         if DROPOUT:
-            dp = tl.where(keep, dp / kept_share, 0.0)
+            dp = tl.where(keep, dp * (1.0 / kept_share), 0.0)
         ds = p * (dp - delta[None, :])
         if SOFTCAP:
             ds *= derivative
@@ -199,8 +201,10 @@ def walk_keys(
         )  # fmt: skip
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         if DROPOUT:
-            keep = keep_tile(rows, columns, batch_head, seed_lo, seed_hi, offset, threshold)
-            dp = tl.where(keep, dp / kept_share, 0.0)
+            keep = keep_tile(
+                rows, tile * BLOCK_N, batch_head, seed_lo, seed_hi, offset, threshold, BLOCK_N, False
+            )  # fmt: skip
+            dp = tl.where(keep, dp * (1.0 / kept_share), 0.0)
         ds = p * (dp - delta[:, None])
         if SOFTCAP:
             ds *= derivative

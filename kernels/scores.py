@@ -61,7 +61,9 @@ def score_tile(
         scores -= slope * tl.abs(rows + diagonal - columns).to(tl.float32)
     if MASK != 0:
         pointers = mask_base + rows.to(tl.int64) * stride_mm + columns.to(tl.int64) * stride_mn
-        inside = (rows < seqlen_q) & (columns < seqlen_k)
+        inside = rows < seqlen_q  # the same for neighbouring keys, which are then loaded together
+        if CHECK_KEYS:
+            inside = inside & (columns < seqlen_k)
         if MASK == 1:
             scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
         else:
@@ -73,21 +75,34 @@ def score_tile(
 
 
 @triton.jit
-def keep_tile(rows, columns, batch_head, seed_lo, seed_hi, offset, threshold):
-    """True where dropout keeps the pair: the first word of Philox4x32-10 (Salmon et al., SC 2011) of the counter
-    (column, row, batch * num_heads + head, offset) under the key (seed_lo, seed_hi) is at least `threshold`.
+def keep_tile(
+    rows, first_key, batch_head, seed_lo, seed_hi, offset, threshold, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: word key % 4 of Philox4x32-10 (Salmon
+    et al., SC 2011) of the counter (key // 4, query, batch * num_heads + head, offset) under the key (seed_lo, seed_hi)
+    is at least `threshold`. Ten rounds serve four neighbouring keys.
 
-    The four scalars are int32 with the bits of a uint32, as `kernels/dropout.py` makes them.
+    rows: the queries, broadcast as everywhere here. first_key: a multiple of 4. The four last scalars are int32 with
+    the bits of a uint32, as `kernels/dropout.py` makes them.
     """
-    word, _, _, _ = tl.philox_impl(
-        columns.to(tl.uint32, bitcast=True),
+    fours = first_key // 4 + tl.arange(0, KEYS // 4)
+    fours = fours[:, None] if TRANSPOSED else fours[None, :]
+    w0, w1, w2, w3 = tl.philox_impl(
+        fours.to(tl.uint32, bitcast=True),
         rows.to(tl.uint32, bitcast=True),
         batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
         offset.to(tl.uint32, bitcast=True),
         seed_lo.to(tl.uint32, bitcast=True),
         seed_hi.to(tl.uint32, bitcast=True),
     )
-    return word >= threshold.to(tl.uint32, bitcast=True)
+    least = threshold.to(tl.uint32, bitcast=True)
+    # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3
+    keep = tl.join(tl.join(w0 >= least, w2 >= least), tl.join(w1 >= least, w3 >= least))
+    if TRANSPOSED:
+        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 1)), [KEYS, keep.shape[1]])
+    else:
+        keep = tl.reshape(keep, [keep.shape[0], KEYS])
+    return keep
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.dropout import keep_threshold, philox
+from blocktune.kernels.dropout import keep_threshold, pair_words
 from blocktune.kernels.features import UNLIMITED, MaskKind
 from blocktune.kernels.shape import Causal
 from blocktune.tuner.check import CHUNK_SCORES, ROWS_PER_TILE, softmax_scale
@@ -141,7 +141,6 @@ class Group:
 
         first = self.entry * shape.num_heads
         heads = positions(first + self.heads.start, first + self.heads.stop, -1, 1, 1)
-        counter = positions(0, self.k.shape[0], 1, 1, -1), positions(rows.start, rows.stop, 1, -1, 1), heads
-        last = torch.tensor(extras.offset & _WORD, device=self.q.device)
-        words = philox((*counter, last), (extras.seed & _WORD, extras.seed >> 32 & _WORD))[0]
+        queries = positions(rows.start, rows.stop, 1, -1, 1)
+        words = pair_words(heads, queries, self.k.shape[0], extras.seed, extras.offset)
         return words >= keep_threshold(extras.dropout_p)

@@ -7,7 +7,7 @@ import triton.language as tl
 from triton import knobs
 
 from blocktune.kernels.driver import read_driver
-from blocktune.kernels.dropout import keep_arguments, keep_mask, keep_threshold, philox
+from blocktune.kernels.dropout import keep_arguments, keep_mask, keep_threshold, pair_words, philox
 from blocktune.kernels.errors import UsageError
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.scores import keep_tile
@@ -32,6 +32,16 @@ def test_published_known_answers(
 ) -> None:
     c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
     assert tuple(word.item() for word in philox((c0, c1, c2, c3), key)) == answer
+
+
+def test_four_neighbouring_keys_have_a_word_each() -> None:
+    counter = tuple(
+        torch.tensor([word]) for word in (1, 5, 3, 9)
+    )  # keys 4 .. 7, query 5, batch entry 1, head 1, offset
+    words = torch.cat(philox(counter, (7, 0)))
+    assert torch.equal(keep_mask(2, 2, 6, 7, 0.4, 7, 9)[1, 1, 5, 4:], (words >= keep_threshold(0.4))[:3])
+    heads, queries = torch.tensor([3]).view(-1, 1, 1), torch.tensor([5]).view(1, -1, 1)
+    assert torch.equal(pair_words(heads, queries, 8, 7, 9)[0, 0, 4:], words)
 
 
 def test_a_pair_is_decided_by_its_positions_alone() -> None:
@@ -77,7 +87,7 @@ def _write_keep_tile(
         rows, columns = tl.arange(0, M)[None, :], tl.arange(0, N)[:, None]
     else:
         rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
-    keep = keep_tile(rows, columns, head, seed_lo, seed_hi, offset, threshold)
+    keep = keep_tile(rows, 0, head, seed_lo, seed_hi, offset, threshold, N, TRANSPOSED)
     pointers = Keep + (head * seqlen_q + rows) * seqlen_k + columns
     tl.store(pointers, keep.to(tl.uint8), mask=(rows < seqlen_q) & (columns < seqlen_k))
 
