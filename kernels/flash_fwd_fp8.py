@@ -23,7 +23,7 @@ from blocktune.kernels.hopper_descriptors import describe, is_describable
 from blocktune.kernels.hopper_fp8_ahead import consumer_ahead
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
-from blocktune.kernels.hopper_fp8_values import TURNING, transpose_values_kernel, turned_sizes
+from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch
 from blocktune.kernels.limits import ComputeLimits
@@ -218,7 +218,13 @@ class FlashForwardFp8(AttentionKernel):
                     f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
                     f"{self.name}"
                 )
-        return super().layout_problem(q, k, v)
+        problem = super().layout_problem(q, k, v)
+        if problem is not None:
+            return problem
+        needed = (stride for stride, size in zip(v.stride()[:3], v.shape, strict=False) if size > 1)
+        if v.data_ptr() % WORD_BYTES or any(stride % WORD_BYTES for stride in needed):
+            return f"{WORD_BYTES} must divide the address and the strides in bytes of value for {self.name}"
+        return None
 
     @cached_property
     def source_hash(self) -> str:

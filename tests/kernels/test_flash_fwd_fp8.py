@@ -125,6 +125,11 @@ def test_tensors_that_it_takes() -> None:
         told
         == f"rows of key must be contiguous, and 16 must divide its address and its strides in bytes, for {KERNEL.name}"
     )
+    odd = torch.empty(2, 4, 256, 66, dtype=torch.float8_e4m3fn)[..., :64]
+    assert (
+        KERNEL.layout_problem(q, q, odd)
+        == f"4 must divide the address and the strides in bytes of value for {KERNEL.name}"
+    )
     assert "must be contiguous" in (KERNEL.layout_problem(q, q, q.transpose(2, 3)) or "")
 
 
@@ -272,3 +277,4 @@ def test_the_pass_over_the_values_moves_16_bytes_at_once(cache: Path) -> None:
     compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
     accesses = set(re.findall(r"\b((?:ld|st)\.global\S*)", compiled.asm["ptx"]))
     assert accesses == {"ld.global.v4.b32", "st.global.v4.b32"}
+    assert set(re.findall(r"\b(ld\.shared\S*)", compiled.asm["ptx"])) == {"ld.shared.v4.b32"}

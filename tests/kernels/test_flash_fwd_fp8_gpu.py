@@ -164,6 +164,21 @@ def test_sums_of_one_sign_keep_their_size(head_dim: int, causal: Causal, changes
         assert abs((found * wanted).sum() / wanted.square().sum() - 1) <= 2e-2
 
 
+def test_the_pass_writes_the_values_in_the_order_of_the_registers() -> None:
+    """Bit for bit; of rows that only 4 divides as well, and zeros behind the last key."""
+    order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15], device="cuda")
+    for head_dim, row, length in ((64, 64, 128), (128, 128, 1000), (80, 84, 300), (96, 96, 1)):
+        problem = shape_of(64, length, head_dim)
+        v = torch.randn(2, 2, length, row, device="cuda").to(torch.float8_e4m3fn)[..., :head_dim]
+        bound = KERNEL.bind(KERNEL.default_config(problem, HOPPER), problem)
+        found = bound.memory(v)
+        bound._turn(v, found)
+        whole = torch.zeros(2, 2, found.shape[3], head_dim, dtype=torch.uint8, device="cuda")
+        whole[:, :, :length] = v.view(torch.uint8)
+        ordered = whole.unflatten(2, (-1, 16))[:, :, :, order].flatten(2, 3)
+        assert torch.equal(found.view(torch.uint8), ordered.transpose(2, 3))
+
+
 def test_two_streams_and_a_graph_do_not_meet() -> None:
     """The transposed values of a launch belong to it alone."""
     problem = shape_of(1000, 1500, 128, causal=Causal.LOWER_RIGHT)
