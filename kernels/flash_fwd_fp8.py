@@ -195,13 +195,8 @@ class FlashForwardFp8(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """The largest tiles that compile without spills, with as many stages as there is room for."""
-        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
-        if width == 64 and shape.seqlen_q > 2 * ROWS:
-            values = (192, 128, 4, 0, 2, 0, 1, 1)
-        elif width < WIDTHS[-1]:
-            values = (128, 128, 4, 0, 2, 0, 1, 1)  # of 64 columns: larger tiles would be empty
-        else:
-            values = (128, 128, 2, 1, 2, 0, 1, 1)
+        narrow = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v)) < WIDTHS[-1]
+        values = (128, 128, 4, 0, 2, 0, 1, 1) if narrow else (128, 128, 3, 0, 2, 0, 1, 1)
         block_m, block_n, *own = values
         return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
 

@@ -193,13 +193,13 @@ COMPILED = [
 @pytest.mark.parametrize("problem", COMPILED, ids=lambda problem: problem.label)
 def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
     """The softmax runs beside the second product, probabilities stay in their threads (the only exchange is that of
-    the row maxima), and no loop spills."""
+    the row maxima), and nothing spills."""
     best = KERNEL.default_config(problem, HOPPER)
     resources = compile_resources(KERNEL, best, problem, (9, 0))
     assert resources.tensor_cores == "wgmma"
     assert resources.num_warps == KERNEL.total_warps(best)
     assert occupancy(resources, HOPPER).blocks_per_sm == 1
-    assert resources.spill_bytes <= (8 if TRITON < (3, 9) else 64)
+    assert resources.spill_bytes <= (0 if TRITON < (3, 9) else 64)
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
     listing = machine_code(best, problem, cache)
     types = {found for _, text in listing for found in re.findall(r"QGMMA\S*\.(E\dM\d\.E\dM\d)", text)}
@@ -212,7 +212,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
 
 @compiled_here
 def test_scores_ahead_leave_one_wait_a_step_behind_the_softmax(cache: Path) -> None:
-    problem = shape(64, seqlen_q=128)
+    problem = shape(64)
     default = KERNEL.default_config(problem, HOPPER)
     ahead = KernelConfig.of(KERNEL.name, dict(default.parameters) | {"ahead": 1, "turns": 0, "poly": 0})
     assert compile_resources(KERNEL, ahead, problem, (9, 0)).spill_bytes <= (4 if TRITON < (3, 9) else 64)
