@@ -3,8 +3,10 @@
 The pass over the values is ordinary Triton; its order of keys is written down here once more.
 """
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from blocktune.kernels import flash_fwd_fp8, hopper_fp8_ahead, hopper_fp8_tiles
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.flash_fwd_fp8 import FlashForwardFp8
+from blocktune.kernels.hopper_fp8_steps import exponentials_asm
 from blocktune.kernels.hopper_fp8_values import KEYS, padded_keys
 from blocktune.kernels.limits import limits_for
 from blocktune.kernels.reference import attention_reference
@@ -157,6 +160,22 @@ def test_rising_scores_are_rescaled(poly: int) -> None:
     problem, factor = shape_of(200, 1000, 64), 64.0
     q = tensors(problem)[0]
     check(problem, Extras(scale_q=torch.full((1, 2), factor / q.float().abs().max().item())), poly=poly)
+
+
+def test_the_polynomial_is_an_exponential() -> None:
+    """The assembly's arithmetic, written down once more, with the numbers that stand in it."""
+    numbers = [int(found, 16) for found in re.findall(r"0f([0-9A-F]{8})", exponentials_asm.fn(1))]
+    magic, above, two = np.array(numbers[:3], np.uint32).view(np.float32)
+    x = np.append(np.linspace(-110, 8, 1 << 18), -np.inf)
+    y = np.clip((x + 120 - 1.5863) / 128, 0, 1).astype(np.float32)
+    place = (np.floor((y.astype(float) + magic) * 128) / 128).astype(np.float32)  # rounded down
+    rest = y - (place - above)
+    bits = (rest * rest + two).view(np.uint32) + (place.view(np.uint32) << np.uint32(23))
+    found = bits.view(np.float32).astype(float)
+    errors = found[:-1] / np.exp2(x[:-1]) - 1
+    assert abs(errors).max() < 3e-3
+    assert abs(errors.mean()) < 1e-5
+    assert 0 <= found[-1] < 2.0**-117
 
 
 def test_the_machine_notices_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
