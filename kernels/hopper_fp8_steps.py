@@ -65,7 +65,7 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 @gluon.jit
 def packed(p):
     """Probabilities [64, BLOCK_N] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
-    `hopper_fp8_values.key_at`. No value leaves its thread."""
+    kernels/hopper_fp8_values.py. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     KEYS: gl.constexpr = p.shape[1]
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, KEYS // 16, 2, 4, 2]), (0, 1, 3, 2, 4)))
