@@ -2,7 +2,8 @@
 
 A launch is two kernels: kernels/hopper_fp8_values.py writes the values transposed, since 8-bit wgmma takes nothing
 else, and the warps of kernels/hopper_fp8_tiles.py compute. Query, key and value may have scales. Any lengths, both
-causal masks, grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed sequences.
+causal masks, grouped heads, heads from 48 to 256 elements that 16 divides, of values to 128; no windows, soft caps or
+packed sequences.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from blocktune.kernels.hopper_descriptors import describe, is_describable
 from blocktune.kernels.hopper_fp8_ahead import consumer_ahead
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
-from blocktune.kernels.hopper_fp8_values import TURNING, transpose_values_kernel, turned_sizes
+from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch
 from blocktune.kernels.limits import ComputeLimits
@@ -33,6 +34,9 @@ from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, spe
 WIDTHS = (64, 128, 256)
 """Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
 MIN_HEAD_DIM = 48
+MAX_HEAD_DIM_V = 128
+"""Two accumulators of 64 x 256 are more than a warpgroup's registers, and one alone loses a quarter of 16,384 values
+with one sign (`hopper_fp8_steps.stretch_of`)."""
 ALIGNED_ELEMENTS = 16
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -44,12 +48,13 @@ STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh
 def worker(
     rows, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
     RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr, AHEAD: gl.constexpr,
+    TURNS: gl.constexpr, POLY: gl.constexpr,
 ):  # fmt: skip
     """The consumer that computes the next scores after the softmax (AHEAD 0), or beside it (AHEAD 1)."""
     if AHEAD:
-        consumer_ahead(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+        consumer_ahead(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, POLY)
     else:
-        consumer(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT)
+        consumer(rows, C, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, TURNS, POLY)
 
 
 @gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
@@ -59,7 +64,8 @@ def flash_fwd_fp8_kernel(
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
-    AHEAD: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    AHEAD: gl.constexpr, TURNS: gl.constexpr, POLY: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
     kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
@@ -85,12 +91,14 @@ def flash_fwd_fp8_kernel(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for i in gl.static_range(CONSUMERS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
+        mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
@@ -101,9 +109,9 @@ def flash_fwd_fp8_kernel(
     fence_async_shared()
     # run-time arguments only: a constexpr put into a tuple becomes a tensor
     rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
-        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, turns, tile_smem,
+        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     )  # fmt: skip
     copies = (
         q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
@@ -112,23 +120,23 @@ def flash_fwd_fp8_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (worker, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
             (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (worker, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
             (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (worker, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
-            (worker, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD)),
+            (worker, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
+            (worker, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, CONVERT, AHEAD, TURNS, POLY)),
             (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE, 1 + AHEAD)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
@@ -136,41 +144,48 @@ def flash_fwd_fp8_kernel(
 class FlashForwardFp8(AttentionKernel):
     """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers; convert says
     where the probabilities become e4m3: 0 beside the next scores, 1 between two steps, 2 beside the second product;
-    ahead whether a softmax runs beside the next scores as well (then 0 is 1)."""
+    ahead whether a softmax runs beside the next scores as well (then 0 is 1); turns whether consumers issue products in
+    turns; poly how many of four exponentials are polynomials."""
 
     name = "flash_fwd_fp8"
     dtypes = frozenset(("float8_e4m3fn",))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
-        "block_n": (64, 128, 256),
+        "block_n": (64, 128),
         "num_warps": (4,),
         "num_stages": (2, 3, 4),
         "split_release": (0, 1),
         "convert": (0, 1, 2),
         "ahead": (0, 1),
+        "turns": (0, 1),
+        "poly": (0, 1, 2),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
             return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
-        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if not MIN_HEAD_DIM <= dim <= WIDTHS[-1] or dim % ALIGNED_ELEMENTS:
+        sizes = ("head_dim", shape.head_dim, WIDTHS[-1]), ("head_dim_v", shape.head_dim_v, MAX_HEAD_DIM_V)
+        for name, dim, most in sizes:
+            if not MIN_HEAD_DIM <= dim <= most or dim % ALIGNED_ELEMENTS:
                 return (
-                    f"`{MIN_HEAD_DIM} <= {name} <= {WIDTHS[-1]}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
+                    f"`{MIN_HEAD_DIM} <= {name} <= {most}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
                     f"{self.name}, but got {name}={dim}"
                 )
         return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Also what ptxas refuses (C7602): the accumulators of one wgmma must fit the registers of a launch, which
-        three or four consumers share."""
+        """Also that scores computed ahead have a tile of float32 more, and no turns."""
         problems = super().rule_violations(config, shape, limits)
-        columns = max(config.block_n, tile_width(shape.head_dim_v))
-        if problems or config.block_m == 2 * ROWS or columns < WIDTHS[-1]:
+        if problems or not config.parameters["ahead"]:
+            return problems
+        if config.parameters["turns"]:
+            return (f"`turns == 0` must hold with ahead=1 for {self.name}, which issues no products between them",)
+        columns = config.block_n + tile_width(shape.head_dim_v)
+        if columns <= 192:
             return problems
         return (
-            f"`columns of a product <= {WIDTHS[-1] // 2}` must hold with more than two consumers of {ROWS} rows, but "
-            f"got block_m={config.block_m} and {columns} columns. Take block_m={2 * ROWS}, or smaller blocks of keys.",
+            f"`block_n + width of values <= 192` must hold with ahead=1 for {self.name}, but got {columns}. Take "
+            f"smaller blocks of keys.",
         )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -180,15 +195,8 @@ class FlashForwardFp8(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """The largest tiles that compile without spills, with as many stages as there is room for."""
-        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
-        if width == 64 and shape.seqlen_q > 2 * ROWS:
-            values = (192, 128, 4, 0, 2, 0)
-        elif width == 64:
-            values = (128, 128, 4, 0, 2, 0)  # larger tiles would be empty
-        elif width == 128:
-            values = (128, 128, 4, 0, 2, 0)
-        else:
-            values = (128, 128, 2, 1, 2, 0)
+        narrow = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v)) < WIDTHS[-1]
+        values = (128, 128, 4, 0, 2, 0, 1, 1) if narrow else (128, 128, 3, 0, 2, 0, 1, 1)
         block_m, block_n, *own = values
         return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
 
@@ -205,7 +213,13 @@ class FlashForwardFp8(AttentionKernel):
                     f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
                     f"{self.name}"
                 )
-        return super().layout_problem(q, k, v)
+        problem = super().layout_problem(q, k, v)
+        if problem is not None:
+            return problem
+        needed = (stride for stride, size in zip(v.stride()[:3], v.shape, strict=False) if size > 1)
+        if v.data_ptr() % WORD_BYTES or any(stride % WORD_BYTES for stride in needed):
+            return f"{WORD_BYTES} must divide the address and the strides in bytes of value for {self.name}"
+        return None
 
     @cached_property
     def source_hash(self) -> str:
@@ -272,6 +286,8 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "SPLIT_RELEASE": bool(own["split_release"]),
         "CONVERT": own["convert"],
         "AHEAD": own["ahead"],
+        "TURNS": bool(own["turns"]),
+        "POLY": own["poly"],
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

@@ -16,7 +16,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_fp8_steps import add_values, as_operand, exponents_base, moved, packed, scale_of
+from blocktune.kernels.hopper_fp8_steps import (
+    add_values,
+    as_operand,
+    exponentials,
+    exponents_base,
+    moved,
+    next_stretch,
+    packed,
+    scale_of,
+    stretch_of,
+)
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
     hand_back,
@@ -25,7 +35,6 @@ from blocktune.kernels.hopper_fwd_steps import (
     no_sums,
     reference,
     release,
-    rescaled,
     row_bounds,
     scores,
     store_rows,
@@ -38,32 +47,31 @@ from blocktune.kernels.hopper_tiles import advance, locate, pin, row_max, thread
 
 @gluon.jit
 def step_ahead(
-    memory, q_place, state, slot, phase, previous, column, mask, scale, no_acc,
+    memory, q_place, state, slot, phase, previous, column, begins, mask, scale, no_acc,
     ALIGNED: gl.constexpr, STAGES: gl.constexpr, RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
-    CONVERT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+    CONVERT: gl.constexpr, POLY: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The softmax of one block beside the scores of the next and the second product of the one before.
 
-    state: accumulators, probabilities of the block before, factor of the accumulators, running maximum, sums, and the
-    scores of the block.
+    begins: whether a stretch of keys begins with the block before. state: as in `step`, and the scores of the block.
     """
     q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
-    acc, p, factor, maximum, sums, qk = state
+    whole, due, acc, p, factor, maximum, sums, qk = state
     TAU: gl.constexpr = 4.0
     BESIDE_PRODUCT: gl.constexpr = 2
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     next_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
-    acc = rescaled(acc, pin(factor), 1, O_L, O_L)
+    whole, due, acc = next_stretch(whole, due, acc, pin(factor), begins, O_L)
     release(k_empty, v_empty, previous, SPLIT_RELEASE)
-    acc_t = add_values(as_operand(p, q_smem[0].dtype, P_L), v_smem, slot, acc)
+    acc_t = add_values(as_operand(p, q_smem[0].dtype, P_L), v_smem, slot, acc, begins)
     if RIGHT and not ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
-    p = gl.exp2(qk * scale - exponents_base(new, ALIGNED)[:, None])
+    p = exponentials(qk, scale, exponents_base(new, ALIGNED), POLY)
     factor = gl.exp2(maximum - reference(new, ALIGNED))
     sums = times_rows(sums, factor) + thread_sum(p)
     # pinned: else LLVM moves the softmax behind the barrier, where it is beside nothing
@@ -81,19 +89,20 @@ def step_ahead(
         p = moved(p)
     else:
         p = packed(pin(p))
-    return ((product,), p, factor, new, sums, qk), slot, phase, previous
+    return (whole, due, (product,), p, factor, new, sums, qk), slot, phase, previous
 
 
 @gluon.jit
 def consumer_ahead(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
     RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
+    POLY: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block, as `consumer` of hopper_fp8_tiles.py does."""
     (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
-        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, _turns, tile_smem,
+        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
@@ -103,6 +112,7 @@ def consumer_ahead(
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = q_smem[0].dtype
     memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
@@ -140,16 +150,18 @@ def consumer_ahead(
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         maximum = row_max(qk, ROW_S) * scale
-        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
+        p = exponentials(qk, scale, exponents_base(maximum, ALIGNED), POLY)
         sums = thread_sum(p)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
+        whole = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        due = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
         mbarrier.wait(full.index(slot), phase)
         qk = warpgroup_mma_wait(0, deps=(next_t,))
         p = packed(pin(p))
-        state = acc, p, factor, maximum, sums, qk
+        state = whole, due, acc, p, factor, maximum, sums, qk
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -158,25 +170,27 @@ def consumer_ahead(
 
         for i in range(own_last - first):
             state, slot, phase, previous = step_ahead(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc,
-                ALIGNED, STAGES, RIGHT, SPLIT_RELEASE, CONVERT, S_L, O_L,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask, scale,
+                no_acc, ALIGNED, STAGES, RIGHT, SPLIT_RELEASE, CONVERT, POLY, S_L, O_L,
             )  # fmt: skip
-        acc, p, factor, maximum, sums, qk = state
+        whole, due, acc, p, factor, maximum, sums, qk = state
 
         # last step: the second product alone
-        acc = rescaled(acc, factor, 1, O_L, O_L)
-        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc)
+        begins = (own_last - first) % STRETCH == 0
+        whole, due, acc = next_stretch(whole, due, acc, factor, begins, O_L)
+        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
         release(k_empty, v_empty, previous, SPLIT_RELEASE)
         mbarrier.arrive(q_empty.index(C), count=1)
         q_phase ^= 1
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
+        whole = whole * gl.convert_layout(due, gl.SliceLayout(1, O_L))[:, None] + acc[0]
         release(k_empty, v_empty, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
             tma.store_wait(0)
-            o_smem[0].index(C).store(divided(acc[0] * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            o_smem[0].index(C).store(divided(whole * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()
             store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
             if lse is not None:

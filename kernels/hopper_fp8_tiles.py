@@ -12,21 +12,25 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
     as_operand,
+    exponentials,
     exponents_base,
     load_values,
+    next_stretch,
     packed,
+    pass_turn,
     scale_of,
+    skip_steps,
     step,
+    stretch_of,
+    take_turn,
 )
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
-    hand_back,
     hide,
     key_range,
     load_rows,
     no_sums,
     release,
-    rescaled,
     row_bounds,
     scores,
     store_rows,
@@ -105,15 +109,16 @@ def producer(
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
     RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
+    TURNS: gl.constexpr, POLY: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
     CONVERT converts the probabilities before the next scores are issued, otherwise beside them.
     """
     (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
-        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, turns, tile_smem,
+        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
@@ -123,9 +128,10 @@ def consumer(
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = q_smem[0].dtype
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
+    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty, turns
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -133,6 +139,9 @@ def consumer(
     q_phase = 0
     tile_slot = 0
     tile_phase = 0
+    turn = 0
+    if C == 0:  # the first turn is taken without being given
+        turn = 1
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
@@ -146,12 +155,16 @@ def consumer(
         first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+            slot, phase, turn = skip_steps(
+                last - own_last, memory, slot, phase, turn, C, STAGES, CONSUMERS, SPLIT_RELEASE, TURNS
+            )
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)
         mbarrier.wait(full.index(slot), phase)
+        take_turn(turns, turn, C, TURNS)
         qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+        turn = pass_turn(turns, turn, C, CONSUMERS, TURNS)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -161,14 +174,16 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         maximum = row_max(qk, ROW_S) * scale
-        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
+        p = exponentials(qk, scale, exponents_base(maximum, ALIGNED), POLY)
         sums = thread_sum(p)
         if CONVERT != 0:
             p = packed(p)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
+        whole = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        due = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(full.index(slot), phase)
-        state = acc, p, factor, maximum, sums
+        state = whole, due, acc, p, factor, maximum, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -177,17 +192,18 @@ def consumer(
 
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
-            state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc,
-                ALIGNED, STAGES, RAGGED, RIGHT, SPLIT_RELEASE, CONVERT, S_L, O_L,
+            state, slot, phase, previous, turn = step(
+                memory, C, state, slot, phase, previous, turn, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask,
+                scale, no_acc, ALIGNED, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE, CONVERT, TURNS, POLY, S_L, O_L,
             )  # fmt: skip
-        acc, p, factor, maximum, sums = state
+        whole, due, acc, p, factor, maximum, sums = state
 
         # last step: the second product alone
-        acc = rescaled(acc, factor, 1, O_L, O_L)
+        begins = (own_last - first) % STRETCH == 0
+        whole, due, acc = next_stretch(whole, due, acc, factor, begins, O_L)
         if CONVERT == 0:
             p = packed(p)
-        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc)
+        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
         if SPLIT_RELEASE:
             mbarrier.arrive(v_empty.index(previous), count=1)
         else:
@@ -197,11 +213,12 @@ def consumer(
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
+        whole = whole * gl.convert_layout(due, gl.SliceLayout(1, O_L))[:, None] + acc[0]
         release(k_empty, v_empty, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
             tma.store_wait(0)
-            o_smem[0].index(C).store(divided(acc[0] * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            o_smem[0].index(C).store(divided(whole * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()
             store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
             if lse is not None:

@@ -199,8 +199,12 @@ class Product:
     def finish(self) -> None:
         a, b = (found.load() if isinstance(found, Memory | Transposed) else found for found in self.operands)
         before = self.acc.value if isinstance(self.acc, Product) else self.acc
-        product = a.float() @ b.float()
-        self.value = before + product if self.use_acc else product
+        self.value = accumulated(before if self.use_acc else torch.zeros(before.shape), a.float(), b.float())
+
+
+def accumulated(before: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A matrix product added to an accumulator, without the errors of 8-bit products."""
+    return before + a @ b
 
 
 def warpgroup_mma(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> Product:
@@ -310,8 +314,8 @@ def _both(smaller: bool) -> Callable[[Any, Any], Any]:
     return choose
 
 
-def _where(condition: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
-    return torch.where(condition, torch.as_tensor(a), torch.as_tensor(b))
+def _where(condition: Any, a: Any, b: Any) -> torch.Tensor:
+    return torch.where(torch.as_tensor(condition), torch.as_tensor(a), torch.as_tensor(b))
 
 
 GL = types.SimpleNamespace(
@@ -364,6 +368,20 @@ def as_word(*numbers: torch.Tensor) -> torch.Tensor:
     return parts[0] | parts[1] << 8 | parts[2] << 16 | parts[3] << 24
 
 
+def gathered(whole: torch.Tensor, due: torch.Tensor, acc: torch.Tensor, begins: bool, layout: Any) -> torch.Tensor:
+    del layout
+    return whole * due[:, None] + acc if begins else whole
+
+
+def exponentials(scores: torch.Tensor, scale: float, base: torch.Tensor, poly: int) -> torch.Tensor:
+    """The polynomial, if there is one, everywhere."""
+    if not poly:
+        return torch.exp2(scores * scale - base[:, None])
+    y = ((scores * scale - base[:, None] + 120 - 1.5863) / 128).clamp(0, 1)
+    exponent = (y * 128).floor()
+    return ((y * 128 - exponent + 1) ** 2 + 2) * torch.exp2(exponent - 120)
+
+
 STAND_INS: dict[str, Any] = {
     "gl": GL,
     "mbarrier": MBARRIER,
@@ -381,6 +399,8 @@ STAND_INS: dict[str, Any] = {
     "as_word": as_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "moved": lambda words: words,
+    "gathered": gathered,
+    "exponentials": exponentials,
 }
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 
