@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.decode_scratch import scratch
 from blocktune.kernels.extras import NO_EXTRAS, Extras
-from blocktune.kernels.flash_decode import MAX_PAGE, MAX_QUERIES, MIN_PAGE, folded_decode, visible_keys
+from blocktune.kernels.flash_decode import MAX_PAGE, MIN_PAGE, folded_decode, visible_keys
 from blocktune.kernels.flash_kernel import LOG2_E, contiguous_strides
 from blocktune.kernels.hopper_decode_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper_descriptors import is_describable
@@ -27,6 +27,8 @@ WIDTHS = (64, 128)
 """Head dimensions: a warp loads 64 columns of a value at once, and more than 128 leave no registers for a tile."""
 HALF_TILE = 8
 """Rows of a product's smallest tile; block_m is two of them."""
+MAX_ROWS = 2 * HALF_TILE
+"""Packed rows, which read all keys once; with 32 it took 1.3 to 1.5 times as long as `flash_decode` on an H200."""
 MIN_KEYS = 16
 """Of a warp's tile: one product sums over so many."""
 MAX_WORDS = 184
@@ -69,8 +71,9 @@ class FlashDecodeHopper(AttentionKernel):
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if dim not in WIDTHS:
                 return f"`{name} in {WIDTHS}` must hold for {self.name}, but got {name}={dim}"
-        if shape.seqlen_q > MAX_QUERIES:
-            return f"`seqlen_q <= {MAX_QUERIES}` must hold for {self.name}, but got seqlen_q={shape.seqlen_q}"
+        rows = shape.group_size * shape.seqlen_q
+        if rows > MAX_ROWS:
+            return f"`group_size * seqlen_q <= {MAX_ROWS}` must hold for {self.name}, but got {rows} rows"
         if shape.batch > MAX_BATCH:
             return f"`batch <= {MAX_BATCH}` must hold for {self.name}, but got batch={shape.batch}"
         page = shape.features.page_size
@@ -106,11 +109,10 @@ class FlashDecodeHopper(AttentionKernel):
         multiprocessor a block, if there are keys enough."""
         del limits
         block_n = DEFAULT_WARPS * MIN_KEYS
-        tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv * _row_tiles(shape)
+        tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv
         useful = [splits for splits in self.parameters["splits"] if splits <= tiles]
         splits = next((splits for splits in useful if 4 * blocks * splits >= 3 * MULTIPROCESSORS), useful[-1])
-        # keys that several tiles of rows read had better stay, and a long stream finds the cache clean after a while
-        once = int(_row_tiles(shape) == 1 and _key_bytes(shape) < LONG_STREAM_BYTES)
+        once = int(_key_bytes(shape) < LONG_STREAM_BYTES)
         return KernelConfig(self.name, 16, block_n, DEFAULT_WARPS, 1, (("splits", splits), ("stream", once)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
@@ -143,11 +145,11 @@ class FlashDecodeHopper(AttentionKernel):
         return specialize(flash_decode_hopper_kernel, arguments, {"num_warps": config.num_warps})
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        splits, blocks = config.parameters["splits"], shape.batch * shape.num_heads_kv * _row_tiles(shape)
-        needed = (blocks, _workspace(config, shape)) if splits > 1 else (0, 0)
+        splits = config.parameters["splits"]
+        needed = (shape.batch * shape.num_heads_kv, _workspace(config, shape)) if splits > 1 else (0, 0)
         return (ExtrasLaunch if shape.features else TritonLaunch)(
             flash_decode_hopper_kernel,
-            (blocks // shape.batch, splits, shape.batch),
+            (shape.num_heads_kv, splits, shape.batch),
             partial(_leading, *needed),
             partial(_trailing, (*_sizes(shape).values(), *_constants(config, shape).values())),
             {"num_warps": config.num_warps},
@@ -155,12 +157,8 @@ class FlashDecodeHopper(AttentionKernel):
 
 
 def rows_of_tile(shape: AttentionShape) -> int:
-    """Of a tile: a product's smallest, or two of them."""
+    """Of the tile of a key head's rows: a product's smallest, or two of them."""
     return HALF_TILE if shape.group_size * shape.seqlen_q <= HALF_TILE else 2 * HALF_TILE
-
-
-def _row_tiles(shape: AttentionShape) -> int:
-    return -(-shape.group_size * shape.seqlen_q // rows_of_tile(shape))
 
 
 def _key_bytes(shape: AttentionShape) -> int:
@@ -187,7 +185,6 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
     return {
         "num_heads": shape.num_heads,
         "group_size": shape.group_size,
-        "row_tiles": _row_tiles(shape),
         "total_rows": shape.batch * shape.num_heads * shape.seqlen_q,
         "seqlen_q": shape.seqlen_q,
         "seqlen_k": shape.seqlen_k,

@@ -37,7 +37,7 @@ SIZES = (
     "seqlen_k",
     "stride_table",
 )
-"""Integers that are not compiled in. A single query, and a single tile of rows, are: that saves divisions."""
+"""Integers that are not compiled in. A single query is: that saves divisions."""
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -45,15 +45,15 @@ def flash_decode_hopper_kernel(
     Q, K, V, Out, Lse, Work, Counter, Lengths, Table, scale_log2, stride_table,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
-    num_heads, group_size, row_tiles, total_rows, seqlen_q, seqlen_k,
+    num_heads, group_size, total_rows, seqlen_q, seqlen_k,
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr,
 ):  # fmt: skip
-    """Program (x, split, batch): ROWS packed rows of the key head x // row_tiles, and one of SPLITS shares of its keys.
+    """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
 
     Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
     PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
-    the workspace, and Counter: zeros, one for each (x, batch), and zeros again at the end; both None with one split.
+    the workspace, and Counter: zeros, one for each (key head, batch), and zeros at the end; both None with one split.
     Lengths int32 [batch] or None: all have seqlen_k keys. Strides of K and V are in words of 32 bits. CAUSAL: query i
     sees the keys up to i + d, where d is 0 (FROM_START) or length - seqlen_q.
     """
@@ -71,8 +71,7 @@ def flash_decode_hopper_kernel(
     PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
     OUT: gl.constexpr = result_layout(W, ROWS)
     batch = gl.program_id(2).to(gl.int64)
-    head_kv = gl.program_id(0) // row_tiles
-    first_row = gl.program_id(0) % row_tiles * ROWS
+    head_kv = gl.program_id(0)
     length = seqlen_k
     if Lengths is not None:
         length = gl.minimum(gl.load(Lengths + batch), seqlen_k)
@@ -107,8 +106,8 @@ def flash_decode_hopper_kernel(
         k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
-    rows = group_size * seqlen_q - first_row
-    packed = first_row + gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
+    rows = group_size * seqlen_q
+    packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
     head = head_kv * group_size + packed // seqlen_q
     q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
     q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
@@ -119,7 +118,7 @@ def flash_decode_hopper_kernel(
     acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
     last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
     if CAUSAL:
-        query = (first_row + gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW))) % seqlen_q
+        query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
         last = gl.minimum(last, (query + diagonal)[None, :])
     for tile in range(first, stop):
         scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
@@ -136,7 +135,7 @@ def flash_decode_hopper_kernel(
             v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
     o, m, l = merge_warps(acc, maximum, sums, OUT)
-    place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q + first_row
+    place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     finished = SPLITS == 1
     if SPLITS > 1:
         store_part(Work, o, m, l, place, rows, total_rows, WIDTH_V, SPLITS)
@@ -148,4 +147,4 @@ def flash_decode_hopper_kernel(
             gl.store(counter, 0)
             o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
         out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, first_row, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)
+        store_result(out, Lse, o, m, l, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)

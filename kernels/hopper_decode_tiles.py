@@ -309,7 +309,7 @@ def merge_parts(
 
 @gluon.jit
 def store_result(
-    out, lse, o, m, l, first_row, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
+    out, lse, o, m, l, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
 ):  # fmt: skip
     """The finished rows, divided by their sums; zeros and -inf where a row saw no key. out is the output of the first
     query head of the group; lse may be None."""
@@ -320,7 +320,7 @@ def store_result(
     own = gl.arange(0, ROWS, PER_ROW)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
     total = gl.where(l == 0.0, 1.0, l)
-    head, query = (first_row + own) // seqlen_q, (first_row + own) % seqlen_q
+    head, query = own // seqlen_q, own % seqlen_q
     offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
     result = o / gl.convert_layout(total, PER_ROW)[:, None]
     inside = (own < rows)[:, None] & (columns >= 0)[None, :]

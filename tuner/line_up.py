@@ -38,6 +38,7 @@ class LineUp:
         self._out = question.new_result()
         self._entries: list[Entry] = []
         self._runs: list[Thunk] = []
+        self._places: dict[str, int] = {}  # of those who passed, among the runs
 
     def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
         """Our kernels; a config that is None has nothing that would fit."""
@@ -49,6 +50,8 @@ class LineUp:
 
     def invite(self, entry: Entry, make: Callable[[], Compute]) -> None:
         """Checks a contender; one that fails or is wrong is kept with the reason and not timed."""
+        if self._takes_part(entry):
+            return
         question = self._question
         try:
             compute = make()
@@ -59,7 +62,19 @@ class LineUp:
             problem = f"{type(error).__name__}: {error}"
         self._entries.append(replace(entry, problem=problem))
         if not problem:
+            self._places[entry.name] = len(self._runs)
             self._runs.append(functools.partial(compute, question.q, question.k, question.v))
+
+    def _takes_part(self, entry: Entry) -> bool:
+        """Whether this config is there under another name, whose check and times it then shares: timed again right
+        behind itself it would find its code in the caches."""
+        twin = next((other for other in self._entries if other.config == entry.config), None)
+        if entry.config is None or twin is None:
+            return False
+        self._entries.append(replace(entry, problem=twin.problem))
+        if twin.name in self._places:
+            self._places[entry.name] = self._places[twin.name]
+        return True
 
     def invite_torch(self, name: str, backend: str) -> None:
         """One of PyTorch's back ends."""
@@ -110,8 +125,7 @@ class LineUp:
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
         """All contenders, those that were timed with their times."""
-        names = [entry.name for entry in self._entries if not entry.problem]
-        samples = {name: column(rounds, index) for index, name in enumerate(names)}
+        samples = {name: column(rounds, place) for name, place in self._places.items()}
         return tuple(
             replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn")))
             if entry.name in samples

@@ -53,7 +53,7 @@ def config_of(block_n: int = 128, splits: int = 16, warps: int = 8, stream: int 
         ({"dtype": "float32"}, "computes float16 and bfloat16, but got float32"),
         ({"head_dim": 96}, "`head_dim in (64, 128)` must hold"),
         ({"head_dim_v": 256}, "`head_dim_v in (64, 128)` must hold"),
-        ({"seqlen_q": 33}, "`seqlen_q <= 32` must hold"),
+        ({"seqlen_q": 5}, "`group_size * seqlen_q <= 16` must hold for flash_decode_hopper, but got 20 rows"),
         ({"batch": 65536}, "`batch <= 65535` must hold"),
         ({"features": Features(cached=True, page_size=8)}, "`16 <= page_size <= 256` must hold"),
         ({"features": Features(window=(100, 0))}, "does not know window"),
@@ -70,7 +70,7 @@ def test_other_gpus_are_left_to_others(cc: tuple[int, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("rows", [(1, 1), (4, 1), (4, 4), (7, 32)])
+@pytest.mark.parametrize("rows", [(1, 1), (4, 1), (4, 4), (7, 2)])
 @pytest.mark.parametrize("seqlen_k", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_default_config_breaks_no_rule(head_dim: int, seqlen_k: int, rows: tuple[int, int]) -> None:
@@ -84,10 +84,9 @@ def test_default_splits_fill_a_large_gpu() -> None:
     assert found == {1: 16, 8: 2, 64: 1}
 
 
-def test_keys_leave_the_cache_first_unless_they_are_many_or_read_again() -> None:
-    few, many, again = shape_of(batch=1), shape_of(batch=64), shape_of(seqlen_q=16)
-    found = [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in (few, many, again)]
-    assert found == [1, 0, 0]
+def test_keys_leave_the_cache_first_unless_they_are_many() -> None:
+    few, many = shape_of(batch=1), shape_of(batch=64)
+    assert [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in (few, many)] == [1, 0]
 
 
 def test_a_warp_has_a_whole_tile_that_fits_its_registers() -> None:
@@ -189,7 +188,7 @@ def on_gpu(test: Any) -> Any:
 
 
 @on_gpu
-@pytest.mark.parametrize("queries", [(1, Causal.NONE), (4, Causal.LOWER_RIGHT), (16, Causal.UPPER_LEFT)])
+@pytest.mark.parametrize("queries", [(1, Causal.NONE), (4, Causal.LOWER_RIGHT), (2, Causal.UPPER_LEFT)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_tile(head_dim: int, queries: tuple[int, Causal]) -> None:
     seqlen_q, causal = queries
@@ -202,7 +201,7 @@ def test_every_tile(head_dim: int, queries: tuple[int, Causal]) -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("heads", [(2, 2), (8, 1), (7, 1), (20, 1), (40, 2)])
+@pytest.mark.parametrize("heads", [(2, 2), (8, 1), (7, 1), (16, 1), (22, 2)])
 @pytest.mark.parametrize("seqlen_k", [1, 15, 127, 128, 129, 3000])
 def test_groups_and_lengths(seqlen_k: int, heads: tuple[int, int]) -> None:
     case = case_of(shape_of(batch=3, num_heads=heads[0], num_heads_kv=heads[1], seqlen_k=seqlen_k, dtype="float16"))
@@ -212,7 +211,7 @@ def test_groups_and_lengths(seqlen_k: int, heads: tuple[int, int]) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("page_size", [0, 16, 64, 256])
-@pytest.mark.parametrize("seqlen_q", [1, 4, 16])
+@pytest.mark.parametrize("seqlen_q", [1, 3, 4])
 def test_caches(seqlen_q: int, page_size: int) -> None:
     features = Features(cached=True, page_size=page_size)
     shape = shape_of(features, batch=5, seqlen_q=seqlen_q, seqlen_k=1000, causal=Causal.LOWER_RIGHT)

@@ -85,13 +85,13 @@ def test_blocks_and_head_dimensions(
     check(config_of(block_n, 1, warps, stream=0), case_of(shape), monkeypatch)
 
 
-@pytest.mark.parametrize("heads", [(2, 2), (7, 1), (16, 2), (20, 1)])
+@pytest.mark.parametrize("heads", [(2, 2), (7, 1), (16, 2), (16, 1)])
 def test_groups_of_query_heads(heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     check(config_of(), case_of(shape_of(num_heads=heads[0], num_heads_kv=heads[1])), monkeypatch)
 
 
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("seqlen_q", [2, 16])
+@pytest.mark.parametrize("seqlen_q", [2, 7])
 def test_few_queries(seqlen_q: int, causal: Causal, monkeypatch: pytest.MonkeyPatch) -> None:
     check(config_of(), case_of(shape_of(seqlen_q=seqlen_q, seqlen_k=150, causal=causal)), monkeypatch)
 

@@ -108,6 +108,20 @@ def test_everybody_is_checked_and_nobody_is_dropped_silently(run: Callable[..., 
     assert {entry.name for entry in comparison.entries if entry.timing} == {"tuned", "paper", "cudnn"}
 
 
+def test_one_config_is_timed_once_by_whatever_names_it_takes_part(
+    run: Callable[..., Comparison], store: ResultStore
+) -> None:
+    alone = FakeClock()
+    run(clock=alone)
+    paper = next(entry.config for entry in run(clock=FakeClock()).entries if entry.name == "paper")
+    assert paper is not None
+    assert store.set_best(winner(config=paper, kernel_hash=get_kernel(paper.kernel).source_hash, time_us=5.0))
+    clock = FakeClock()
+    timings = {entry.name: entry.timing for entry in run(clock=clock).entries}
+    assert timings["paper"] == timings["tuned"] is not None
+    assert {len(order) for order in clock.orders} == {len(alone.orders[0]) - 1}
+
+
 @pytest.mark.parametrize("regime", Regime)
 def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comparison], regime: Regime) -> None:
     clock = FakeClock()
