@@ -86,6 +86,8 @@ class FlashDecode(AttentionKernel):
             return None
         if tree:
             return f"`seqlen_q <= {MAX_TREE_QUERIES}` must hold for a tree in {self.name}, but got seqlen_q={queries}"
+        if shape.features.cached and shape.element_bytes == 2:  # no forward kernel knows the cache
+            return None
         if queries <= MAX_PACKED_QUERIES and _forward_leaves_idle(shape):
             return None
         return (

@@ -72,7 +72,7 @@ def test_many_queries_where_the_forward_kernels_leave_most_of_the_gpu_idle(chang
         ({"seqlen_k": 2047}, "2047 keys"),
         ({"causal": Causal.UPPER_LEFT}, "64 keys"),
         ({"features": Features(window=(1023, -1))}, "1087 keys"),
-        ({"features": CACHED, "batch": 4}, "128 tiles"),
+        ({"features": CACHED, "dtype": "float32"}, "32 tiles, 8192 keys and float32"),
         ({"dtype": "float32"}, "float32"),
     ],
     ids=str,
@@ -89,6 +89,13 @@ def test_elsewhere_the_limit_is_told_with_what_would_lift_it(changes: dict[str, 
         assert rule in reason
     assert got in reason.partition("but got ")[2]
     assert reason.endswith("Leave it to the forward kernels, or pass fewer queries at a time.")
+
+
+@pytest.mark.parametrize("page_size", [0, 64])
+def test_a_cache_is_read_for_any_number_of_queries_since_no_forward_kernel_knows_it(page_size: int) -> None:
+    shape = shape_of(Features(cached=True, page_size=page_size), batch=8, seqlen_q=3000, causal=Causal.LOWER_RIGHT)
+    assert KERNEL.unsupported(shape, HOPPER) is None
+    assert KERNEL.default_config(shape, HOPPER).parameters["splits"] == 1
 
 
 @pytest.mark.parametrize("changes", [{"batch": 64}, {"seqlen_k": 16}, {"dtype": "float32"}], ids=str)
@@ -188,6 +195,12 @@ def test_filled_caches(causal: Causal, splits: int) -> None:
 
 
 @runs
+def test_a_chunk_of_a_prompt_over_a_cache() -> None:
+    shape = few_heads(CACHED, batch=2, num_heads=1, seqlen_q=300, seqlen_k=700, causal=Causal.LOWER_RIGHT)
+    check(config_of(64, 128, splits=1), case_of(shape, (700, 310)))
+
+
+@runs
 @pytest.mark.parametrize(("page_size", "splits"), [(16, 4), (256, 1)])
 def test_pages(page_size: int, splits: int) -> None:
     features = Features(cached=True, page_size=page_size)
@@ -242,3 +255,13 @@ def test_real_caches(head_dim: int, page_size: int) -> None:
     shape = shape_of(features, batch=2, seqlen_k=4096, head_dim=head_dim, causal=Causal.LOWER_RIGHT)
     case = case_of(shape, (4000, 50))
     check(KERNEL.default_config(shape, HOPPER), paged(case, 600) if page_size else case, case)
+
+
+@pytest.mark.gpu
+@runs
+@pytest.mark.parametrize("page_size", [0, 64])
+def test_a_real_chunk_of_a_prompt(page_size: int) -> None:
+    features = Features(cached=True, page_size=page_size)
+    shape = shape_of(features, batch=3, seqlen_q=1000, seqlen_k=4000, causal=Causal.LOWER_RIGHT)
+    case = case_of(shape, (4000, 1000, 2345))
+    check(KERNEL.default_config(shape, HOPPER), paged(case, 400) if page_size else case, case)
