@@ -33,6 +33,7 @@ NO_REPLAY = (
 )
 NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
 HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
+GUESTS = {"flex": "FlexAttention"}
 FEW_QUERIES = 16
 OWN_COLUMNS = " A column with the name of a kernel has that kernel's own best config."
 MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
@@ -86,10 +87,10 @@ def _section(document: Mapping[str, Any]) -> str:
     parts = [_caption(document)]
     for dim in sorted({row.shape.head_dim for row in rows}):
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
-        kernels = _columns(own)
-        header = (*HEADER, *kernels)
+        columns = _columns(own) + _guests(own)
+        header = (*HEADER, *(GUESTS.get(name, name) for name in columns))
         lines = [_line(header), _line(["---:", "---"] + ["---:"] * (len(header) - 2))]
-        lines += [row.line(kernels) for row in own]
+        lines += [row.line(columns) for row in own]
         unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
         parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
     parts.append(_means(rows))
@@ -101,6 +102,11 @@ def _columns(rows: "Sequence[_Row]") -> list[str]:
     """The kernels that get a column for their own best config: there is one in every row, not always the tuned one."""
     timed = [name for name in KERNELS if any(name in row.entries for row in rows)]
     return [name for name in timed if all(name in row.entries or row.winner == name for row in rows)]
+
+
+def _guests(rows: "Sequence[_Row]") -> list[str]:
+    """The peers that take part only when asked to, and were timed in some row."""
+    return [name for name in GUESTS if any(row.entries.get(name, {}).get("timing") for row in rows)]
 
 
 class _Row:
@@ -130,14 +136,14 @@ class _Row:
             shape.label,
         )
 
-    def line(self, kernels: Sequence[str] = ()) -> str:
-        """The row's cells; `kernels` are those with a column for their own best config."""
+    def line(self, further: Sequence[str] = ()) -> str:
+        """The row's cells; further: kernels, with their own best config, and guests."""
         over = (self._timing("tuned") or {}).get("over_cudnn")
         spread = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
         rates = [self._rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
-        return _line([length, MASKS[self.shape.causal], *rates, spread, *(self._rate_of(name) for name in kernels)])
+        return _line([length, MASKS[self.shape.causal], *rates, spread, *(self._rate_of(name) for name in further)])
 
     def _rate_of(self, kernel: str) -> str:
         """The rate of a kernel's best config, which is the tuned one where the kernel has won."""
@@ -205,6 +211,7 @@ def _means(rows: Iterable[_Row]) -> str:
         "default": "the default",
         "paper": "the paper's rule",
         "triton_autotune": "stock autotune",
+        **GUESTS,
     }
     for name, words in rivals.items():
         ratios = [ratio for row in all_rows if (ratio := row.ratio(name)) is not None]

@@ -94,6 +94,16 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     assert header.endswith("| tuned / cuDNN |")
 
 
+def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
+    first, other = row(512, 64, False, entry("tuned", 520.0), entry("flex", 260.0)), row(512, 64, True)
+    block = results_block(DOCUMENT | {"rows": [first, other]})
+    header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
+    assert header.endswith("| tuned / cuDNN | FlexAttention |")
+    assert full.endswith("| 260 |")
+    assert causal.endswith("| - |")
+    assert "2.000 over FlexAttention (1 shapes)" in block
+
+
 def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.bench.json").write_text(json.dumps(DOCUMENT))

@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 MEASUREMENTS = (5, 10, 20, 40, 80)
 """After how many measurements a search is judged."""
 
-SEEDS = 20
+SEEDS, SEEDS_OF_A_TASK = 20, 5
 RESAMPLES = 2000
 """Of the shapes, for the confidence interval of a mean."""
 
@@ -122,20 +122,32 @@ def compare_strategies(
         on_run: told what has been searched.
     """
     chosen = tuple(sweeps)
-    tasks = [(sweep, name, seeds if STRATEGIES[name].chance else 1) for sweep in chosen for name in strategies]
+    tasks = _tasks(chosen, strategies, seeds)
     runs: dict[str, list[list[ReplayRun]]] = {name: [] for name in strategies}
     with ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else nullcontext() as pool:
         for (sweep, name, used), own in zip(tasks, (pool.map if pool else map)(_searches, tasks), strict=True):
-            runs[name].append(own * (seeds // used))
-            on_run(f"{sweep.label}: {name}")
+            if used.start == 0:
+                runs[name].append([])
+                on_run(f"{sweep.label}: {name}")
+            runs[name][-1] += own if STRATEGIES[name].chance else own * seeds
     return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(map(Replay, chosen))))
 
 
-def _searches(task: tuple[Sweep, str, int]) -> list[ReplayRun]:
-    """One sweep by one strategy, for as many seeds."""
+def _tasks(sweeps: Sequence[Sweep], strategies: Sequence[str], seeds: int) -> list[tuple[Sweep, str, range]]:
+    """Every sweep by every strategy, a few seeds at a time, so that many processes can share a slow strategy; one
+    without chance has one seed."""
+    drawn = [range(first, min(first + SEEDS_OF_A_TASK, seeds)) for first in range(0, seeds, SEEDS_OF_A_TASK)]
+    return [
+        (sweep, name, some) for sweep in sweeps for name in strategies
+        for some in (drawn if STRATEGIES[name].chance else [range(1)])
+    ]  # fmt: skip
+
+
+def _searches(task: tuple[Sweep, str, range]) -> list[ReplayRun]:
+    """One sweep by one strategy, with each of the seeds."""
     sweep, strategy, seeds = task
     replay = Replay(sweep)
-    return [replay.run(strategy, seed=seed, measurements=MEASUREMENTS[-1]) for seed in range(seeds)]
+    return [replay.run(strategy, seed=seed, measurements=MEASUREMENTS[-1]) for seed in seeds]
 
 
 def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
