@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from blocktune.db.records import Best, Environment
 from blocktune.db.store import ResultStore
+from blocktune.kernels import dispatch, plan, registry, resolver
 from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
 from blocktune.kernels.device import ComputeLimits, DeviceSpec, device_named
 from blocktune.kernels.identity import Reuse, ptxas_version, triton_version
@@ -64,6 +66,16 @@ class PlainKernel(AttentionKernel):
             out.copy_(scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True))
 
         return launch
+
+
+def pretend_h200(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
+    """The CPU as an H200 with one kernel, which is returned."""
+    kernel = PlainKernel()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
+    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    return kernel
 
 
 def config(block_m: int = 128, num_warps: int = 8) -> KernelConfig:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktune.kernels import dispatch, misses, plan, registry, resolver
+from blocktune.kernels import misses
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.identity import ptxas_version, triton_version
 from blocktune.kernels.ladder import Rung
@@ -25,7 +25,7 @@ from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.source import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
 
 from .bad_stores import BAD_STORES, held_exclusively, random_bytes
-from .dispatch_fakes import H200, ListSource, PlainKernel, best, config, shape_like, store_with, tensors
+from .dispatch_fakes import H200, ListSource, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
 
 SHAPE = shape_like(32)
 LOST_SECONDS = 0.05
@@ -35,11 +35,7 @@ LOST_SECONDS = 0.05
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     """The CPU as an H200 with one kernel, in a process that knows its software by now."""
-    kernel = PlainKernel()
-    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
-    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
-    monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
-    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    kernel = pretend_h200(monkeypatch)
     assert triton_version() + ptxas_version(90) + driver_version() != ""
     return kernel
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels import dispatch, identity, plan, registry, resolver
+from blocktune.kernels import identity
 from blocktune.kernels.device import device_named
 from blocktune.kernels.dispatch import Dispatcher
 from blocktune.kernels.ladder import Rung
 from blocktune.kernels.plan import scaled_dot_product_attention
 from blocktune.kernels.source import SqliteConfigs
 
-from .dispatch_fakes import H200, PlainKernel, best, config, shape_like, store_with, tensors
+from .dispatch_fakes import H200, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
 
 SHAPE, LONGER = shape_like(32), shape_like(64)
 H100 = device_named("h100_sxm5")
@@ -27,11 +27,7 @@ H100 = device_named("h100_sxm5")
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     """The CPU as an H200 with one kernel and a driver."""
-    kernel = PlainKernel()
-    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
-    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
-    monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
-    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    kernel = pretend_h200(monkeypatch)
     monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
     return kernel
 
