@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_fwd_steps import finished, hide, reference, release, rescaled, scores
+from blocktune.kernels.hopper_fwd_steps import finished, hide, reference, rescaled, scores
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, row_max, thread_sum, times_rows
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -23,8 +23,9 @@ from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, row_
 def stretch_of(block_n):
     """Blocks of keys that one accumulator adds up: 512 keys.
 
-    8-bit wgmma adds with about 14 bits and cuts off the rest. What is lost of numbers with one sign grows with the keys
-    that an accumulator has seen: a quarter at 16,384 on an H200, hence 0.8 % at 512. Then float32 sums take it over.
+    8-bit wgmma cuts off what is below 2^-13 of the largest number in a sum. What is lost of numbers with one sign grows
+    with the keys that an accumulator has seen: on an H200 a quarter at 16,384, and 0.7 % at 512. Then float32 sums take
+    it over.
     """
     return 512 // block_n
 
@@ -145,138 +146,49 @@ def exponents_base(maximum, ALIGNED: gl.constexpr):
     return reference(maximum, ALIGNED) - SHIFT
 
 
-@gluon.constexpr_function
-def exponentials_constraints():
-    return ",".join(["=f"] * 8 + ["f"] * 40)
-
-
-@gluon.constexpr_function
-def exponentials_asm(poly):
-    """Assembly for 8 exponentials 2^x, `poly` of 4 of them without the special-function unit. Operands: results,
-    scores, then scale and minus base of their rows, and both once more for the polynomial.
-
-    That one begins with y = (x - log2 3 + 120) / 128, clamped to 0 .. 1 at no cost. MAGIC = 98304 - 106 / 128 has 1/128
-    for its last place and 406 in its last nine bits; rounded down, y + MAGIC holds the exponent there, and what is left
-    of y plus 1/128 is (1 + fraction) / 128. 2^fraction is ((1 + fraction)^2 + 2) / 3 within 0.28 %.
-    """
-    lines = ["{", ".reg .f32 x, y;", ".reg .b32 e, m;"]
-    for i in range(8):
-        score, scale, base, scale_y, base_y = (f"${8 * place + i}" for place in range(1, 6))
-        if i in ((), (0, 6), (0, 2, 4, 6))[poly]:
-            lines += [f"fma.rn.sat.f32 y, {score}, {scale_y}, {base_y};", "add.rm.f32 x, y, 0f47BFFF96;"]
-            lines += ["mov.b32 e, x;", "sub.rn.f32 x, x, 0f47BFFF97;", "sub.rn.f32 y, y, x;"]
-            lines += ["fma.rn.f32 y, y, y, 0f39000000;", "mov.b32 m, y;", "shl.b32 e, e, 23;"]
-            lines += ["add.s32 m, m, e;", f"mov.b32 ${i}, m;"]
-        else:
-            lines += [f"fma.rn.f32 y, {score}, {scale}, {base};", f"ex2.approx.ftz.f32 ${i}, y;"]
-    return "\n".join([*lines, "}"])
-
-
-@gluon.jit
-def exponentials(qk, scale, base, POLY: gl.constexpr):
-    """2^(qk * scale - base) of scores [64, BLOCK_N]. POLY of 4 are polynomials: the special-function unit takes as long
-    for a block as the tensor cores do, at 64 columns twice. -inf gives 2^-118 there, nothing beside a sum of 1."""
-    if POLY == 0:
-        return gl.exp2(qk * scale - base[:, None])
-    else:
-        OFFSET: gl.constexpr = 120.0 - 1.5863  # the logarithm of 3, and of the mean error
-        CONSTRAINTS: gl.constexpr = exponentials_constraints()
-        ASM: gl.constexpr = exponentials_asm(POLY)
-        part = (OFFSET - base) * (1.0 / 128.0)
-        operands = [qk, scale, -base[:, None], scale * (1.0 / 128.0), part[:, None]]
-        return gl.inline_asm_elementwise(ASM, CONSTRAINTS, operands, dtype=gl.float32, is_pure=True, pack=8)
-
-
-@gluon.jit
-def take_turn(turns, turn, C: gl.constexpr, TURNS: gl.constexpr):
-    """Waits until the warpgroup before has issued its products."""
-    if TURNS:
-        mbarrier.wait(turns.index(C), turn)
-
-
-@gluon.jit
-def pass_turn(turns, turn, C: gl.constexpr, CONSUMERS: gl.constexpr, TURNS: gl.constexpr):
-    """Lets the next warpgroup issue its products; returns the parity of the next turn of this one."""
-    if TURNS:
-        mbarrier.arrive(turns.index((C + 1) % CONSUMERS), count=1)
-        turn ^= 1
-    return turn
-
-
-@gluon.jit
-def skip_steps(
-    count, memory, slot, phase, turn, C: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, TURNS: gl.constexpr,
-):  # fmt: skip
-    """`hand_back` of a warpgroup that has turns, and has one in every step."""
-    _, _, _, full, k_empty, v_empty, turns = memory
-    for i in range(count):
-        mbarrier.wait(full.index(slot), phase)
-        take_turn(turns, turn, C, TURNS)
-        turn = pass_turn(turns, turn, C, CONSUMERS, TURNS)
-        release(k_empty, v_empty, slot, SPLIT_RELEASE)
-        slot, phase = advance(slot, phase, STAGES)
-    return slot, phase, turn
-
-
 @gluon.jit
 def step(
-    memory, C: gl.constexpr, state, slot, phase, previous, turn, column, begins, mask, scale, no_acc,
-    ALIGNED: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr, TURNS: gl.constexpr, POLY: gl.constexpr,
+    memory, q_place, state, slot, phase, previous, column, begins, mask, scale, no_acc,
+    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
     S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    turn: the parity of this warpgroup's next turn to issue products, if TURNS. So one of two computes its softmax while
-    the tensor cores have the products of the other; without turns both wait for the same barrier and go in step.
     begins: whether a stretch of keys begins with the block before, whose product is the first one of an accumulator.
-    state: sums of all stretches and the factor that they are due, the accumulator of this one, probabilities (already
-    converted unless CONVERT is 0), factor of the accumulator, running maximum and sums of the block before.
+    state: sums of all stretches and the factor that they are due, the accumulator of this one, probabilities as
+    `packed` made them, factor of the accumulator, running maximum and sums of the block before.
     """
-    q_smem, k_smem, v_smem, full, k_empty, v_empty, turns = memory
+    q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
     whole, due, acc, p, factor, maximum, sums = state
     TAU: gl.constexpr = 4.0
-    BESIDE_SCORES: gl.constexpr = 0
-    BETWEEN: gl.constexpr = 1
-    BESIDE_PRODUCT: gl.constexpr = 2
     dtype: gl.constexpr = q_smem[0].dtype
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    take_turn(turns, turn, C, TURNS)
-    qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
-    # beside the scores: rescale the accumulator, convert P, give the previous slot back
+    qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
+    # beside the scores: rescale the accumulator, give the previous slot back
     whole, due, acc = next_stretch(whole, due, acc, pin(factor), begins, O_L)
-    if CONVERT == BESIDE_SCORES:
-        p = packed(pin(p))
     if SPLIT_RELEASE:
         mbarrier.arrive(v_empty.index(previous), count=1)
     else:
         mbarrier.arrive(k_empty.index(previous), count=1)
     acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
-    turn = pass_turn(turns, turn, C, CONSUMERS, TURNS)
     qk = warpgroup_mma_wait(1, deps=(qk_t,))
     if SPLIT_RELEASE:
         mbarrier.arrive(k_empty.index(slot), count=1)
-    # softmax, while the second product runs
+    # softmax, while the second product runs: beside it probabilities are converted as well
     if RIGHT and not ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
-    p = exponentials(qk, scale, exponents_base(new, ALIGNED), POLY)
+    p = gl.exp2(qk * scale - exponents_base(new, ALIGNED)[:, None])
     factor = gl.exp2(maximum - reference(new, ALIGNED))
     sums = times_rows(sums, factor) + thread_sum(p)
-    if CONVERT == BESIDE_PRODUCT:
-        p = packed(p)
+    p = packed(p)
     previous = slot + 0
     slot, phase = advance(slot, phase, STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(full.index(slot), phase)
     acc = finished(acc_t, 1)
-    if CONVERT == BETWEEN:
-        p = packed(pin(p))
-    elif CONVERT == BESIDE_PRODUCT:
-        p = moved(p)
-    return (whole, due, acc, p, factor, new, sums), slot, phase, previous, turn
+    return (whole, due, acc, moved(p), factor, new, sums), slot, phase, previous

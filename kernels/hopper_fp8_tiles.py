@@ -12,20 +12,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
     as_operand,
-    exponentials,
     exponents_base,
     load_values,
     next_stretch,
     packed,
-    pass_turn,
     scale_of,
-    skip_steps,
     step,
     stretch_of,
-    take_turn,
 )
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
+    hand_back,
     hide,
     key_range,
     load_rows,
@@ -44,7 +41,7 @@ from blocktune.kernels.hopper_tiles import advance, locate, row_max, thread_sum
 @gluon.jit
 def producer(
     args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, LAG: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr,
 ):  # fmt: skip
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     (
@@ -79,25 +76,21 @@ def producer(
         slot, phase = advance(slot, phase, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
         tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
-        blocks = last - first + 1
-        for i in range(1, blocks + LAG):  # K of a block and V of the one LAG blocks before, as far as there are such
+        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
+            row = (last - 1 - i) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
-            if (i < blocks) & (i >= LAG):
-                mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            elif i < blocks:
-                mbarrier.expect(full.index(slot), K_BYTES)
-            elif i >= LAG:
-                mbarrier.expect(full.index(slot), V_BYTES)
-            else:
-                mbarrier.arrive(full.index(slot), count=1)
-            row = (last - i) * BLOCK_N
-            if i < blocks:
-                load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
             if SPLIT_RELEASE:
                 mbarrier.wait(v_empty.index(slot), phase)
-            if i >= LAG:
-                load_values(v_desc, batch, head_kv, row + LAG * BLOCK_N, full.index(slot), v_smem, slot)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
             slot, phase = advance(slot, phase, STAGES)
+        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
+        if SPLIT_RELEASE:
+            mbarrier.wait(v_empty.index(slot), phase)
+        mbarrier.expect(full.index(slot), V_BYTES)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
+        slot, phase = advance(slot, phase, STAGES)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -108,15 +101,11 @@ def producer(
 @gluon.jit
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONVERT: gl.constexpr,
-    TURNS: gl.constexpr, POLY: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
 ):  # fmt: skip
-    """Computes rows 64 C .. 64 C + 63 of every tile of this block.
-
-    CONVERT converts the probabilities before the next scores are issued, otherwise beside them.
-    """
+    """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
     (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, turns, tile_smem,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem,
         tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
         scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
@@ -131,7 +120,7 @@ def consumer(
     STRETCH: gl.constexpr = stretch_of(BLOCK_N)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = q_smem[0].dtype
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty, turns
+    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -139,9 +128,6 @@ def consumer(
     q_phase = 0
     tile_slot = 0
     tile_phase = 0
-    turn = 0
-    if C == 0:  # the first turn is taken without being given
-        turn = 1
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
@@ -155,16 +141,12 @@ def consumer(
         first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase, turn = skip_steps(
-                last - own_last, memory, slot, phase, turn, C, STAGES, CONSUMERS, SPLIT_RELEASE, TURNS
-            )
+            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)
         mbarrier.wait(full.index(slot), phase)
-        take_turn(turns, turn, C, TURNS)
         qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
-        turn = pass_turn(turns, turn, C, CONSUMERS, TURNS)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -174,10 +156,9 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         maximum = row_max(qk, ROW_S) * scale
-        p = exponentials(qk, scale, exponents_base(maximum, ALIGNED), POLY)
+        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
         sums = thread_sum(p)
-        if CONVERT != 0:
-            p = packed(p)
+        p = packed(p)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
         whole = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
@@ -192,17 +173,15 @@ def consumer(
 
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
-            state, slot, phase, previous, turn = step(
-                memory, C, state, slot, phase, previous, turn, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask,
-                scale, no_acc, ALIGNED, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE, CONVERT, TURNS, POLY, S_L, O_L,
+            state, slot, phase, previous = step(
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask, scale,
+                no_acc, ALIGNED, STAGES, RIGHT, SPLIT_RELEASE, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, maximum, sums = state
 
         # last step: the second product alone
         begins = (own_last - first) % STRETCH == 0
         whole, due, acc = next_stretch(whole, due, acc, factor, begins, O_L)
-        if CONVERT == 0:
-            p = packed(p)
         acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
         if SPLIT_RELEASE:
             mbarrier.arrive(v_empty.index(previous), count=1)

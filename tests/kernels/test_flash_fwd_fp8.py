@@ -30,7 +30,7 @@ from blocktune.tuner.on_chip_kernels import budget_of
 from blocktune.tuner.resources import compile_resources, options_of, source_of
 from blocktune.tuner.space import SearchSpace
 
-from .test_flash_fwd_hopper import main_loops, name_of, positions
+from .test_flash_fwd_hopper import main_loops, positions
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()
@@ -116,6 +116,13 @@ def test_masks(problem: AttentionShape, constants: tuple[bool, bool, bool]) -> N
     assert tuple(spec.constexprs[(places[name],)] for name in ("RAGGED", "RIGHT", "ALIGNED")) == constants
 
 
+def test_tiles_of_the_default_config() -> None:
+    """Three consumers where there are registers for their sums and queries for their rows."""
+    narrow = {"head_dim_v": 64}
+    problems = shape(64), shape(64, seqlen_q=128), shape(64, head_dim_v=128), shape(128, **narrow), shape(256, **narrow)
+    assert [KERNEL.default_config(problem, HOPPER).block_m for problem in problems] == [192, 128, 128, 128, 128]
+
+
 def test_tensors_that_it_takes() -> None:
     q = torch.empty(2, 4, 256, 64, dtype=torch.float8_e4m3fn)
     rows = torch.empty(2, 256, 4, 72, dtype=torch.float8_e4m3fn).transpose(1, 2)[..., :64]
@@ -131,15 +138,6 @@ def test_tensors_that_it_takes() -> None:
         == f"4 must divide the address and the strides in bytes of value for {KERNEL.name}"
     )
     assert "must be contiguous" in (KERNEL.layout_problem(q, q, q.transpose(2, 3)) or "")
-
-
-def test_scores_ahead_take_registers_and_have_no_turns() -> None:
-    assert KERNEL.violations(config(ahead=1), shape(128), HOPPER) == ()
-    assert KERNEL.violations(config(ahead=1, block_n=128), shape(64), HOPPER) == ()
-    (keys,) = KERNEL.violations(config(ahead=1, block_n=128), shape(128), HOPPER)
-    (turns,) = KERNEL.violations(config(ahead=1, turns=1), shape(128), HOPPER)
-    assert "`block_n + width of values <= 192` must hold with ahead=1" in keys
-    assert "`turns == 0` must hold with ahead=1" in turns
 
 
 # ---- what the models make of it
@@ -182,24 +180,28 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield folder
 
 
-COMPILED = [
-    shape(64),
-    shape(128, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT),
-    shape(256, causal=Causal.UPPER_LEFT, head_dim_v=128),
+COMPILED = [  # and the bytes spilled by Triton 3.6 and 3.9
+    (shape(64), 20, 344),
+    (shape(128, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT), 0, 64),
+    (shape(256, causal=Causal.UPPER_LEFT, head_dim_v=128), 0, 64),
 ]
 
 
 @compiled_here
-@pytest.mark.parametrize("problem", COMPILED, ids=lambda problem: problem.label)
-def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
-    """The softmax runs beside the second product, probabilities stay in their threads (the only exchange is that of
-    the row maxima), and nothing spills."""
+@pytest.mark.parametrize(
+    ("problem", "spilled", "spilled_later"), COMPILED, ids=[problem.label for problem, *_ in COMPILED]
+)
+def test_default_config_compiles_to_what_it_is_meant_to_be(
+    problem: AttentionShape, spilled: int, spilled_later: int, cache: Path
+) -> None:
+    """The softmax runs beside the second product, and probabilities stay in their threads (the only exchange is that
+    of the row maxima)."""
     best = KERNEL.default_config(problem, HOPPER)
     resources = compile_resources(KERNEL, best, problem, (9, 0))
     assert resources.tensor_cores == "wgmma"
     assert resources.num_warps == KERNEL.total_warps(best)
     assert occupancy(resources, HOPPER).blocks_per_sm == 1
-    assert resources.spill_bytes <= (0 if TRITON < (3, 9) else 64)
+    assert resources.spill_bytes <= (spilled if TRITON < (3, 9) else spilled_later)
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
     listing = machine_code(best, problem, cache)
     types = {found for _, text in listing for found in re.findall(r"QGMMA\S*\.(E\dM\d\.E\dM\d)", text)}
@@ -207,52 +209,26 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
     loops = main_loops(listing)
     assert len(loops) == best.block_m // 64
     for loop in loops:
-        overlaps(loop, 64 * best.block_n // 128, best.parameters["poly"])
-
-
-@compiled_here
-def test_scores_ahead_leave_one_wait_a_step_behind_the_softmax(cache: Path) -> None:
-    problem = shape(64)
-    default = KERNEL.default_config(problem, HOPPER)
-    ahead = KernelConfig.of(KERNEL.name, dict(default.parameters) | {"ahead": 1, "turns": 0, "poly": 0})
-    assert compile_resources(KERNEL, ahead, problem, (9, 0)).spill_bytes <= (4 if TRITON < (3, 9) else 64)
-    listing = machine_code(ahead, problem, cache)
-    bodies = [body for body in bodies_of(listing) if len(products_of(body)) == 6 and len(body) < 700]
-    assert len(bodies) == ahead.block_m // 64
-    for body in bodies:
-        (wait,) = positions(body, "DEPBAR 0")
-        exponentials = positions(body, "MUFU.EX2")
-        assert len(exponentials) == 64 + 2
-        assert max(products_of(body)) < exponentials[-1] < wait
-        assert not {"LDL", "STL"} & {name.split(".")[0] for name in body}
+        overlaps(loop, 64 * best.block_n // 128)
 
 
 def products_of(body: list[str]) -> list[int]:
     return [place for place, name in enumerate(body) if name.startswith("QGMMA")]
 
 
-def bodies_of(code: list[tuple[int, str]]) -> list[list[str]]:
-    """The instructions of every loop, by name."""
-    found = []
-    for address, text in code:
-        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
-        if jump and int(jump[1], 16) < address:
-            found.append([name_of(other) for at, other in code if int(jump[1], 16) <= at <= address])
-    return found
-
-
-def overlaps(loop: list[str], scores: int, poly: int) -> None:
-    """scores: of a thread and step; of four, `poly` are polynomials."""
+def overlaps(loop: list[str], scores: int) -> None:
+    """scores: of a thread and step."""
     counts = Counter(name.split(".")[0] for name in loop)
     (scores_wait,), (product_wait,) = positions(loop, "DEPBAR 1"), positions(loop, "DEPBAR 0")
     exponentials = positions(loop, "MUFU.EX2")
-    assert len(exponentials) == scores * (4 - poly) // 4 + 2
+    assert len(exponentials) == scores + 2
     assert max(products_of(loop)) < scores_wait < min(exponentials)
     assert max(exponentials) < product_wait
     assert counts["SHFL"] == 4
     assert counts["F2FP"] == scores // 2
     assert counts["PRMT"] == 0
-    assert not counts.keys() & {"LDL", "STL", "LDS", "STS"}
+    assert not counts.keys() & {"LDS", "STS"}
+    assert TRITON >= (3, 9) or not counts.keys() & {"LDL", "STL"}  # no spill inside the loop
 
 
 def machine_code(best: KernelConfig, problem: AttentionShape, cache: Path) -> list[tuple[int, str]]:

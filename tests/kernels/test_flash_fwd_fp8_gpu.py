@@ -25,6 +25,7 @@ KERNEL = FlashForwardFp8()
 TOLERANCE = 5e-2
 """Relative Frobenius error: 2.6e-2 by rounded probabilities, and sums of about 14 bits."""
 LSE_TOLERANCE = 1e-2
+"""And a rounding of each instruction of a score: see `lse_tolerance`."""
 EDGES = (1, 17, 63, 64, 65, 127, 128, 129, 191, 193, 256, 257, 300)
 
 
@@ -77,6 +78,12 @@ def expected_of(
     return attention_reference(*numbers, causal=problem.causal, dtype=torch.float64)
 
 
+def lse_tolerance(right: torch.Tensor, head_dim: int) -> float:
+    """A score is summed by head_dim / 32 instructions, each of which cuts off all places below 2^-13 of the largest
+    number in the sum, which for any row may be as large as the largest score."""
+    return LSE_TOLERANCE + head_dim / 32 * 2**-13 * right.abs().max().item()
+
+
 def check(problem: AttentionShape, layout: str = "bhsd", extras: Extras = NO_EXTRAS, **own: Any) -> None:
     """Twice the same, to the bit, and right."""
     qkv = own.pop("qkv", None) or tensors(problem, layout)
@@ -87,7 +94,7 @@ def check(problem: AttentionShape, layout: str = "bhsd", extras: Extras = NO_EXT
     assert torch.equal(lse.isneginf(), dead)
     assert (out[dead] == 0).all()
     assert (out.double() - right).norm() <= TOLERANCE * right.norm()
-    assert ((lse.double() - right_lse)[~dead].abs() <= LSE_TOLERANCE).all()
+    assert (lse.double() - right_lse)[~dead].abs().max() <= lse_tolerance(right_lse[~dead], problem.head_dim)
     assert torch.equal(found[0], again[0])
     assert torch.equal(found[1], again[1])
 
@@ -109,24 +116,20 @@ def test_every_head_dimension(head_dim: int, head_dim_v: int, causal: Causal) ->
         check(shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal), "bshd")
 
 
-@pytest.mark.parametrize("convert", [0, 1, 2])
+@pytest.mark.parametrize("split_release", [0, 1])
 @pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
-def test_every_block(block_m: int, block_n: int, convert: int) -> None:
+def test_every_block(block_m: int, block_n: int, split_release: int) -> None:
     problems = [
         shape_of(1000, 1000, causal=Causal.UPPER_LEFT),
         shape_of(130, 420, causal=Causal.LOWER_RIGHT),
         shape_of(900, 900),
         shape_of(64, 64),
     ]
-    for stages, split, ahead, turns, poly in (
-        (2, 1, 0, 1, 1), (2, 0, 1, 0, 2), (2, 0, 0, 1, 0), (3, 0, 0, 0, 2), (4, 1, 1, 0, 1), (4, 1, 0, 1, 2),
-    ):  # fmt: skip
+    for stages in (2, 3, 4):
         names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": stages}
-        names |= {"split_release": split, "convert": convert, "ahead": ahead, "turns": turns, "poly": poly}
-        config = KernelConfig.of(KERNEL.name, names)
+        config = KernelConfig.of(KERNEL.name, names | {"split_release": split_release})
         for problem in problems:
-            if not KERNEL.violations(config, problem, HOPPER):
-                check(problem, config=config)
+            check(problem, config=config)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (8, 1)])
@@ -147,18 +150,20 @@ def test_a_long_sequence_of_many_tiles() -> None:
         check(problem, qkv=[q, grown.to(torch.float8_e4m3fn), v])
 
 
-@pytest.mark.parametrize("changes", [{}, {"turns": 0, "poly": 0}, {"ahead": 1, "turns": 0, "block_n": 64}], ids=str)
+@pytest.mark.parametrize("block_n", [64, 128])
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_sums_of_one_sign_keep_their_size(head_dim: int, causal: Causal, changes: dict[str, int]) -> None:
+def test_sums_of_one_sign_keep_their_size(head_dim: int, causal: Causal, block_n: int) -> None:
     """An accumulator of 8-bit products alone would make this output a quarter smaller."""
     problem = shape_of(16384, 16384, head_dim, batch=1, num_heads=2, num_heads_kv=1, causal=causal)
     q, k, v = tensors(problem)
     v = (v.float().abs() + 0.5).to(v.dtype)
-    config = KernelConfig.of(KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | changes)
+    config = KernelConfig.of(
+        KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | {"block_n": block_n}
+    )
     out = run(problem, [q, k, v], config=config)[0].double()
     right, _ = expected_of(problem, [q, k, v])
-    assert (out - right).norm() <= 3e-2 * right.norm()
+    assert (out - right).norm() <= 2e-2 * right.norm()
     for rows in (slice(0, 2048), slice(-2048, None)):
         found, wanted = out[:, :, rows], right[:, :, rows]
         assert abs((found * wanted).sum() / wanted.square().sum() - 1) <= 2e-2
