@@ -43,7 +43,7 @@ def feature_tables(document: Mapping[str, Any], caption: str) -> str:
     return "\n\n".join(
         (
             caption + TOGETHER + (SPARSE if sparse else ""),
-            _table(HEADER, (_feature_cells(*row) for row in ordered)),
+            _table(*_filled(HEADER, [_feature_cells(*row) for row in ordered])),
             _means([row for _, row in rows]),
         )
     )
@@ -135,6 +135,12 @@ def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
         ratios = [theirs["median_us"] / ours["median_us"] for theirs, ours in timings if theirs and ours]
         words += [f"{geometric_mean(ratios):.3f} over {name} ({len(ratios)} shapes)"] if ratios else []
     return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
+
+
+def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The header and the rows without the columns in which nobody took part."""
+    kept = [index for index in range(len(header)) if any(row[index] != "-" for row in rows)]
+    return [header[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
