@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.feature_arguments import broadcast_strides
-from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, _counter, _multiprocessors, tiles
+from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_descriptors import describe, is_describable
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
@@ -26,6 +26,7 @@ from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_v
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch
 from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
@@ -216,7 +217,7 @@ class FlashForwardFp8(AttentionKernel):
         tile_count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         attend = ExtrasLaunch(
             flash_fwd_fp8_kernel,
-            (min(_multiprocessors(), tile_count), 1, 1),
+            (min(multiprocessors(), tile_count), 1, 1),
             _leading,
             partial(_trailing, tuple(_rest(config, shape).values())),
             {"num_warps": WARPS},
@@ -266,7 +267,7 @@ def _leading(
     """The values come as `TurnedLaunch` has them written."""
     scales = extras.scale_q, extras.scale_k, extras.scale_v
     strides = (stride for tensor in scales for stride in broadcast_strides(tensor, 2))
-    return q, k, turned, out, lse, _counter(q.device), scale * LOG2_E, *scales, *strides
+    return q, k, turned, out, lse, tile_counter(q.device), scale * LOG2_E, *scales, *strides
 
 
 def _trailing(fixed: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:

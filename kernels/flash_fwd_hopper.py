@@ -5,7 +5,6 @@ lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap a
 the copy engine can address, and leaves everything else to the portable kernels.
 """
 
-import functools
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -24,6 +23,7 @@ from blocktune.kernels.hopper_fwd_tiles import consumer, producer
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.persistent_blocks import SMS, multiprocessors, tile_counter
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
@@ -44,8 +44,6 @@ SHARED_BYTES = 227 << 10
 """What a block of compute capability 9.0 can have."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
-SMS = 132
-"""Blocks of a persistent launch where no GPU can be asked."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
 
 
@@ -256,7 +254,7 @@ class FlashForwardHopper(AttentionKernel):
         fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
         return (ExtrasLaunch if shape.features else TritonLaunch)(
             flash_fwd_hopper_kernel,
-            (min(_multiprocessors(), tiles), 1, 1),
+            (min(multiprocessors(), tiles), 1, 1),
             partial(_leading_with_extras, shape.features) if shape.features else _leading,
             partial(_trailing, fixed),
             {"num_warps": WARPS},
@@ -369,15 +367,6 @@ def _mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-@functools.cache
-def _multiprocessors() -> int:
-    import torch
-
-    if not torch.cuda.is_available():
-        return SMS
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
-
-
 def _describe(rows: int, columns: int, tensor: Any) -> Any:
     return describe(tensor, rows, columns)
 
@@ -386,25 +375,8 @@ def _describe_packed(rows: int, columns: int, tensor: Any) -> Any:
     return describe_packed(tensor, rows, columns)
 
 
-_counters: dict[tuple[int, int], Any] = {}
-
-
-def _counter(device: Any) -> Any:
-    """Two zeros for one launch. Launches of a stream follow each other and leave zeros, so they share a pair; a CUDA
-    graph may run beside its stream and gets a pair of its own."""
-    import torch
-
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(2, dtype=torch.int32, device=device)
-    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
-    found = _counters.get(key)
-    if found is None:
-        found = _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
-    return found
-
-
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    return q, k, v, out, lse, _counter(q.device), None, None, scale * LOG2_E, 0.0
+    return q, k, v, out, lse, tile_counter(q.device), None, None, scale * LOG2_E, 0.0
 
 
 def _leading_with_extras(
@@ -416,7 +388,7 @@ def _leading_with_extras(
     check_extras(features, extras)
     bend, scale = (2 * LOG2_E * scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
     lengths = extras.cu_seqlens_q, extras.cu_seqlens_k
-    return q, k, v, out, lse, _counter(q.device), *lengths, scale * LOG2_E, bend
+    return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

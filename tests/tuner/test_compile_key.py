@@ -20,6 +20,11 @@ from blocktune.tuner.resources import compile_key, options_of, source_of
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def zeros(device: Any) -> torch.Tensor:
+    """A counter that belongs to no CUDA stream."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -113,8 +118,9 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     kernel = KERNELS[name]
     if (reason := kernel.unsupported(shape, limits_for((9, 0)))) is not None:
         pytest.skip(reason)
-    # the Hopper kernels' counters belong to a CUDA stream
-    monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
+    monkeypatch.setattr(
+        flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device)
+    )
     monkeypatch.setattr(
         flash_decode_hopper,
         "scratch",
@@ -135,7 +141,9 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
 def test_compile_spec_with_features_is_the_hopper_launch_s(
     features: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flash_fwd_hopper, "_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
+    monkeypatch.setattr(
+        flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device)
+    )
     asked = Features.parse(features)
     shape = problem(batch=1, seqlen_k=77, head_dim=head_dim, head_dim_v=head_dim, features=asked)
     kernel = KERNELS["flash_fwd_hopper"]

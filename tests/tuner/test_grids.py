@@ -72,7 +72,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelConfig, Attenti
 
     monkeypatch.setattr(KernelInterface, "__getitem__", record)
     for module in (flash_fwd_fp8, flash_fwd_hopper):
-        monkeypatch.setattr(module, "_counter", lambda device: None)
+        monkeypatch.setattr(module, "tile_counter", lambda device: None)
     monkeypatch.setattr(flash_decode_hopper, "scratch", lambda device, counters, floats: (None, None))
 
     def blocks(config: KernelConfig, shape: AttentionShape) -> int:
