@@ -29,7 +29,7 @@ from blocktune.kernels.feature_arguments import (
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.features import Features
+from blocktune.kernels.features import Features, MaskKind
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_general_tiles import attend_general
 from blocktune.kernels.flash_kernel import IN_ORDER, contiguous_strides, heads_per_group
@@ -38,6 +38,9 @@ from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
+
+NARROW_COLUMNS = 64
+"""Of heads whose accumulators leave registers for the scores of a whole warpgroup's tile."""
 
 _DENSE = FlashForward()
 """Its tiles are the same, and so is what they take."""
@@ -146,6 +149,9 @@ class FlashForwardGeneral(AttentionKernel):
     )
     crowded: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((128, 32, 8, 3), *preferences[-2:])
     """With dropout where products are of `mma`, whose operands leave no registers for the words of 64 keys."""
+    narrow: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 64, 4, 3), *preferences)
+    boolean: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 32, 4, 3), *preferences)
+    """Heads up to 64 columns, and boolean masks, on an H200: 6 to 20 % less time than the first preference takes."""
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
@@ -160,9 +166,8 @@ class FlashForwardGeneral(AttentionKernel):
         return _DENSE.softmax_cost(_in_order(config))
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        names = tuple(self.parameters)
-        preferred = self.crowded if shape.features.dropout and limits.mma == "mma" else self.preferences
-        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in preferred]
+        names, blocks = tuple(self.parameters), self._preferred(shape, limits)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in blocks]
         room = limits.shared_per_block_optin_bytes
         feasible = (
             config
@@ -171,6 +176,16 @@ class FlashForwardGeneral(AttentionKernel):
             and self.shared_bytes(config, shape, limits) + feature_tile_bytes(config, shape) <= room
         )
         return next(feasible, candidates[-1])
+
+    def _preferred(self, shape: AttentionShape, limits: ComputeLimits) -> tuple[tuple[int, int, int, int], ...]:
+        """Blocks, warps and stages of defaults, the best first."""
+        if limits.mma == "mma" and shape.features.dropout:
+            return self.crowded
+        if limits.mma == "wgmma" and max(shape.head_dim, shape.head_dim_v) <= NARROW_COLUMNS:
+            return self.narrow
+        if limits.mma == "wgmma" and shape.features.mask is MaskKind.BOOLEAN:
+            return self.boolean
+        return self.preferences
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype)) | {"Lse": None}

@@ -45,6 +45,23 @@ def test_default_config_compiles(
     assert resources.shared_bytes <= limits.shared_per_block_optin_bytes
 
 
+@pytest.mark.parametrize(
+    ("features", "head_dim", "blocks"),
+    [
+        ("alibi", 64, (64, 64, 4, 3)),
+        ("dropout", 64, (64, 64, 4, 3)),
+        ("boolean", 128, (64, 32, 4, 3)),
+        ("additive", 128, (128, 64, 8, 3)),
+        ("dropout", 128, (128, 64, 8, 3)),
+    ],
+)
+def test_hopper_s_defaults_are_those_that_were_fast_there(
+    features: str, head_dim: int, blocks: tuple[int, ...]
+) -> None:
+    config = KERNEL.default_config(shape(features, head_dim), limits_for((9, 0)))
+    assert (config.block_m, config.block_n, config.num_warps, config.num_stages) == blocks
+
+
 @pytest.mark.parametrize("cc", known_ccs())
 def test_default_configs_are_feasible(cc: tuple[int, int]) -> None:
     limits = limits_for(cc)
