@@ -40,7 +40,7 @@ from blocktune.kernels.hopper_bwd_launch import PASS_ROWS, WARPS, BackwardLaunch
 from blocktune.kernels.hopper_bwd_passes import finish_kernel, finish_rows_kernel, prepare_kernel, prepare_rows_kernel
 from blocktune.kernels.hopper_bwd_tiles import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper_bwd_wide import flash_bwd_hopper_wide_kernel
-from blocktune.kernels.hopper_descriptors import is_describable
+from blocktune.kernels.hopper_descriptors import undescribable
 from blocktune.kernels.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
@@ -140,13 +140,7 @@ class FlashBackwardHopper(AttentionKernel):
         )
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        for name, tensor in (("query", q), ("key", k), ("value", v)):
-            if not is_describable(tensor):
-                return (
-                    f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
-                    f"{self.name}"
-                )
-        return super().layout_problem(q, k, v)
+        return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
 
     @cached_property
     def source_hash(self) -> str:

@@ -11,10 +11,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.device import ComputeLimits
 from blocktune.kernels.features import NO_FEATURES, UNLIMITED, MaskKind
 from blocktune.kernels.flash_decode_launch import (
-    MULTIPROCESSORS,
     PROGRAMS,
     DecodeLaunch,
     decode_launch,
@@ -25,6 +23,7 @@ from blocktune.kernels.flash_decode_launch import (
 from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.flash_kernel import contiguous_strides, padded_width
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize

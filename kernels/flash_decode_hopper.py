@@ -18,7 +18,7 @@ from blocktune.kernels.hopper_decode_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper_descriptors import is_describable
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch, TritonLaunch
-from blocktune.kernels.limits import ComputeLimits
+from blocktune.kernels.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import TensorArgument, specialize
@@ -36,8 +36,6 @@ MAX_WORDS = 184
 DEFAULT_WARPS = 8
 LONG_STREAM_BYTES = 1 << 28
 """Of keys and values; from here on `stream` made no difference or a loss of 4 % on an H200."""
-MULTIPROCESSORS = 132
-"""Of the GPU that the default's splits are to fill."""
 MAX_BATCH = 65535
 """Blocks of a grid's third dimension."""
 MAX_WORKSPACE = (1 << 31) - 1

@@ -13,13 +13,11 @@ from blocktune.kernels.flash_decode_tiles import flash_decode_kernel, merge_spli
 from blocktune.kernels.flash_kernel import LOG2_E, padded_width
 from blocktune.kernels.kernel import Launch
 from blocktune.kernels.launch import TritonLaunch, launcher_of
+from blocktune.kernels.limits import MULTIPROCESSORS
 from blocktune.kernels.shape import AttentionShape, Causal
 
 VALUES_PER_WARP = 512
 """Of the workspace, that the merge reads with one warp: 16 a thread."""
-
-MULTIPROCESSORS = 132
-"""Of a large GPU, which the default's splits are to fill."""
 
 PROGRAMS = 4 * MULTIPROCESSORS
 """How many programs the default's splits make of low tiles: a few for every multiprocessor."""

@@ -19,7 +19,7 @@ from blocktune.kernels.extras import NO_EXTRAS, Extras
 from blocktune.kernels.feature_arguments import broadcast_strides
 from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
-from blocktune.kernels.hopper_descriptors import describe, is_describable
+from blocktune.kernels.hopper_descriptors import describe, undescribable
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
 from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
@@ -175,13 +175,7 @@ class FlashForwardFp8(AttentionKernel):
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        for name, tensor in (("query", q), ("key", k)):
-            if not is_describable(tensor):
-                return (
-                    f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
-                    f"{self.name}"
-                )
-        problem = super().layout_problem(q, k, v)
+        problem = undescribable(self.name, query=q, key=k) or super().layout_problem(q, k, v)
         if problem is not None:
             return problem
         needed = (stride for stride, size in zip(v.stride()[:3], v.shape, strict=False) if size > 1)

@@ -18,12 +18,12 @@ from blocktune.kernels.extras import Extras
 from blocktune.kernels.feature_arguments import check_extras
 from blocktune.kernels.features import UNLIMITED, Features
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
-from blocktune.kernels.hopper_descriptors import describe, describe_packed, is_describable
+from blocktune.kernels.hopper_descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper_fwd_tiles import consumer, producer
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.launch import ExtrasLaunch, TritonLaunch
-from blocktune.kernels.limits import ComputeLimits
-from blocktune.kernels.persistent_blocks import SMS, multiprocessors, tile_counter
+from blocktune.kernels.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
@@ -226,13 +226,7 @@ class FlashForwardHopper(AttentionKernel):
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        for name, tensor in (("query", q), ("key", k), ("value", v)):
-            if not is_describable(tensor):
-                return (
-                    f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes, for "
-                    f"{self.name}"
-                )
-        return super().layout_problem(q, k, v)
+        return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
 
     @cached_property
     def source_hash(self) -> str:
@@ -282,7 +276,7 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
 def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
     """Rows of all tiles that the busiest multiprocessor takes."""
     tiles = -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads
-    return -(-tiles // SMS) * block_m
+    return -(-tiles // MULTIPROCESSORS) * block_m
 
 
 def panels_of(width: int) -> int:

@@ -24,6 +24,17 @@ def is_describable(tensor: Any) -> bool:
     )
 
 
+def undescribable(kernel: str, **tensors: Any) -> str | None:
+    """Why a kernel's copy engine cannot address one of the tensors, which have their names; or None."""
+    for name, tensor in tensors.items():
+        if not is_describable(tensor):
+            return (
+                f"rows of {name} must be contiguous, and {ALIGNMENT_BYTES} must divide its address and its strides in "
+                f"bytes, for {kernel}"
+            )
+    return None
+
+
 def describe(tensor: Any, block_rows: int, block_columns: int | None = None) -> Any:
     """The descriptor of a describable 8-bit or 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default
     of whole rows."""

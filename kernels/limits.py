@@ -20,6 +20,8 @@ WARP_SIZE = 32
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255  # the compiler's bound; the launch check lets 256 pass
 REGISTER_UNIT = 256  # registers are handed to a warp in units of this many
+MULTIPROCESSORS = 132
+"""Of a large GPU (H100, H200), which defaults are to fill: they know the compute capability and not the device."""
 
 MatrixUnit = Literal["none", "mma", "wgmma", "tcgen05"]
 

@@ -3,19 +3,18 @@
 import functools
 from typing import Any
 
-SMS = 132
-"""Multiprocessors where no GPU can be asked."""
+from blocktune.kernels.limits import MULTIPROCESSORS
 
 _counters: dict[tuple[int, int], Any] = {}
 
 
 @functools.cache
 def multiprocessors() -> int:
-    """Of the current GPU."""
+    """Of the current GPU; of a large one where none can be asked."""
     import torch
 
     if not torch.cuda.is_available():
-        return SMS
+        return MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 

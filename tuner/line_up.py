@@ -68,8 +68,10 @@ class LineUp:
     def _takes_part(self, entry: Entry) -> bool:
         """Whether this config is there under another name, whose check and times it then shares: timed again right
         behind itself it would find its code in the caches."""
+        if entry.config is None:
+            return False
         twin = next((other for other in self._entries if other.config == entry.config), None)
-        if entry.config is None or twin is None:
+        if twin is None:
             return False
         self._entries.append(replace(entry, problem=twin.problem))
         if twin.name in self._places:
