@@ -1,8 +1,6 @@
 """The Hopper backward: its rules, its launches, and its machine code compiled without a GPU."""
 
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,15 @@ from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.occupancy import occupancy
-from blocktune.tuner.resources import compile_resources, options_of, source_of
+from blocktune.tuner.resources import compile_resources
 from blocktune.tuner.space import SearchSpace
+
+from .machine_code import compiled_here, machine_code
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 MASKS = (Causal.NONE, Causal.UPPER_LEFT)
-compiled_here = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
-)
 
 
 def shape(head_dim: int = 64, seqlen: int = 2048, causal: Causal = Causal.NONE, **changes: Any) -> AttentionShape:
@@ -388,7 +385,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
     assert occupancy(resources, HOPPER).blocks_per_sm == 1
     assert resources.spill_bytes <= spills(head_dim, causal, group)
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
-    loops = step_loops(machine_code(best, problem, cache))
+    loops = step_loops(machine_code(KERNEL, best, problem, cache))
     assert len(loops) >= 2
     for loop in loops:
         assert sum(wait > 0 for wait in waits(loop)) >= 2  # products run while others are waited for
@@ -432,17 +429,3 @@ def step_loops(code: list[tuple[int, str]]) -> list[list[str]]:
 def waits(loop: list[str]) -> list[int]:
     """Of every wait for products: how many may still run."""
     return [int(found[1], 16) for text in loop if (found := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", text))]
-
-
-def machine_code(best: KernelConfig, problem: AttentionShape, cache: Path) -> list[tuple[int, str]]:
-    """(address, instruction) of all that `cuobjdump -sass` lists."""
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
-    spec = KERNEL.compile_spec(best, problem)
-    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
-    cubin = cache / "listed.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]

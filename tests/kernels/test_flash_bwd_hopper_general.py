@@ -20,8 +20,9 @@ from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.resources import compile_resources
 
 from .feature_cases import extras_of, packed, shape_of, tensors
+from .machine_code import compiled_here, machine_code
 from .test_flash_bwd_dense import Gradients, backward, check, run
-from .test_flash_bwd_hopper import compiled_here, machine_code, step_loops, waits
+from .test_flash_bwd_hopper import step_loops, waits
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
@@ -86,7 +87,7 @@ def test_machine_code(
         assert resources.spill_bytes <= spilled
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, shape, HOPPER) <= 1024
     assert resources.shared_bytes <= HOPPER.shared_per_block_optin_bytes
-    code = machine_code(best, shape, tmp_path)
+    code = machine_code(KERNEL, best, shape, tmp_path)
     if is_wide(shape):
         assert sum("HGMMA" in text for _, text in code) >= 5 * head_dim // 16
         return

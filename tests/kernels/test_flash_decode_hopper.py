@@ -4,16 +4,12 @@ What its source computes is tested in test_flash_decode_hopper_source.py.
 """
 
 import itertools
-import os
-import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import triton
 
 from blocktune.kernels import decode_scratch
 from blocktune.kernels.config import KernelConfig
@@ -21,17 +17,15 @@ from blocktune.kernels.features import Features
 from blocktune.kernels.flash_decode_hopper import FlashDecodeHopper
 from blocktune.kernels.limits import known_ccs, limits_for
 from blocktune.kernels.shape import AttentionShape, Causal
-from blocktune.tuner.resources import compile_resources, options_of, source_of
+from blocktune.tuner.resources import compile_resources
 from blocktune.tuner.space import configs_of
 
+from .machine_code import compiled_here, machine_code, mnemonic
 from .test_flash_decode import Case, assert_close, case_of, expected, paged
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecodeHopper()
 CACHED = Features(cached=True)
-compiled_here = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
-)
 
 
 def shape_of(features: Features | None = None, **changes: Any) -> AttentionShape:
@@ -115,19 +109,6 @@ def test_only_keys_and_values_need_aligned_rows() -> None:
 # ---- machine code
 
 
-def machine_code(config: KernelConfig, shape: AttentionShape, folder: Path) -> list[str]:
-    """The names of all instructions, predicates left out."""
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
-    spec = KERNEL.compile_spec(config, shape)
-    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
-    (folder / "listed.cubin").write_bytes(compiled.asm["cubin"])
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(folder / "listed.cubin")]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing)
-
-
 @compiled_here
 @pytest.mark.parametrize(
     ("shape", "config"),
@@ -150,7 +131,7 @@ def test_machine_code(
     assert resources.spill_bytes == resources.stack_bytes == 0
     assert resources.tensor_cores == "mma"
     assert resources.shared_bytes == KERNEL.shared_bytes(config, shape, HOPPER)
-    code = machine_code(config, shape, tmp_path)
+    code = [mnemonic(text) for _, text in machine_code(KERNEL, config, shape, tmp_path)]
     products = [place for place, name in enumerate(code) if name.startswith("HMMA")]
     exchanges = [place for place, name in enumerate(code) if name.startswith(("STS", "LDS", "BAR", "LDSM"))]
     assert min(exchanges) > max(products)

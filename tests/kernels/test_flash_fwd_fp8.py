@@ -3,9 +3,7 @@
 What its source computes is tested in test_flash_fwd_fp8_source.py, results in test_flash_fwd_fp8_gpu.py.
 """
 
-import os
 import re
-import subprocess
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -30,6 +28,7 @@ from blocktune.tuner.on_chip_kernels import budget_of
 from blocktune.tuner.resources import compile_resources, options_of, source_of
 from blocktune.tuner.space import SearchSpace
 
+from .machine_code import compiled_here, machine_code
 from .test_flash_fwd_hopper import main_loops, positions
 
 HOPPER = limits_for((9, 0))
@@ -167,10 +166,6 @@ def test_the_search_has_room() -> None:
 
 # ---- machine code
 
-compiled_here = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
-)
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -203,7 +198,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
     assert occupancy(resources, HOPPER).blocks_per_sm == 1
     assert resources.spill_bytes <= (spilled if TRITON < (3, 9) else spilled_later)
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
-    listing = machine_code(best, problem, cache)
+    listing = machine_code(KERNEL, best, problem, cache)
     types = {found for _, text in listing for found in re.findall(r"QGMMA\S*\.(E\dM\d\.E\dM\d)", text)}
     assert types == {"E4M3.E4M3"}
     loops = main_loops(listing)
@@ -229,20 +224,6 @@ def overlaps(loop: list[str], scores: int) -> None:
     assert counts["PRMT"] == 0
     assert not counts.keys() & {"LDS", "STS"}
     assert TRITON >= (3, 9) or not counts.keys() & {"LDL", "STL"}  # no spill inside the loop
-
-
-def machine_code(best: KernelConfig, problem: AttentionShape, cache: Path) -> list[tuple[int, str]]:
-    """(address, instruction) of all that `cuobjdump -sass` lists."""
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
-    spec = KERNEL.compile_spec(best, problem)
-    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
-    cubin = cache / "listed.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
 
 
 @compiled_here

@@ -3,9 +3,7 @@
 What its source computes is tested in test_flash_fwd_hopper_source.py, results in test_flash_fwd_hopper_gpu.py.
 """
 
-import os
 import re
-import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,10 @@ from blocktune.kernels.shape import AttentionShape, Causal
 from blocktune.tuner.estimate import usefulness
 from blocktune.tuner.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy import occupancy
-from blocktune.tuner.resources import compile_resources, options_of, source_of
+from blocktune.tuner.resources import compile_resources
 from blocktune.tuner.space import SearchSpace
+
+from .machine_code import compiled_here, machine_code, mnemonic
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardHopper()
@@ -337,10 +337,6 @@ def test_paper_config(head_dim: int) -> None:
 
 # ---- machine code
 
-compiled_here = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
-)
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -377,7 +373,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
     assert resources.spill_bytes <= spills(problem)
     assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
     products = 2 if problem.head_dim_v in (96, 192) else 1
-    loops = main_loops(machine_code(best, problem, cache), products)
+    loops = main_loops(machine_code(KERNEL, best, problem, cache), products)
     assert len(loops) == consumers
     for loop in loops:
         exponentials_between_the_waits(loop, 64 * best.block_n // 128, products)
@@ -432,22 +428,8 @@ def name_of(instruction: str) -> str:
     wait = re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)", instruction)
     if wait:
         return f"DEPBAR {int(wait[1], 16)}"
-    name = re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
+    name = mnemonic(instruction)
     return "HGMMA" if name.startswith("HGMMA") else name
-
-
-def machine_code(best: KernelConfig, problem: AttentionShape, cache: Path) -> list[tuple[int, str]]:
-    """(address, instruction) of all that `cuobjdump -sass` lists."""
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-
-    spec = KERNEL.compile_spec(best, problem)
-    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
-    cubin = cache / "listed.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
 
 
 def test_a_wait_that_moved_up_is_noticed() -> None:
