@@ -53,12 +53,19 @@ def from_register_order(x, S_L: gl.constexpr):
 
 
 @gluon.jit
+def anew(x):
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def product(a, b, slot, acc, FOLD: gl.constexpr):
     """a b^T over all panels, those of b in a slot, on top of `acc` if FOLD; not waited for."""
     PANELS: gl.constexpr = a.shape[0]
-    acc = warpgroup_mma(a.index(0), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
+    z = anew(0)
+    slot = slot + z
+    acc = warpgroup_mma(a.index(z), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
     for panel in gl.static_range(1, PANELS):
-        acc = warpgroup_mma(a.index(panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma(a.index(z+panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
     return acc
 
 
@@ -66,6 +73,7 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
 def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
     """Every panel of the gradients plus a times that panel of b in a slot; not waited for."""
     sums = ()
+    slot = slot + anew(0)
     for panel in gl.static_range(PANELS):
         sums = sums + (warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True),)  # noqa: RUF005
     return sums
@@ -129,8 +137,8 @@ def step_of_scores(
     mbarrier.wait(do_full.index(do_slot), do_phase)
     dv_t = accumulate(dv, p_low, do_smem, do_slot, PANELS)
     receive(exchanged, 1, parity, NAMED)
-    dq_t = issue_panel(ds_smem, k_smem.index(0), S_L)
-    next_t = issue_panel(ds_smem, k_smem.index(1), S_L)
+    dq_t = issue_panel(ds_smem, k_smem.index(anew(0)), S_L)
+    next_t = issue_panel(ds_smem, k_smem.index(anew(0)+1), S_L)
     place = row + m
     if PANELS == 4:
         v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
@@ -178,9 +186,9 @@ def step_of_gradients(
     send(exchanged, 1, NAMED)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
     place = row + m
-    dq_t = issue_panel(ds_smem, k_smem.index(2), S_L)
+    dq_t = issue_panel(ds_smem, k_smem.index(anew(0)+2), S_L)
     if PANELS == 4:
-        next_t = issue_panel(ds_smem, k_smem.index(3), S_L)
+        next_t = issue_panel(ds_smem, k_smem.index(anew(0)+3), S_L)
     mbarrier.wait(q_full.index(slot), phase)
     dk_t = accumulate(dk, ds_low, q_smem, slot, PANELS)
     dq = warpgroup_mma_wait(2 * PANELS - 3, deps=(dq_t,))
