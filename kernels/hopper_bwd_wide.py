@@ -34,7 +34,7 @@ from blocktune.kernels.hopper_bwd_bounds import (
     turn_of,
 )
 from blocktune.kernels.hopper_bwd_tiles import BOUNDS, SIZES, head_row, hear_tile, tell_tile
-from blocktune.kernels.hopper_bwd_wide_steps import step_of_gradients, step_of_scores
+from blocktune.kernels.hopper_bwd_wide_steps import give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -67,6 +67,7 @@ def wide_head(
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0."""
     BLOCK_M: gl.constexpr = args[3].shape[1]
+    PANELS: gl.constexpr = args[1].shape[0]
     BLOCK_N: gl.constexpr = args[1].shape[1]
     if W == 1:
         low = first + 0
@@ -88,6 +89,8 @@ def wide_head(
                 args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
                 W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
             )  # fmt: skip
+    if W == 0 or PANELS == 4:
+        give_panel(gradients[PANELS], args[0], args[9].index(W), row + end - BLOCK_M, 2 * W + 1, PANELS)
     if FORM & 32:
         n, seen, turns = order
         m = end - BLOCK_M
@@ -138,7 +141,7 @@ def wide_consumer(
         bounds = (above, below, len_k)
         order = (n, seen, turns)
         gradients = ()
-        for _ in gl.static_range(PANELS):
+        for _ in gl.static_range(PANELS + 1 if W == 0 or PANELS == 4 else PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
         mbarrier.wait(kv_full, kv_phase)
         kv_phase ^= 1

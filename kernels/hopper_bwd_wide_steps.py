@@ -97,6 +97,15 @@ def give_panel(dq, dq_desc, dq_smem, row, panel: gl.constexpr, PANELS: gl.conste
 
 
 @gluon.jit
+def give_held(
+    gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr
+):  # fmt: skip
+    """The panel that the block of queries before m, whose rows begin at `row`, has left."""
+    if m > first:
+        give_panel(gradients[PANELS], dq_desc, dq_smem, row - 64, panel, PANELS)
+
+
+@gluon.jit
 def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
     """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
     if FORM & 32:
@@ -109,7 +118,7 @@ def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constex
 
 @gluon.jit
 def step_of_scores(
-    args, dv, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
     MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
     NAMED: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
@@ -121,9 +130,12 @@ def step_of_scores(
     dtype: gl.constexpr = k_smem.dtype
     PANELS: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[1]
+    place = row + m
     mbarrier.wait(q_full.index(slot), phase)
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(k_smem, q_smem, slot, s_acc, FOLD_LSE)
+    if FORM & 16:  # no registers to keep it any longer
+        give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     if FORM & 16:
         s = bend(s, cap_in)
@@ -135,30 +147,32 @@ def step_of_scores(
     send(exchanged, 0, NAMED)
     mbarrier.arrive(q_empty.index(slot), count=1)
     mbarrier.wait(do_full.index(do_slot), do_phase)
-    dv_t = accumulate(dv, p_low, do_smem, do_slot, PANELS)
+    dv_t = accumulate(gradients, p_low, do_smem, do_slot, PANELS)
+    if not FORM & 16:
+        give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
     receive(exchanged, 1, parity, NAMED)
     dq_t = issue_panel(ds_smem, k_smem.index(anew(0)), S_L)
-    next_t = issue_panel(ds_smem, k_smem.index(anew(0)+1), S_L)
-    place = row + m
+    next_t = issue_panel(ds_smem, k_smem.index(anew(0) + 1), S_L)
     if PANELS == 4:
         v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
-        dv = (v0, v1, v2, v3)
     else:
         v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
-        dv = (v0, v1, v2)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
-    dq = warpgroup_mma_wait(0, deps=(next_t,))
-    give_panel(dq, dq_desc, dq_smem.index(0), place, 1, PANELS)
+    held = warpgroup_mma_wait(0, deps=(next_t,))
+    if PANELS == 4:
+        gradients = (v0, v1, v2, v3, held)
+    else:
+        gradients = (v0, v1, v2, held)
     slot, phase = advance(slot, phase, STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
-    return dv, slot, phase, do_slot, do_phase, parity ^ 1
+    return gradients, slot, phase, do_slot, do_phase, parity ^ 1
 
 
 @gluon.jit
 def step_of_gradients(
-    args, dk, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    args, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
     STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
     FORM: gl.constexpr,
 ):  # fmt: skip
@@ -171,9 +185,12 @@ def step_of_gradients(
     PANELS: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[1]
     ORDER_L: gl.constexpr = in_register_order(gl.zeros([64, 64], gl.float32, S_L)).type.layout
+    place = row + m
     mbarrier.wait(do_full.index(do_slot), do_phase)
     dp_acc = per_query(delta_smem.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(v_smem, do_smem, do_slot, dp_acc, FOLD_DELTA)
+    if PANELS == 4:
+        give_held(gradients, dq_desc, dq_smem.index(1), place, m, first, 3, PANELS)
     receive(exchanged, 0, parity, NAMED)
     p = from_register_order(p_smem.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
@@ -185,24 +202,21 @@ def step_of_gradients(
     ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
     send(exchanged, 1, NAMED)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
-    place = row + m
-    dq_t = issue_panel(ds_smem, k_smem.index(anew(0)+2), S_L)
+    dq_t = issue_panel(ds_smem, k_smem.index(anew(0) + 2), S_L)
     if PANELS == 4:
-        next_t = issue_panel(ds_smem, k_smem.index(anew(0)+3), S_L)
+        next_t = issue_panel(ds_smem, k_smem.index(anew(0) + 3), S_L)
     mbarrier.wait(q_full.index(slot), phase)
-    dk_t = accumulate(dk, ds_low, q_smem, slot, PANELS)
+    dk_t = accumulate(gradients, ds_low, q_smem, slot, PANELS)
     dq = warpgroup_mma_wait(2 * PANELS - 3, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
     if PANELS == 4:
-        dq = warpgroup_mma_wait(PANELS, deps=(next_t,))
-        give_panel(dq, dq_desc, dq_smem.index(1), place, 3, PANELS)
-        k0, k1, k2, k3 = warpgroup_mma_wait(0, deps=(dk_t[0], dk_t[1], dk_t[2], dk_t[3]))
-        dk = (k0, k1, k2, k3)
+        held, k0, k1, k2, k3 = warpgroup_mma_wait(0, deps=(next_t, dk_t[0], dk_t[1], dk_t[2], dk_t[3]))
+        gradients = (k0, k1, k2, k3, held)
     else:
         k0, k1, k2 = warpgroup_mma_wait(0, deps=(dk_t[0], dk_t[1], dk_t[2]))
-        dk = (k0, k1, k2)
+        gradients = (k0, k1, k2)
     mbarrier.arrive(q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
-    return dk, slot, phase, do_slot, do_phase, parity ^ 1
+    return gradients, slot, phase, do_slot, do_phase, parity ^ 1
