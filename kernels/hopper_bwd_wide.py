@@ -61,9 +61,11 @@ def wide_step(
 
 @gluon.jit
 def wide_head(
-    args, gradients, n0, row, first, low, high, end, bounds, order, slot, phase, do_slot, do_phase, parity,
+    args, gradients, kv_empty, last, n0, row, first, low, high, end, bounds, order,
+    slot, phase, do_slot, do_phase, parity,
     W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, FORM: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0."""
     BLOCK_M: gl.constexpr = args[3].shape[1]
@@ -89,6 +91,8 @@ def wide_head(
                 args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
                 W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
             )  # fmt: skip
+    if PERSISTENT:
+        mbarrier.arrive(kv_empty, count=1, pred=last)
     if W == 0 or PANELS == 4:
         give_panel(gradients[PANELS], args[0], args[9].index(W), row + end - BLOCK_M, 2 * W + 1, PANELS)
     if FORM & 32:
@@ -116,7 +120,7 @@ def wide_consumer(
     BLOCK_M: gl.constexpr = args[3].shape[1]
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
-    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L).index(0)  # it leaves where dQ does
+    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 0
@@ -148,11 +152,11 @@ def wide_consumer(
         for member in range(group_size):
             row = head_row(batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM)
             gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                args, gradients, n0, row, first, low, high, end, bounds, order, slot, phase, do_slot, do_phase, parity,
-                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                args, gradients, kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds, order,
+                slot, phase, do_slot, do_phase, parity,
+                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
             )  # fmt: skip
         if PERSISTENT:
-            mbarrier.arrive(kv_empty, count=1)
             tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
@@ -161,11 +165,13 @@ def wide_consumer(
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
-            tma.store_wait(0)
-            staging.store(gradient.to(dtype))
+            if panel != 1:
+                tma.store_wait(panel // 2)
+            half = staging.index(panel % 2)
+            half.store(gradient.to(dtype))
             fence_async_shared()
             copy_rows_out(
-                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, staging), FORM
+                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, half), FORM
             )  # fmt: skip
     tma.store_wait(0)
 
