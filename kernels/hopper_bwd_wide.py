@@ -10,6 +10,14 @@ P goes from 0 to 1 in float32 and in the order of the registers, which are the s
 layout to be changed. dS comes back as the operand of dQ. Heads are panels of 64 columns, three or four: operands,
 accumulators, copies and parts of dQ alike; a last panel that is not full ends with zeros.
 
+What makes it fast, and is easily lost when the code changes:
+
+1. No step loads a spilled register. Addresses of operands are computed in every step (`hidden_zero`).
+2. A warpgroup has memory for one panel of dQ on its way to the sums, and two panels in a step. The second one stays in
+   registers until the copy engine has read the first: 0 adds it beside its next dV, 1 beside its next dP.
+3. dO has one slot at 256 columns. Warpgroup 0 gives it back as soon as dV is complete, ahead of its wait for dS.
+4. K and V are given back ahead of the last panel of dQ, and dV and dK leave through two buffers in turns.
+
 Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
 writes P of step j + 1 behind its wait for dS of step j, which 1 sent behind its reading of P; 1 writes dS of step j + 1
 behind its wait for P of step j + 1, which 0 sent after its products with dS of step j were complete. Both wait in every

@@ -53,19 +53,24 @@ def from_register_order(x, S_L: gl.constexpr):
 
 
 @gluon.jit
-def anew(x):
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+def hidden_zero():
+    """0, as only the assembler knows, and anew in every step.
+
+    Addresses of operands that it is a part of stay in the step, a few instructions on the uniform datapath. Those that
+    LLVM knows to be the same in all steps, 44 numbers of 64 bits, it computes ahead of the loop, and they spill.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def product(a, b, slot, acc, FOLD: gl.constexpr):
     """a b^T over all panels, those of b in a slot, on top of `acc` if FOLD; not waited for."""
     PANELS: gl.constexpr = a.shape[0]
-    z = anew(0)
-    slot = slot + z
-    acc = warpgroup_mma(a.index(z), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
+    start = hidden_zero()
+    slot = slot + start
+    acc = warpgroup_mma(a.index(start), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
     for panel in gl.static_range(1, PANELS):
-        acc = warpgroup_mma(a.index(z+panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma(a.index(start + panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
     return acc
 
 
@@ -73,15 +78,16 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
 def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
     """Every panel of the gradients plus a times that panel of b in a slot; not waited for."""
     sums = ()
-    slot = slot + anew(0)
+    slot = slot + hidden_zero()
     for panel in gl.static_range(PANELS):
         sums = sums + (warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True),)  # noqa: RUF005
     return sums
 
 
 @gluon.jit
-def issue_panel(ds, k_panel, DQ_L: gl.constexpr):
+def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
     """dQ of one panel; not waited for."""
+    k_panel = k_smem.index(hidden_zero() + panel)
     zeros = gl.zeros([64, 64], gl.float32, DQ_L)
     return warpgroup_mma(ds.permute((1, 0)), k_panel, zeros, use_acc=False, is_async=True)
 
@@ -97,10 +103,8 @@ def give_panel(dq, dq_desc, dq_smem, row, panel: gl.constexpr, PANELS: gl.conste
 
 
 @gluon.jit
-def give_held(
-    gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr
-):  # fmt: skip
-    """The panel that the block of queries before m, whose rows begin at `row`, has left."""
+def give_held(gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr):
+    """Adds the panel that is left of the block of queries before m, whose place is `row`."""
     if m > first:
         give_panel(gradients[PANELS], dq_desc, dq_smem, row - 64, panel, PANELS)
 
@@ -122,7 +126,7 @@ def step_of_scores(
     MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
     NAMED: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 0: one block of queries from m on."""
+    """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and a panel of dQ for the next step."""
     (
         dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, _delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
         do_full, do_empty, exchanged, scale_log2, cap_in,
@@ -153,8 +157,8 @@ def step_of_scores(
     gradients = warpgroup_mma_wait(0, deps=dv_t)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
     receive(exchanged, 1, parity, NAMED)
-    dq_t = issue_panel(ds_smem, k_smem.index(anew(0)), S_L)
-    next_t = issue_panel(ds_smem, k_smem.index(anew(0) + 1), S_L)
+    dq_t = issue_panel(ds_smem, k_smem, 0, S_L)
+    next_t = issue_panel(ds_smem, k_smem, 1, S_L)
     dq = warpgroup_mma_wait(1, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
@@ -171,7 +175,10 @@ def step_of_gradients(
     STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
     FORM: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 1: one block of queries from m on. Masks are in P already."""
+    """Warpgroup 1: one block of queries from m on. Masks are in P already.
+
+    gradients: the panels of dK, and of four panels one of dQ for the next step.
+    """
     (
         dq_desc, k_smem, v_smem, q_smem, do_smem, _lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
         do_full, do_empty, exchanged, _scale_log2, _cap_in,
@@ -197,20 +204,17 @@ def step_of_gradients(
     ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
     send(exchanged, 1, NAMED)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
-    dq_t = issue_panel(ds_smem, k_smem.index(anew(0) + 2), S_L)
+    dq_t = issue_panel(ds_smem, k_smem, 2, S_L)
     if PANELS == 4:
-        next_t = issue_panel(ds_smem, k_smem.index(anew(0) + 3), S_L)
+        next_t = issue_panel(ds_smem, k_smem, 3, S_L)
     mbarrier.wait(q_full.index(slot), phase)
     dk_t = accumulate(gradients, ds_low, q_smem, slot, PANELS)
     dq = warpgroup_mma_wait(2 * PANELS - 3, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
     if PANELS == 4:
-        held, k0, k1, k2, k3 = warpgroup_mma_wait(0, deps=(next_t, dk_t[0], dk_t[1], dk_t[2], dk_t[3]))
-        gradients = (k0, k1, k2, k3, held)
-    else:
-        k0, k1, k2 = warpgroup_mma_wait(0, deps=(dk_t[0], dk_t[1], dk_t[2]))
-        gradients = (k0, k1, k2)
+        dk_t = dk_t + (next_t,)  # noqa: RUF005
+    gradients = warpgroup_mma_wait(0, deps=dk_t)
     mbarrier.arrive(q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
