@@ -27,6 +27,10 @@ from blocktune.kernels.hopper_tiles import advance
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # mypy: disable-error-code="assignment,var-annotated"
 
+# Triton 3.9, whose copies have this name, gives every product registers of its own for the operand. That is more than
+# there are for four products at once, and its ptxas would let no instruction run beside another one.
+COPIED = gl.constexpr(hasattr(tma, "async_load"))
+
 
 @gluon.jit
 def send(full, number: gl.constexpr, NAMED: gl.constexpr):
@@ -76,11 +80,14 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
 
 @gluon.jit
 def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
-    """Every panel of the gradients plus a times that panel of b in a slot; not waited for."""
+    """Every panel of the gradients plus a times that panel of b in a slot; not waited for, unless COPIED."""
     sums = ()
     slot = slot + hidden_zero()
     for panel in gl.static_range(PANELS):
-        sums = sums + (warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True),)  # noqa: RUF005
+        added = warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True)
+        if COPIED and PANELS == 4:
+            added = warpgroup_mma_wait(0, deps=(added,))
+        sums = sums + (added,)  # noqa: RUF005
     return sums
 
 
@@ -209,7 +216,7 @@ def step_of_gradients(
         next_t = issue_panel(ds_smem, k_smem, 3, S_L)
     mbarrier.wait(q_full.index(slot), phase)
     dk_t = accumulate(gradients, ds_low, q_smem, slot, PANELS)
-    dq = warpgroup_mma_wait(2 * PANELS - 3, deps=(dq_t,))
+    dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
     if PANELS == 4:
