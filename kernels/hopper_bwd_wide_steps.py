@@ -31,6 +31,9 @@ from blocktune.kernels.hopper_tiles import advance
 # there are for four products at once, and its ptxas would let no instruction run beside another one.
 COPIED = gl.constexpr(hasattr(tma, "async_load"))
 
+LATE = gl.constexpr(3)
+"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (hopper_bwd_wide.py)."""
+
 
 @gluon.jit
 def send(full, number: gl.constexpr, NAMED: gl.constexpr):
@@ -133,7 +136,7 @@ def step_of_scores(
     MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
     NAMED: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and a panel of dQ for the next step."""
+    """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
     (
         dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, _delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
         do_full, do_empty, exchanged, scale_log2, cap_in,
@@ -145,8 +148,6 @@ def step_of_scores(
     mbarrier.wait(q_full.index(slot), phase)
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(k_smem, q_smem, slot, s_acc, FOLD_LSE)
-    if FORM & 16:  # no registers to keep it any longer
-        give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     if FORM & 16:
         s = bend(s, cap_in)
@@ -159,7 +160,7 @@ def step_of_scores(
     mbarrier.arrive(q_empty.index(slot), count=1)
     mbarrier.wait(do_full.index(do_slot), do_phase)
     dv_t = accumulate(gradients, p_low, do_smem, do_slot, PANELS)
-    if not FORM & 16:
+    if PANELS == LATE:
         give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
     gradients = warpgroup_mma_wait(0, deps=dv_t)
     mbarrier.arrive(do_empty.index(do_slot), count=1)
@@ -169,8 +170,11 @@ def step_of_scores(
     dq = warpgroup_mma_wait(1, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
-    held = warpgroup_mma_wait(0, deps=(next_t,))
-    gradients = gradients + (held,)  # noqa: RUF005
+    dq = warpgroup_mma_wait(0, deps=(next_t,))
+    if PANELS == LATE:
+        gradients = gradients + (dq,)  # noqa: RUF005
+    else:
+        give_panel(dq, dq_desc, dq_smem.index(0), place, 1, PANELS)
     slot, phase = advance(slot, phase, STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
     return gradients, slot, phase, do_slot, do_phase, parity ^ 1
@@ -182,10 +186,7 @@ def step_of_gradients(
     STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
     FORM: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 1: one block of queries from m on. Masks are in P already.
-
-    gradients: the panels of dK, and of four panels one of dQ for the next step.
-    """
+    """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
     (
         dq_desc, k_smem, v_smem, q_smem, do_smem, _lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
         do_full, do_empty, exchanged, _scale_log2, _cap_in,
@@ -198,8 +199,6 @@ def step_of_gradients(
     mbarrier.wait(do_full.index(do_slot), do_phase)
     dp_acc = per_query(delta_smem.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(v_smem, do_smem, do_slot, dp_acc, FOLD_DELTA)
-    if PANELS == 4:
-        give_held(gradients, dq_desc, dq_smem.index(1), place, m, first, 3, PANELS)
     receive(exchanged, 0, parity, NAMED)
     p = from_register_order(p_smem.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
@@ -220,7 +219,8 @@ def step_of_gradients(
     take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
     if PANELS == 4:
-        dk_t = dk_t + (next_t,)  # noqa: RUF005
+        dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
+        give_panel(dq, dq_desc, dq_smem.index(1), place, 3, PANELS)
     gradients = warpgroup_mma_wait(0, deps=dk_t)
     mbarrier.arrive(q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, STAGES)
