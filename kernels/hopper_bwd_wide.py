@@ -18,9 +18,8 @@ What makes it fast, and is easily lost when the code changes:
    is added beside the next dV; with four every panel is added at once, and dK's products hide the wait of 1. On an H200
    with 8192 keys, late against at once, in TFLOP/s: three panels 514 against 392 full, 501 against 394 causal; four
    panels 474 against 507 and 462 against 494: there it takes 32 registers of a step that has none left. (What was
-   late had the two buffers of 4 as well.)
-3. dO has one slot at 256 columns. Warpgroup 0 gives it back as soon as dV is complete, ahead of its wait for dS.
-4. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
+   late had the two buffers of 3 as well.)
+3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
 
 Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
 writes P of step j + 1 behind its wait for dS of step j, which 1 sent behind its reading of P; 1 writes dS of step j + 1

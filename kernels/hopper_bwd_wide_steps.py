@@ -162,12 +162,16 @@ def step_of_scores(
     dv_t = accumulate(gradients, p_low, do_smem, do_slot, PANELS)
     if PANELS == LATE:
         give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
-    gradients = warpgroup_mma_wait(0, deps=dv_t)
-    mbarrier.arrive(do_empty.index(do_slot), count=1)
     receive(exchanged, 1, parity, NAMED)
     dq_t = issue_panel(ds_smem, k_smem, 0, S_L)
     next_t = issue_panel(ds_smem, k_smem, 1, S_L)
-    dq = warpgroup_mma_wait(1, deps=(dq_t,))
+    if PANELS == 4:
+        v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
+        gradients = (v0, v1, v2, v3)
+    else:
+        v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
+        gradients = (v0, v1, v2)
+    mbarrier.arrive(do_empty.index(do_slot), count=1)
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
     give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
