@@ -21,6 +21,7 @@ from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_descriptors import describe, undescribable
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
+from blocktune.kernels.hopper_fp8_steps import sums_are_shared
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
 from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
@@ -70,7 +71,8 @@ def flash_fwd_fp8_kernel(
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
-    o_smem = tiles(o_desc.dtype, CONSUMERS, 64, V_W, 1, O_L)
+    # a tile of the output, or 64 rows of float32 sums and then the output
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if sums_are_shared(CONSUMERS) else 64, V_W, 1, O_L)
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -133,7 +135,7 @@ class FlashForwardFp8(AttentionKernel):
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
         "num_warps": (4,),
-        "num_stages": (2, 3, 4),
+        "num_stages": (2, 3, 4, 5, 6),
         "split_release": (0, 1),
     }
 
@@ -152,7 +154,8 @@ class FlashForwardFp8(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        return config.block_m * (width + 2 * width_v) + config.num_stages * config.block_n * (width + width_v)
+        of_sum = 4 if sums_are_shared(config.block_m // ROWS) else 2
+        return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """The fastest of what was measured on an H200, without spills in a loop: three consumers have registers for

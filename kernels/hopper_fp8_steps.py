@@ -11,10 +11,12 @@ What differs from kernels/hopper_fwd_steps.py, whose functions are used wherever
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_fwd_steps import finished, hide, reference, rescaled, scores
-from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, row_max, thread_sum, times_rows
+from blocktune.kernels.hopper_bwd_steps import in_register_order
+from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_max, thread_sum
+from blocktune.kernels.hopper_fwd_steps import finished, hide, scores
+from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, rescale_asm, rescale_constraints
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -28,6 +30,12 @@ def stretch_of(block_n):
     it over.
     """
     return 512 // block_n
+
+
+@gluon.constexpr_function
+def sums_are_shared(consumers):
+    """Whether the float32 sums are in shared memory: more than two warpgroups have no registers for them."""
+    return consumers > 2
 
 
 @gluon.jit
@@ -65,11 +73,11 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 
 @gluon.jit
 def packed(p):
-    """Probabilities [64, BLOCK_N] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
+    """Probabilities [64, BLOCK_N / 8, 4, 2] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
     kernels/hopper_fp8_values.py. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
-    KEYS: gl.constexpr = p.shape[1]
-    first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, KEYS // 16, 2, 4, 2]), (0, 1, 3, 2, 4)))
+    HALF: gl.constexpr = p.shape[1] // 2
+    first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, HALF, 2, 4, 2]), (0, 1, 3, 2, 4)))
     a, c = gl.split(first)
     b, d = gl.split(second)
     return as_word(a, b, c, d)
@@ -115,58 +123,133 @@ def gather_constraints(count):
 
 
 @gluon.jit
-def gathered(whole, due, acc, begins, O_L: gl.constexpr):
-    """The sums [64, HEAD_DIM] of all stretches, with the accumulator of the last one where another begins.
+def rescaled(acc, factor, O_L: gl.constexpr):
+    """The accumulator [64, WIDTH] times the factors of its rows [64, 4]."""
+    PER_THREAD: gl.constexpr = acc.shape[1] // 2
+    ASM: gl.constexpr = rescale_asm(PER_THREAD)
+    CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
+    factors = across(factor, acc, O_L)
+    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)
 
-    due [64]: what the sums have to be multiplied with since then, none of it done yet.
+
+@gluon.jit
+def gathered(whole, due, acc, begins, O_L: gl.constexpr):
+    """The sums [64, WIDTH] of all stretches, with the accumulator of the last one where another begins.
+
+    due [64, 4]: what the sums have to be multiplied with since then, none of it done yet.
     """
     PER_THREAD: gl.constexpr = whole.shape[1] // 2
     ASM: gl.constexpr = gather_asm(PER_THREAD)
     CONSTRAINTS: gl.constexpr = gather_constraints(PER_THREAD)
-    factors = gl.convert_layout(gl.where(begins, due, -1.0), gl.SliceLayout(1, O_L))[:, None]
+    factors = across(gl.where(begins, due, -1.0), acc, O_L)
     return gl.inline_asm_elementwise(
         ASM, CONSTRAINTS, [whole, acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD
     )
 
 
 @gluon.jit
-def next_stretch(whole, due, acc, factor, begins, O_L: gl.constexpr):
-    """What stands before a second product: the accumulator of the stretch is rescaled, and added to the sums where
-    another stretch begins. Returns (whole, due, acc)."""
-    due = due * factor
-    acc = rescaled(acc, factor, 1, O_L, O_L)
-    whole = gathered(whole, due, acc[0], begins, O_L)
-    return whole, gl.where(begins, 1.0, due), acc
+def loaded_as(memory, x):
+    """What shared memory has for the registers of x."""
+    return memory.load(x.type.layout)
 
 
 @gluon.jit
-def exponents_base(maximum, ALIGNED: gl.constexpr):
-    """What is subtracted from a row's scaled scores."""
-    SHIFT: gl.constexpr = 4.0
-    return reference(maximum, ALIGNED) - SHIFT
+def put_aside(memory, due, acc, first, O_L: gl.constexpr):
+    """The accumulator of a stretch goes to the float32 sums of those before it in shared memory [WIDTH, 64], or in
+    their place if it is the first. Threads have their numbers side by side there and touch no others."""
+    x = in_register_order(acc)
+    if first:
+        tma.store_wait(0)  # the output of the tile before has been in the same memory
+    else:
+        x += loaded_as(memory, x) * in_register_order(across(due, acc, O_L))
+    memory.store(x)
+
+
+@gluon.jit
+def brought_back(memory, due, acc, O_L: gl.constexpr):
+    """The sums of all stretches, of which the last one is in an accumulator."""
+    x = in_register_order(acc)
+    x += loaded_as(memory, x) * in_register_order(across(due, acc, O_L))
+    return gl.convert_layout(out_of_register_order(x), O_L)
+
+
+@gluon.jit
+def out_of_register_order(x):
+    """The way back of `in_register_order`."""
+    HALF: gl.constexpr = x.shape[0]
+    x = gl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])
+    return gl.reshape(gl.permute(x, (1, 4, 2, 0, 3, 5)), [64, HALF])
+
+
+@gluon.jit
+def softmax(qk, base, sums, scale):
+    """(probabilities as `packed` makes them, factor of older sums, base of the exponents, sums of probabilities)."""
+    s = by_thread(qk)
+    base, factor = raised(base, thread_max(s), scale)
+    p = gl.exp2(s * scale - beside(base, s))
+    return packed(p), factor, base, sums * factor + thread_sum(p)
+
+
+@gluon.jit
+def no_stretches(WIDTH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
+    """The float32 sums of a tile that begins, as far as they are in registers."""
+    if SHARED:
+        return ()
+    else:
+        return (gl.zeros([64, WIDTH], gl.float32, O_L),)
+
+
+@gluon.jit
+def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
+    """What stands before the scores beside the product of block `number`: with sums in shared memory the accumulator
+    of the stretch that ends is put aside, while there are registers for it."""
+    if SHARED:
+        if (number > 0) & (number % STRETCH == 0):
+            put_aside(kept, due, acc[0], number == STRETCH, O_L)
+
+
+@gluon.jit
+def begin_stretch(whole, due, acc, factor, begins, SHARED: gl.constexpr, O_L: gl.constexpr):
+    """What stands before a second product: sums in registers take over the accumulator where a stretch begins, and the
+    accumulator is rescaled. Returns (whole, due, acc)."""
+    if not SHARED:
+        whole = (gathered(whole[0], due, acc[0], begins, O_L),)
+    return whole, gl.where(begins, 1.0, due) * factor, (rescaled(acc[0], factor, O_L),)
+
+
+@gluon.jit
+def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
+    """[64, WIDTH] of a tile whose last block was `number`, from the accumulator of the last stretch."""
+    if not SHARED:
+        return whole[0] * across(due, acc, O_L) + acc
+    else:
+        if number >= STRETCH:
+            acc = brought_back(kept, due, acc, O_L)
+        return acc
 
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, begins, mask, scale, no_acc,
-    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
-    S_L: gl.constexpr, O_L: gl.constexpr,
+    memory, q_place, state, slot, phase, previous, column, number, mask, scale, no_acc,
+    ALIGNED: gl.constexpr, STAGES: gl.constexpr, STRETCH: gl.constexpr, SHARED: gl.constexpr,
+    RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    begins: whether a stretch of keys begins with the block before, whose product is the first one of an accumulator.
-    state: sums of all stretches and the factor that they are due, the accumulator of this one, probabilities as
-    `packed` made them, factor of the accumulator, running maximum and sums of the block before.
+    number: of the block before among those of a tile; every STRETCH a product is the first one of an accumulator.
+    state: sums of all stretches, if they are in registers, and the factor that they are due, the accumulator of this
+    stretch, probabilities as `packed` made them, factor of the accumulator, running maximum, base and sums of the block
+    before.
     """
-    q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
-    whole, due, acc, p, factor, maximum, sums = state
-    TAU: gl.constexpr = 4.0
+    q_smem, k_smem, v_smem, full, k_empty, v_empty, kept = memory
+    whole, due, acc, p, factor, base, sums = state
     dtype: gl.constexpr = q_smem[0].dtype
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    begins = number % STRETCH == 0
+    end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
     qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
     # beside the scores: rescale the accumulator, give the previous slot back
-    whole, due, acc = next_stretch(whole, due, acc, pin(factor), begins, O_L)
+    whole, due, acc = begin_stretch(whole, due, acc, pin(factor), begins, SHARED, O_L)
     if SPLIT_RELEASE:
         mbarrier.arrive(v_empty.index(previous), count=1)
     else:
@@ -180,15 +263,10 @@ def step(
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
-    new = gl.where(new - maximum > TAU, new, maximum)
-    p = gl.exp2(qk * scale - exponents_base(new, ALIGNED)[:, None])
-    factor = gl.exp2(maximum - reference(new, ALIGNED))
-    sums = times_rows(sums, factor) + thread_sum(p)
-    p = packed(p)
+    p, factor, base, sums = softmax(qk, base, sums, scale)
     previous = slot + 0
     slot, phase = advance(slot, phase, STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(full.index(slot), phase)
     acc = finished(acc_t, 1)
-    return (whole, due, acc, moved(p), factor, new, sums), slot, phase, previous
+    return (whole, due, acc, moved(p), factor, base, sums), slot, phase, previous

@@ -9,16 +9,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper_fp8_rows import across, by_thread, thread_sum
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
     as_operand,
-    exponents_base,
+    begin_stretch,
+    end_stretch,
     load_values,
-    next_stretch,
-    packed,
+    no_stretches,
     scale_of,
+    softmax,
     step,
     stretch_of,
+    sum_of_stretches,
+    sums_are_shared,
 )
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
@@ -33,7 +37,7 @@ from blocktune.kernels.hopper_fwd_steps import (
     store_rows,
 )
 from blocktune.kernels.hopper_fwd_tiles import divided, load_first_keys, publish, receive
-from blocktune.kernels.hopper_tiles import advance, locate, row_max, thread_sum
+from blocktune.kernels.hopper_tiles import advance, locate, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -111,6 +115,7 @@ def consumer(
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
+    NOTHING_SEEN: gl.constexpr = -1e30  # below all scores, and finite: -inf minus -inf would be NaN
     WIDTH: gl.constexpr = v_smem.shape[1]
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
@@ -118,9 +123,14 @@ def consumer(
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     STRETCH: gl.constexpr = stretch_of(BLOCK_N)
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = q_smem[0].dtype
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
+    out = reinterpret(o_smem[0].index(C), o_desc.dtype, [ROWS, WIDTH], o_smem[0].layout)
+    kept = out
+    if SHARED:
+        kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty, kept
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -155,16 +165,12 @@ def consumer(
             mbarrier.arrive(k_empty.index(previous), count=1)
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
-        maximum = row_max(qk, ROW_S) * scale
-        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
-        sums = thread_sum(p)
-        p = packed(p)
+        nothing = thread_sum(by_thread(no_acc))
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
-        whole = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
-        due = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(full.index(slot), phase)
-        state = whole, due, acc, p, factor, maximum, sums
+        state = whole, nothing + 1.0, acc, p, nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -174,14 +180,16 @@ def consumer(
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask, scale,
-                no_acc, ALIGNED, STAGES, RIGHT, SPLIT_RELEASE, S_L, O_L,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
+                ALIGNED, STAGES, STRETCH, SHARED, RIGHT, SPLIT_RELEASE, S_L, O_L,
             )  # fmt: skip
-        whole, due, acc, p, factor, maximum, sums = state
+        whole, due, acc, p, factor, base, sums = state
 
         # last step: the second product alone
-        begins = (own_last - first) % STRETCH == 0
-        whole, due, acc = next_stretch(whole, due, acc, factor, begins, O_L)
+        number = own_last - first
+        begins = number % STRETCH == 0
+        end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+        whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
         acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
         if SPLIT_RELEASE:
             mbarrier.arrive(v_empty.index(previous), count=1)
@@ -192,17 +200,17 @@ def consumer(
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
-        whole = whole * gl.convert_layout(due, gl.SliceLayout(1, O_L))[:, None] + acc[0]
         release(k_empty, v_empty, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
+            total_acc = sum_of_stretches(kept, whole, due, acc[0], number, STRETCH, SHARED, O_L)
             tma.store_wait(0)
-            o_smem[0].index(C).store(divided(whole * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            out.store(divided(total_acc * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()
             store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
             if lse is not None:
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
                 start = batch_head.to(gl.int64) * seqlen_q
-                shifted = exponents_base(maximum, True)
-                gl.store(lse + start + rows, (shifted + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
+                own_base = gl.convert_layout(gl.max(base, 1), ROW_S)
+                gl.store(lse + start + rows, (own_base + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
     tma.store_wait(0)
