@@ -158,15 +158,16 @@ class FlashForwardFp8(AttentionKernel):
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """The fastest of what was measured on an H200, without spills in a loop: three consumers have registers for
-        sums of 64 columns, and keys of 256 columns leave room for three slots."""
+        """Three consumers where there is shared memory for their sums and are queries for their rows. With values of
+        128 columns they have registers for the scores of 64 keys alone, and slots are half as large and more."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        three = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
+        three = width != WIDTHS[-1] and shape.seqlen_q > 2 * ROWS
+        half = three and width_v == WIDTHS[1]
         values = {
             "block_m": 3 * ROWS if three else 2 * ROWS,
-            "block_n": 128,
+            "block_n": 64 if half else 128,
             "num_warps": WARPS,
-            "num_stages": 3 if width == WIDTHS[-1] else 4,
+            "num_stages": 6 if half else 3 if width == WIDTHS[-1] else 4,
             "split_release": 0,
         }
         return KernelConfig.of(self.name, values)

@@ -123,7 +123,7 @@ def gather_constraints(count):
 
 
 @gluon.jit
-def rescaled(acc, factor, O_L: gl.constexpr):
+def times_factor(acc, factor, O_L: gl.constexpr):
     """The accumulator [64, WIDTH] times the factors of its rows [64, 4]."""
     PER_THREAD: gl.constexpr = acc.shape[1] // 2
     ASM: gl.constexpr = rescale_asm(PER_THREAD)
@@ -214,7 +214,7 @@ def begin_stretch(whole, due, acc, factor, begins, SHARED: gl.constexpr, O_L: gl
     accumulator is rescaled. Returns (whole, due, acc)."""
     if not SHARED:
         whole = (gathered(whole[0], due, acc[0], begins, O_L),)
-    return whole, gl.where(begins, 1.0, due) * factor, (rescaled(acc[0], factor, O_L),)
+    return whole, gl.where(begins, 1.0, due) * factor, (times_factor(acc[0], factor, O_L),)
 
 
 @gluon.jit

@@ -101,7 +101,8 @@ class Memory:
     def panels(self) -> torch.Tensor:
         *_, rows, columns = self.shape
         assert all(size == 1 for size in self.shape[:-2])
-        width = min(self.layout.swizzle_byte_width // self.dtype.itemsize or columns, columns)
+        swizzle = getattr(self.layout, "swizzle_byte_width", 0)
+        width = min(swizzle // self.dtype.itemsize or columns, columns)
         return self.data[: rows * columns].view(columns // width, rows, width)
 
     def load(self, _: Any = None) -> Any:
@@ -116,13 +117,14 @@ class Memory:
             self.data[0] = value
             return
         panels = self.panels()
-        panels.copy_(value.view(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
+        panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
 def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
-    assert dtype is memory.dtype
-    assert _count(shape) <= _count(memory.shape), "the new tile is larger than the memory"
-    return Memory(memory.data, shape, layout)
+    wanted = torch.float32 if dtype is real.float32 else dtype
+    size = _count(memory.shape) * memory.dtype.itemsize
+    assert _count(shape) * wanted.itemsize <= size, "the new tile is larger than the memory"
+    return Memory(memory.data[: _count(memory.shape)].view(wanted), shape, layout)
 
 
 class Transposed:
@@ -337,6 +339,8 @@ GL = types.SimpleNamespace(
     max=lambda x, axis: torch.amax(x, axis),
     sum=lambda x, axis: torch.sum(x, axis),
     reshape=torch.reshape,
+    expand_dims=torch.unsqueeze,
+    broadcast=torch.broadcast_tensors,
     permute=torch.permute,
     split=lambda x: x.unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
@@ -368,18 +372,24 @@ def as_word(*numbers: torch.Tensor) -> torch.Tensor:
     return parts[0] | parts[1] << 8 | parts[2] << 16 | parts[3] << 24
 
 
-def gathered(whole: torch.Tensor, due: torch.Tensor, acc: torch.Tensor, begins: bool, layout: Any) -> torch.Tensor:
+def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
+    """Numbers of rows, one for each of four threads, beside an accumulator."""
     del layout
-    return whole * due[:, None] + acc if begins else whole
+    threads = torch.arange(acc.shape[1]) % 8 // 2
+    return rows[:, threads]
 
 
-def exponentials(scores: torch.Tensor, scale: float, base: torch.Tensor, poly: int) -> torch.Tensor:
-    """The polynomial, if there is one, everywhere."""
-    if not poly:
-        return torch.exp2(scores * scale - base[:, None])
-    y = ((scores * scale - base[:, None] + 120 - 1.5863) / 128).clamp(0, 1)
-    exponent = (y * 128).floor()
-    return ((y * 128 - exponent + 1) ** 2 + 2) * torch.exp2(exponent - 120)
+def gathered(whole: torch.Tensor, due: torch.Tensor, acc: torch.Tensor, begins: bool, layout: Any) -> torch.Tensor:
+    return whole * across(due, acc, layout) + acc if begins else whole
+
+
+def raised(base: torch.Tensor, found: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bases and factors of rows, four times the same: 4 below a maximum that may grow by 4."""
+    assert (base == base[:, :1]).all()
+    highest = found.amax(1, keepdim=True) * scale
+    above = highest - base
+    factor = torch.where(above > 8, torch.exp2(4 - above), torch.ones(base.shape))
+    return torch.where(above > 8, highest - 4, base), factor
 
 
 STAND_INS: dict[str, Any] = {
@@ -399,8 +409,12 @@ STAND_INS: dict[str, Any] = {
     "as_word": as_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "moved": lambda words: words,
+    "across": across,
     "gathered": gathered,
-    "exponentials": exponentials,
+    "raised": raised,
+    "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
+    "as_rows": lambda rows, numbers: rows,
+    "loaded_as": lambda memory, x: memory.load(),
 }
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 
