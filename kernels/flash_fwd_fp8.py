@@ -51,7 +51,7 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
     kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
@@ -76,8 +76,6 @@ def flash_fwd_fp8_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
@@ -86,43 +84,41 @@ def flash_fwd_fp8_kernel(
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2):
         mbarrier.init(tile_full.index(i), count=1)
         mbarrier.init(tile_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     # run-time arguments only: a constexpr put into a tuple becomes a tensor
     rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem,
         tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
         scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     )  # fmt: skip
     copies = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full,
         tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     )  # fmt: skip
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED)),
+            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED)),
+            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED)),
+            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED)),
+            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
@@ -136,7 +132,6 @@ class FlashForwardFp8(AttentionKernel):
         "block_n": (64, 128),
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
-        "split_release": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -168,7 +163,6 @@ class FlashForwardFp8(AttentionKernel):
             "block_n": 64 if half else 128,
             "num_warps": WARPS,
             "num_stages": 6 if half else 3 if width == WIDTHS[-1] else 4,
-            "split_release": 0,
         }
         return KernelConfig.of(self.name, values)
 
@@ -240,7 +234,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     keys, and one block is masked alone if the diagonal meets the edge of one."""
     heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
     values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
-    consumers, own = config.block_m // ROWS, config.parameters
+    consumers = config.block_m // ROWS
     inside = causal and right <= shape.seqlen_k - shape.seqlen_q
     return dict(zip(SIZES, values, strict=True)) | {
         "BLOCK_N": config.block_n,
@@ -249,7 +243,6 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RAGGED": shape.seqlen_k % config.block_n != 0 and not inside,
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
-        "SPLIT_RELEASE": bool(own["split_release"]),
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

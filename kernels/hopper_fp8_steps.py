@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from blocktune.kernels.hopper_bwd_steps import in_register_order
 from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_max, thread_sum
+from blocktune.kernels.hopper_fp8_slots import give_back, meet
 from blocktune.kernels.hopper_fwd_steps import finished, hide, scores
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, rescale_asm, rescale_constraints
 
@@ -232,7 +233,7 @@ def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARE
 def step(
     memory, q_place, state, slot, phase, previous, column, number, mask, scale, no_acc,
     ALIGNED: gl.constexpr, STAGES: gl.constexpr, STRETCH: gl.constexpr, SHARED: gl.constexpr,
-    RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+    CONSUMERS: gl.constexpr, RIGHT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
@@ -241,7 +242,7 @@ def step(
     stretch, probabilities as `packed` made them, factor of the accumulator, running maximum, base and sums of the block
     before.
     """
-    q_smem, k_smem, v_smem, full, k_empty, v_empty, kept = memory
+    q_smem, k_smem, v_smem, full, kept = memory
     whole, due, acc, p, factor, base, sums = state
     dtype: gl.constexpr = q_smem[0].dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
@@ -250,14 +251,10 @@ def step(
     qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
     # beside the scores: rescale the accumulator, give the previous slot back
     whole, due, acc = begin_stretch(whole, due, acc, pin(factor), begins, SHARED, O_L)
-    if SPLIT_RELEASE:
-        mbarrier.arrive(v_empty.index(previous), count=1)
-    else:
-        mbarrier.arrive(k_empty.index(previous), count=1)
+    give_back(previous, CONSUMERS)
     acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
+    meet()
     qk = warpgroup_mma_wait(1, deps=(qk_t,))
-    if SPLIT_RELEASE:
-        mbarrier.arrive(k_empty.index(slot), count=1)
     # softmax, while the second product runs: beside it probabilities are converted as well
     if RIGHT and not ALIGNED:
         last, first, highest = mask

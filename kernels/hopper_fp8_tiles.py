@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper_fp8_rows import across, by_thread, thread_sum
+from blocktune.kernels.hopper_fp8_slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
     as_operand,
@@ -26,31 +27,26 @@ from blocktune.kernels.hopper_fp8_steps import (
 )
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
-    hand_back,
     hide,
     key_range,
     load_rows,
     no_sums,
-    release,
     row_bounds,
     scores,
     store_rows,
 )
-from blocktune.kernels.hopper_fwd_tiles import divided, load_first_keys, publish, receive
+from blocktune.kernels.hopper_fwd_tiles import divided, publish, receive
 from blocktune.kernels.hopper_tiles import advance, locate, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
-def producer(
-    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr,
-):  # fmt: skip
+def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty, counter,
+        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
@@ -58,7 +54,6 @@ def producer(
     V_BYTES: gl.constexpr = v_desc.block_type.nbytes
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
-    phase = 1
     q_phase = 1
     tile_slot = 0
     tile_phase = 1
@@ -74,27 +69,26 @@ def producer(
             mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
             load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
             if c == 0:  # right behind the first Q
-                keys = k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k
-                load_first_keys(keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, 1, False)
+                await_slot(slot, CONSUMERS)
+                mbarrier.expect(full.index(slot), K_BYTES)
+                load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
         q_phase ^= 1
-        slot, phase = advance(slot, phase, STAGES)
+        slot = following(slot, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
         tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)
+            await_slot(slot, CONSUMERS)
             mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
             load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
-            if SPLIT_RELEASE:
-                mbarrier.wait(v_empty.index(slot), phase)
             load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
-        if SPLIT_RELEASE:
-            mbarrier.wait(v_empty.index(slot), phase)
+            slot = following(slot, STAGES)
+        await_slot(slot, CONSUMERS)  # the last step: V alone
         mbarrier.expect(full.index(slot), V_BYTES)
         load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
-        slot, phase = advance(slot, phase, STAGES)
+        slot = following(slot, STAGES)
+    for place in gl.static_range(STAGES):  # no named barrier is left half full
+        await_slot(place, CONSUMERS)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -105,12 +99,12 @@ def producer(
 @gluon.jit
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
     (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem,
-        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem, tile_full,
+        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
         scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
@@ -130,7 +124,7 @@ def consumer(
     kept = out
     if SHARED:
         kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty, kept
+    memory = q_smem, k_smem, v_smem, full, kept
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -138,6 +132,8 @@ def consumer(
     q_phase = 0
     tile_slot = 0
     tile_phase = 0
+    for place in gl.static_range(STAGES):  # empty from the beginning
+        give_back(place, CONSUMERS)
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
@@ -151,7 +147,7 @@ def consumer(
         first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+            slot, phase = hand_back(last - own_last, full, slot, phase, STAGES, CONSUMERS)
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)
@@ -161,8 +157,6 @@ def consumer(
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
-        if SPLIT_RELEASE:
-            mbarrier.arrive(k_empty.index(previous), count=1)
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         nothing = thread_sum(by_thread(no_acc))
@@ -181,7 +175,7 @@ def consumer(
         for i in range(own_last - first):
             state, slot, phase, previous = step(
                 memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
-                ALIGNED, STAGES, STRETCH, SHARED, RIGHT, SPLIT_RELEASE, S_L, O_L,
+                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, base, sums = state
 
@@ -191,16 +185,13 @@ def consumer(
         end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
         whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
         acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
-        if SPLIT_RELEASE:
-            mbarrier.arrive(v_empty.index(previous), count=1)
-        else:
-            mbarrier.arrive(k_empty.index(previous), count=1)
+        give_back(previous, CONSUMERS)
         mbarrier.arrive(q_empty.index(C), count=1)
         q_phase ^= 1
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
-        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        give_back(slot, CONSUMERS)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
             total_acc = sum_of_stretches(kept, whole, due, acc[0], number, STRETCH, SHARED, O_L)

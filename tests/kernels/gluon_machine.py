@@ -12,6 +12,7 @@ as threads, and the words of the language as these stand-ins:
   layouts, fences and everything else that the compiler does are not modelled.
 """
 
+import collections
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,26 @@ class Barrier:
         with self.changed:
             if not self.changed.wait_for(lambda: self.phase != parity, PATIENCE):
                 raise TimeoutError("a barrier was never completed: the kernel would hang")
+
+
+class Slots:
+    """The named barriers that tell which slots are empty; every consumer gives a slot back before it is taken."""
+
+    def __init__(self) -> None:
+        self.given: collections.Counter[int] = collections.Counter()
+        self.changed = threading.Condition()
+
+    def give_back(self, slot: int, consumers: int) -> None:
+        with self.changed:
+            assert self.given[slot] < consumers, "a slot is given back more often than it is taken"
+            self.given[slot] += 1
+            self.changed.notify_all()
+
+    def take(self, slot: int, consumers: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.given[slot] == consumers, PATIENCE):
+                raise TimeoutError("a slot was never given back: the kernel would hang")
+            self.given[slot] = 0
 
 
 class Memory:
@@ -282,10 +303,11 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
     assert len(partitions) == len(warps) + 1 == len(registers) + 1
-    place, failures = (GRID.program, GRID.programs), []
+    place, failures, slots = (GRID.program, GRID.programs), [], Slots()
 
     def run(function: Any, arguments: Any) -> None:
         GRID.program, GRID.programs = place
+        GRID.slots = slots
         try:
             function(*arguments)
             assert not MACHINE.products, "a product was never waited for"
@@ -300,6 +322,7 @@ def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers
         thread.join()
     if failures:
         raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
+    assert not any(slots.given.values()), "a named barrier is left half full"
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -409,6 +432,9 @@ STAND_INS: dict[str, Any] = {
     "as_word": as_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "moved": lambda words: words,
+    "meet": lambda: None,
+    "give_back": lambda slot, consumers: GRID.slots.give_back(int(slot), consumers),
+    "await_slot": lambda slot, consumers: GRID.slots.take(int(slot), consumers),
     "across": across,
     "gathered": gathered,
     "raised": raised,

@@ -116,18 +116,17 @@ def test_every_head_dimension(head_dim: int, head_dim_v: int, causal: Causal) ->
         check(shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal), "bshd")
 
 
-@pytest.mark.parametrize("split_release", [0, 1])
 @pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
-def test_every_block(block_m: int, block_n: int, split_release: int) -> None:
+def test_every_block(block_m: int, block_n: int) -> None:
     problems = [
         shape_of(1000, 1000, causal=Causal.UPPER_LEFT),
         shape_of(130, 420, causal=Causal.LOWER_RIGHT),
         shape_of(900, 900),
         shape_of(64, 64),
     ]
-    for stages in (2, 3, 4):
+    for stages in (2, 3, 4, 6):
         names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": stages}
-        config = KernelConfig.of(KERNEL.name, names | {"split_release": split_release})
+        config = KernelConfig.of(KERNEL.name, names)
         for problem in problems:
             check(problem, config=config)
 
