@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from blocktune.kernels.hopper_bwd_steps import in_register_order
 from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_max, thread_sum
 from blocktune.kernels.hopper_fp8_slots import give_back, meet
-from blocktune.kernels.hopper_fwd_steps import finished, hide, scores
+from blocktune.kernels.hopper_fwd_steps import finished, hide
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, rescale_asm, rescale_constraints
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -100,6 +100,22 @@ def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
     second = gl.join((words >> 8).to(gl.uint8), (words >> 24).to(gl.uint8))
     numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
     return as_numbers(gl.convert_layout(numbers, P_L), dtype)
+
+
+@gluon.jit
+def queries(memory, IN_REGISTERS: gl.constexpr, S_L: gl.constexpr):
+    """The queries of a warpgroup as an operand. In registers they leave shared memory to others, which the scores of
+    64 keys would read through all the time that they take."""
+    if IN_REGISTERS:
+        return memory.load(gl.DotOperandLayout(0, S_L, 4))
+    else:
+        return memory
+
+
+@gluon.jit
+def scores(q, k_smem, slot, zeros):
+    """Issues Q K^T [64, BLOCK_N]."""
+    return warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -207,6 +223,8 @@ def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.conste
     if SHARED:
         if (number > 0) & (number % STRETCH == 0):
             put_aside(kept, due, acc[0], number == STRETCH, O_L)
+            acc = (gl.zeros([64, acc[0].shape[1]], gl.float32, O_L),)
+    return acc
 
 
 @gluon.jit
@@ -231,7 +249,7 @@ def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARE
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, number, mask, scale, no_acc,
+    memory, q, state, slot, phase, previous, column, number, mask, scale, no_acc,
     ALIGNED: gl.constexpr, STAGES: gl.constexpr, STRETCH: gl.constexpr, SHARED: gl.constexpr,
     CONSUMERS: gl.constexpr, RIGHT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
@@ -242,13 +260,13 @@ def step(
     stretch, probabilities as `packed` made them, factor of the accumulator, running maximum, base and sums of the block
     before.
     """
-    q_smem, k_smem, v_smem, full, kept = memory
+    k_smem, v_smem, full, kept = memory
     whole, due, acc, p, factor, base, sums = state
-    dtype: gl.constexpr = q_smem[0].dtype
+    dtype: gl.constexpr = v_smem.dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     begins = number % STRETCH == 0
-    end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
-    qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, 1)
+    acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+    qk_t = scores(q, k_smem, slot, no_acc)
     # beside the scores: rescale the accumulator, give the previous slot back
     whole, due, acc = begin_stretch(whole, due, acc, pin(factor), begins, SHARED, O_L)
     give_back(previous, CONSUMERS)

@@ -18,7 +18,9 @@ from blocktune.kernels.hopper_fp8_steps import (
     end_stretch,
     load_values,
     no_stretches,
+    queries,
     scale_of,
+    scores,
     softmax,
     step,
     stretch_of,
@@ -32,7 +34,6 @@ from blocktune.kernels.hopper_fwd_steps import (
     load_rows,
     no_sums,
     row_bounds,
-    scores,
     store_rows,
 )
 from blocktune.kernels.hopper_fwd_tiles import divided, publish, receive
@@ -99,7 +100,7 @@ def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.co
 @gluon.jit
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
     (
@@ -124,7 +125,7 @@ def consumer(
     kept = out
     if SHARED:
         kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    memory = q_smem, k_smem, v_smem, full, kept
+    memory = k_smem[0], v_smem, full, kept
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -151,8 +152,12 @@ def consumer(
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)
+        q_phase ^= 1
+        q = queries(q_smem[0].index(C), Q_REGISTERS, S_L)
+        if Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
         mbarrier.wait(full.index(slot), phase)
-        qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+        qk_t = scores(q, k_smem[0], slot, no_acc)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -174,7 +179,7 @@ def consumer(
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
+                memory, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
                 ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, base, sums = state
@@ -182,12 +187,12 @@ def consumer(
         # last step: the second product alone
         number = own_last - first
         begins = number % STRETCH == 0
-        end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+        acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
         whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
         acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
         give_back(previous, CONSUMERS)
-        mbarrier.arrive(q_empty.index(C), count=1)
-        q_phase ^= 1
+        if not Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
