@@ -131,7 +131,7 @@ class Memory:
             number = I32(self.data[0])
             return types.SimpleNamespace(item=lambda: number)
         *_, rows, columns = self.shape
-        return self.panels().permute(1, 0, 2).reshape(rows, columns)
+        return self.panels().permute(1, 0, 2).reshape(rows, columns).clone()
 
     def store(self, value: torch.Tensor) -> None:
         if self.shape == [1]:
