@@ -221,7 +221,8 @@ def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.conste
     """What stands before the scores beside the product of block `number`: with sums in shared memory the accumulator
     of the stretch that ends is put aside, while there are registers for it."""
     if SHARED:
-        if (number > 0) & (number % STRETCH == 0):
+        ends = (number > 0) & (number % STRETCH == 0)
+        if ends:
             put_aside(kept, due, acc[0], number == STRETCH, O_L)
             acc = (gl.zeros([64, acc[0].shape[1]], gl.float32, O_L),)
     return acc

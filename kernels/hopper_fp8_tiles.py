@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper_fp8_rows import across, by_thread, thread_sum
+from blocktune.kernels.hopper_fp8_rows import by_thread, thread_sum
 from blocktune.kernels.hopper_fp8_slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
@@ -46,8 +46,8 @@ from blocktune.kernels.hopper_tiles import advance, locate, reinterpret
 def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty, counter,
-        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty,
+        counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
