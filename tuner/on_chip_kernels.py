@@ -87,9 +87,7 @@ def _hopper_fp8(config: KernelConfig, shape: AttentionShape, limits: ComputeLimi
         _shared("Q", m, width, short),
         _shared("K", n, width, short, config.num_stages),
         _shared("V", width_v, n, short, config.num_stages),
-        _shared(
-            "sums, then O" if aside else "O on its way out", m, width_v, FLOAT32_BYTES if sums else shape.out_bytes
-        ),
+        _shared("O on its way out", m, width_v, FLOAT32_BYTES if sums else shape.out_bytes),
         *_softmax(m, n, width_v, short),
     )
     return OnChip(tiles=tiles, loading_bytes=0, num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS))
