@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper_bwd_steps import in_register_order
-from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_max, thread_sum
+from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_sum
 from blocktune.kernels.hopper_fp8_slots import give_back, meet
 from blocktune.kernels.hopper_fwd_steps import finished, hide
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, rescale_asm, rescale_constraints
@@ -55,16 +55,20 @@ def load_values(desc, batch, head, key, barrier, memory, place):
 
 
 @gluon.jit
-def as_word(a, b, c, d):
-    """Four float32 as e4m3 in a register, a in its lowest byte. Values of Triton's 8-bit type that are carried through
-    a loop are taken apart and put together in every round: 176 instructions of 641."""
-    ASM: gl.constexpr = """{
-.reg .b16 low, high;
-cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
-mov.b32 $0, {low, high};
-}"""
-    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [a, b, c, d], dtype=gl.uint32, is_pure=True, pack=1)
+def half_word(c, d):
+    """Two float32 as e4m3, c in the lower byte."""
+    ASM: gl.constexpr = "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ASM, "=h,f,f", [c, d], dtype=gl.uint16, is_pure=True, pack=1)
+
+
+@gluon.jit
+def whole_word(a, b, high):
+    """Four e4m3 in a register, a in its lowest byte, and what `half_word` gave in its upper half. Nothing moves it up:
+    ptxas lets no other instruction than a wgmma write registers that a wgmma in flight reads, nor any that will be read
+    in their place in the next round, or it waits for each wgmma (C7513). Values of Triton's 8-bit type that are carried
+    through a loop are taken apart and put together in every round: 176 instructions of 641."""
+    ASM: gl.constexpr = "{ .reg .b16 low; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; mov.b32 $0, {low, $3}; }"
+    return gl.inline_asm_elementwise(ASM, "=r,f,f,h", [a, b, high], dtype=gl.uint32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -73,22 +77,22 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 
 
 @gluon.jit
-def packed(p):
-    """Probabilities [64, BLOCK_N / 8, 4, 2] as e4m3, four in a register: [64, BLOCK_N / 16, 4], keys in the order of
-    kernels/hopper_fp8_values.py. No value leaves its thread."""
+def half_packed(p):
+    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper_fp8_values.py two as they are
+    and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     HALF: gl.constexpr = p.shape[1] // 2
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, HALF, 2, 4, 2]), (0, 1, 3, 2, 4)))
     a, c = gl.split(first)
     b, d = gl.split(second)
-    return as_word(a, b, c, d)
+    return a, b, half_word(c, d)
 
 
 @gluon.jit
-def moved(words):
-    """The same words in other registers. ptxas lets no other instruction than a wgmma write registers that a wgmma in
-    flight reads, nor any that will be read in their place in the next round, or it waits for each wgmma (C7513)."""
-    return gl.inline_asm_elementwise("xor.b32 $0, $1, 0;", "=r,r", [words], dtype=words.dtype, is_pure=False, pack=1)
+def packed(p):
+    """What `half_packed` left, four in a register [64, BLOCK_N / 16, 4], once no product reads such registers."""
+    a, b, high = p
+    return whole_word(a, b, high)
 
 
 @gluon.jit
@@ -125,18 +129,39 @@ def add_values(p, v_smem, slot, acc, begins):
 
 
 @gluon.constexpr_function
-def gather_asm(count):
-    """Assembly for `count` registers of float32 sums: times their row's factor, plus an accumulator; skipped by a warp
-    whose factors are negative. Operands: sums, the same again, accumulators, factors."""
-    head = ["{", ".reg .pred p;", f"setp.ge.f32 p, ${3 * count}, 0f00000000;"]
-    head += ["vote.sync.any.pred p, p, 0xffffffff;", "@!p bra SKIP;"]
-    body = (f"fma.rn.f32 ${i}, ${i}, ${3 * count + i}, ${2 * count + i};" for i in range(count))
-    return "\n".join([*head, *body, "SKIP:", "}"])
+def turn_asm(count):
+    """Assembly for `count` registers each of an accumulator and of float32 sums: where a stretch begins, the sums are
+    multiplied with what they are due and take the accumulator over, and this is multiplied with its row's factor; all
+    of it is skipped, in one jump, by a warp that has nothing to do. Registers alternate two of row r and two of row
+    r + 8. Operands: both as results and as arguments, what the sums are due, factors, and whether a stretch begins."""
+    due, factor, begins = (place * count for place in (4, 5, 6))
+    head = ["{", ".reg .pred p, q;", f"setp.ne.s32 q, ${begins}, 0;", f"setp.neu.or.f32 p, ${factor}, 0f3F800000, q;"]
+    head += [f"setp.neu.or.f32 p, ${factor + 2}, 0f3F800000, p;", "vote.sync.any.pred p, p, 0xffffffff;"]
+    head += ["@!p bra SKIP;", "@!q bra RESCALE;"]
+    gather = [f"fma.rn.f32 ${count + i}, ${count + i}, ${due + i}, ${i};" for i in range(count)]
+    rescale = [f"mul.f32 ${i}, ${i}, ${factor + i};" for i in range(count)]
+    return "\n".join([*head, *gather, "RESCALE:", *rescale, "SKIP:", "}"])
 
 
 @gluon.constexpr_function
-def gather_constraints(count):
-    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * 2 * count)
+def turn_constraints(count):
+    return ",".join(["=f"] * 2 * count + [str(i) for i in range(2 * count)] + ["f"] * 2 * count + ["r"] * count)
+
+
+@gluon.jit
+def turned(acc, whole, due, factor, begins, O_L: gl.constexpr):
+    """(accumulator, sums of all stretches) [64, WIDTH] before another product. due, factor: [64, 4]."""
+    PER_THREAD: gl.constexpr = acc.shape[1] // 2
+    ASM: gl.constexpr = turn_asm(PER_THREAD)
+    CONSTRAINTS: gl.constexpr = turn_constraints(PER_THREAD)
+    return gl.inline_asm_elementwise(
+        ASM,
+        CONSTRAINTS,
+        [acc, whole, across(due, acc, O_L), across(factor, acc, O_L), begins.to(gl.int32)],
+        dtype=(gl.float32, gl.float32),
+        is_pure=False,
+        pack=PER_THREAD,
+    )
 
 
 @gluon.jit
@@ -147,21 +172,6 @@ def times_factor(acc, factor, O_L: gl.constexpr):
     CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
     factors = across(factor, acc, O_L)
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)
-
-
-@gluon.jit
-def gathered(whole, due, acc, begins, O_L: gl.constexpr):
-    """The sums [64, WIDTH] of all stretches, with the accumulator of the last one where another begins.
-
-    due [64, 4]: what the sums have to be multiplied with since then, none of it done yet.
-    """
-    PER_THREAD: gl.constexpr = whole.shape[1] // 2
-    ASM: gl.constexpr = gather_asm(PER_THREAD)
-    CONSTRAINTS: gl.constexpr = gather_constraints(PER_THREAD)
-    factors = across(gl.where(begins, due, -1.0), acc, O_L)
-    return gl.inline_asm_elementwise(
-        ASM, CONSTRAINTS, [whole, acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD
-    )
 
 
 @gluon.jit
@@ -200,11 +210,11 @@ def out_of_register_order(x):
 
 @gluon.jit
 def softmax(qk, base, sums, scale):
-    """(probabilities as `packed` makes them, factor of older sums, base of the exponents, sums of probabilities)."""
+    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
     s = by_thread(qk)
-    base, factor = raised(base, thread_max(s), scale)
+    base, factor = raised(base, s, scale)
     p = gl.exp2(s * scale - beside(base, s))
-    return packed(p), factor, base, sums * factor + thread_sum(p)
+    return half_packed(p), factor, base, sums * factor + thread_sum(p)
 
 
 @gluon.jit
@@ -232,9 +242,12 @@ def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.conste
 def begin_stretch(whole, due, acc, factor, begins, SHARED: gl.constexpr, O_L: gl.constexpr):
     """What stands before a second product: sums in registers take over the accumulator where a stretch begins, and the
     accumulator is rescaled. Returns (whole, due, acc)."""
-    if not SHARED:
-        whole = (gathered(whole[0], due, acc[0], begins, O_L),)
-    return whole, gl.where(begins, 1.0, due) * factor, (times_factor(acc[0], factor, O_L),)
+    if SHARED:
+        rescaled = times_factor(acc[0], factor, O_L)
+    else:
+        rescaled, sums = turned(acc[0], whole[0], due, factor, begins, O_L)
+        whole = (sums,)
+    return whole, gl.where(begins, 1.0, due) * factor, (rescaled,)
 
 
 @gluon.jit
@@ -285,4 +298,4 @@ def step(
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(full.index(slot), phase)
     acc = finished(acc_t, 1)
-    return (whole, due, acc, moved(p), factor, base, sums), slot, phase, previous
+    return (whole, due, acc, packed(p), factor, base, sums), slot, phase, previous

@@ -18,6 +18,7 @@ from blocktune.kernels.hopper_fp8_steps import (
     end_stretch,
     load_values,
     no_stretches,
+    packed,
     queries,
     scale_of,
     scores,
@@ -169,7 +170,7 @@ def consumer(
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(full.index(slot), phase)
-        state = whole, nothing + 1.0, acc, p, nothing + 1.0, base, sums
+        state = whole, nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:

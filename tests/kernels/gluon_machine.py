@@ -389,10 +389,14 @@ MBARRIER = types.SimpleNamespace(
 )
 
 
-def as_word(*numbers: torch.Tensor) -> torch.Tensor:
-    """Four e4m3 a word, the first in its lowest byte."""
-    parts = [number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers]
-    return parts[0] | parts[1] << 8 | parts[2] << 16 | parts[3] << 24
+def half_word(*numbers: torch.Tensor) -> torch.Tensor:
+    """Two e4m3, the first in the lower byte."""
+    low, high = (number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers)
+    return low | high << 8
+
+
+def whole_word(a: torch.Tensor, b: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return half_word(a, b) | high << 16
 
 
 def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -402,14 +406,17 @@ def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
     return rows[:, threads]
 
 
-def gathered(whole: torch.Tensor, due: torch.Tensor, acc: torch.Tensor, begins: bool, layout: Any) -> torch.Tensor:
-    return whole * across(due, acc, layout) + acc if begins else whole
+def turned(
+    acc: torch.Tensor, whole: torch.Tensor, due: torch.Tensor, factor: torch.Tensor, begins: bool, layout: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sums = whole * across(due, acc, layout) + acc if begins else whole
+    return acc * across(factor, acc, layout), sums
 
 
-def raised(base: torch.Tensor, found: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Bases and factors of rows, four times the same: 4 below a maximum that may grow by 4."""
     assert (base == base[:, :1]).all()
-    highest = found.amax(1, keepdim=True) * scale
+    highest = scores.amax((1, 2, 3))[:, None].expand(base.shape) * scale
     above = highest - base
     factor = torch.where(above > 8, torch.exp2(4 - above), torch.ones(base.shape))
     return torch.where(above > 8, highest - 4, base), factor
@@ -429,14 +436,14 @@ STAND_INS: dict[str, Any] = {
     "rescale": lambda acc, factor, layout: acc * factor[:, None],
     "times_rows": lambda sums, factor: sums * factor[:, None],
     "reciprocal": lambda x: 1.0 / x,
-    "as_word": as_word,
+    "half_word": half_word,
+    "whole_word": whole_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
-    "moved": lambda words: words,
     "meet": lambda: None,
     "give_back": lambda slot, consumers: GRID.slots.give_back(int(slot), consumers),
     "await_slot": lambda slot, consumers: GRID.slots.take(int(slot), consumers),
     "across": across,
-    "gathered": gathered,
+    "turned": turned,
     "raised": raised,
     "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
     "as_rows": lambda rows, numbers: rows,
