@@ -116,11 +116,10 @@ def test_masks(problem: AttentionShape, constants: tuple[bool, bool, bool]) -> N
 
 
 def test_tiles_of_the_default_config() -> None:
-    """Three consumers where there is shared memory for their sums and are queries for their rows."""
-    problems = shape(64), shape(64, seqlen_q=128), shape(64, head_dim_v=128), shape(128, head_dim_v=64), shape(128)
-    best = [KERNEL.default_config(problem, HOPPER) for problem in (*problems, shape(256, head_dim_v=64))]
-    assert [found.block_m for found in best] == [192, 128, 192, 192, 192, 128]
-    assert [found.block_n for found in best] == [128, 128, 64, 128, 64, 128]
+    """Three consumers where heads are narrow and no rows end early."""
+    causal, narrow = {"causal": Causal.UPPER_LEFT}, {"head_dim_v": 64}
+    problems = shape(64), shape(64, **causal), shape(64, seqlen_q=128), shape(64, head_dim_v=128), shape(128, **narrow)
+    assert [KERNEL.default_config(problem, HOPPER).block_m for problem in problems] == [192, 128, 128, 128, 128]
 
 
 def test_tensors_that_it_takes() -> None:
@@ -179,8 +178,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 COMPILED = [  # and the bytes spilled by Triton 3.6 and 3.9
     (shape(64), 0, 64),
-    (shape(128), 0, 64),
-    (shape(128, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT), 16, 256),
+    (shape(128, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT), 72, 832),
     (shape(256, causal=Causal.UPPER_LEFT, head_dim_v=128), 0, 64),
 ]
 
@@ -224,8 +222,11 @@ def overlaps(loop: list[str], scores: int, width: int, shared: bool) -> None:
     assert max(exponentials) < product_wait
     assert counts["SHFL"] == 4
     assert counts["F2FP"] == scores // 2
+    assert counts["VIMNMX3"] + counts["VIMNMX"] == scores // 2  # three at a time
     assert counts["PRMT"] == 0
-    assert counts["LDL"] + counts["STL"] <= (0 if TRITON < (3, 9) else 16)  # no spill inside the loop
+    late = [name for name in loop[product_wait:] if name.startswith("F2FP")]
+    assert TRITON >= (3, 9) or len(late) == scores // 4  # half of the conversions
+    assert counts["LDL"] + counts["STL"] <= (0 if TRITON < (3, 9) else 96)  # no spill inside the loop
     # sums in shared memory: 16 bytes of a thread at once, and beside them the step has one barrier
     assert counts["LDS"] == counts["STS"] == (width // 8 if shared else 0)
     assert counts["BAR"] == (4 if shared else 2)  # one of them an arrival
