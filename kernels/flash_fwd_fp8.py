@@ -156,8 +156,8 @@ class FlashForwardFp8(AttentionKernel):
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """The fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave registers and
-        shared memory for more than two consumers; with a causal mask they have smaller blocks to skip."""
+        """The fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave registers
+        for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
         masked = many and shape.causal is not Causal.NONE

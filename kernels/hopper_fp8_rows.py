@@ -148,8 +148,8 @@ def exponentials_asm():
 
 @gluon.jit
 def exponentials(s, scale, base, POLY: gl.constexpr):
-    """2^(s * scale - base) of scores [64, N / 8, 4, 2]; base: [64, 4]. With POLY a quarter are polynomials, in issue slots
-    that are free beside the special-function unit; -inf gives 2^-118 there, nothing beside a sum of 1."""
+    """2^(s * scale - base) of scores [64, N / 8, 4, 2]; base: [64, 4]. With POLY a quarter are polynomials, in issue
+    slots that are free beside the special-function unit; -inf gives 2^-118 there, nothing beside a sum of 1."""
     if not POLY:
         return gl.exp2(s * scale - beside(base, s))
     else:
