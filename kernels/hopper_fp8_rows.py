@@ -110,8 +110,10 @@ def raised(base, s, scale):
     the maximum may have grown by TAU before it is raised again. So most warps only compare: they exchange no numbers,
     and no exponential waits for an exchange.
     """
+    SHIFT: gl.constexpr = 4
+    TAU: gl.constexpr = 4
     COUNT: gl.constexpr = s.shape[1] * 4
-    ASM: gl.constexpr = raise_asm(COUNT, 4, 4)
+    ASM: gl.constexpr = raise_asm(COUNT, SHIFT, TAU)
     CONSTRAINTS: gl.constexpr = raise_constraints(COUNT)
     base, factor = gl.inline_asm_elementwise(
         ASM, CONSTRAINTS, [beside(base, s), s, scale], dtype=(gl.float32, gl.float32), is_pure=False, pack=COUNT
