@@ -51,7 +51,7 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, POLY: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
@@ -102,23 +102,23 @@ def flash_fwd_fp8_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
             (producer, (copies, BLOCK_N, STAGES, 2, RIGHT)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
             (producer, (copies, BLOCK_N, STAGES, 3, RIGHT)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS, POLY)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
             (producer, (copies, BLOCK_N, STAGES, 4, RIGHT)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
@@ -134,7 +134,6 @@ class FlashForwardFp8(AttentionKernel):
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
         "q_registers": (0, 1),
-        "poly": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -167,7 +166,6 @@ class FlashForwardFp8(AttentionKernel):
             "num_warps": WARPS,
             "num_stages": 6 if masked else 3 if width == WIDTHS[-1] else 4,
             "q_registers": int(width == WIDTHS[1] or (many and not masked)),
-            "poly": 0,
         }
         return KernelConfig.of(self.name, values)
 
@@ -249,7 +247,6 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
-        "POLY": bool(config.parameters["poly"]),
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

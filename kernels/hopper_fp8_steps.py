@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper_bwd_steps import in_register_order
-from blocktune.kernels.hopper_fp8_rows import across, by_thread, exponentials, raised, thread_sum
+from blocktune.kernels.hopper_fp8_rows import across, beside, by_thread, raised, thread_sum
 from blocktune.kernels.hopper_fp8_slots import give_back, meet
 from blocktune.kernels.hopper_fwd_steps import finished, hide
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, pin, rescale_asm, rescale_constraints
@@ -209,11 +209,11 @@ def out_of_register_order(x):
 
 
 @gluon.jit
-def softmax(qk, base, sums, scale, POLY: gl.constexpr):
+def softmax(qk, base, sums, scale):
     """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
     s = by_thread(qk)
     base, factor = raised(base, s, scale)
-    p = exponentials(s, scale, base, POLY)
+    p = gl.exp2(s * scale - beside(base, s))
     return half_packed(p), factor, base, sums * factor + thread_sum(p)
 
 
@@ -265,7 +265,7 @@ def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARE
 def step(
     memory, q, state, slot, phase, previous, column, number, mask, scale, no_acc,
     ALIGNED: gl.constexpr, STAGES: gl.constexpr, STRETCH: gl.constexpr, SHARED: gl.constexpr,
-    CONSUMERS: gl.constexpr, RIGHT: gl.constexpr, POLY: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+    CONSUMERS: gl.constexpr, RIGHT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
@@ -292,7 +292,7 @@ def step(
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, factor, base, sums = softmax(qk, base, sums, scale, POLY)
+    p, factor, base, sums = softmax(qk, base, sums, scale)
     previous = slot + 0
     slot, phase = advance(slot, phase, STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax

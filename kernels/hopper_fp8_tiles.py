@@ -101,7 +101,7 @@ def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.co
 @gluon.jit
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, POLY: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
     (
@@ -166,7 +166,7 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         nothing = thread_sum(by_thread(no_acc))
-        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, POLY)
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(full.index(slot), phase)
@@ -181,7 +181,7 @@ def consumer(
         for i in range(own_last - first):
             state, slot, phase, previous = step(
                 memory, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
-                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, POLY, S_L, O_L,
+                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, base, sums = state
 

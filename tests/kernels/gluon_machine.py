@@ -422,16 +422,6 @@ def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torc
     return torch.where(above > 8, highest - 4, base), factor
 
 
-def exponentials(scores: torch.Tensor, scale: float, base: torch.Tensor, poly: bool) -> torch.Tensor:
-    """The polynomial, if there is one, everywhere."""
-    exponent = scores * scale - base[:, None, :, None]
-    if not poly:
-        return torch.exp2(exponent)
-    y = ((exponent + 120 - 1.5863) / 128).clamp(0, 1)
-    whole = (y * 128).floor()
-    return ((y * 128 - whole + 1) ** 2 + 2) * torch.exp2(whole - 120)
-
-
 STAND_INS: dict[str, Any] = {
     "gl": GL,
     "mbarrier": MBARRIER,
@@ -455,7 +445,6 @@ STAND_INS: dict[str, Any] = {
     "across": across,
     "turned": turned,
     "raised": raised,
-    "exponentials": exponentials,
     "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
     "as_rows": lambda rows, numbers: rows,
     "loaded_as": lambda memory, x: memory.load(),

@@ -154,10 +154,6 @@ def test_scales_of_every_head() -> None:
     check(problem, Extras(scale_v=torch.rand(2, 2)))
 
 
-def test_polynomials() -> None:
-    check(shape_of(200, 700, 128, causal=Causal.LOWER_RIGHT), lse_tolerance=3e-3, poly=1)
-
-
 def test_rising_scores_are_rescaled() -> None:
     """Keys far from the end weigh more: the running maximum is raised block by block, beyond what may be put off."""
     problem, factor = shape_of(200, 1000, 64), 64.0
