@@ -121,13 +121,15 @@ class FlashBackwardHopper(AttentionKernel):
         return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """At head_dim 64 and 128 what was best on an H200 over lengths of 2048 and 8192, causal and full; others start
-        from that, wider heads with as many stages as fit."""
-        stages, fold_lse, named = (2, 1, 3) if width_of(shape) == 128 else (3, 0, 3)
+        """At head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full; others
+        start from that, wider heads with as many stages as fit."""
+        stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
-            stages, fold_lse, named = (2, 0, 1) if width_of(shape) == 256 else (3, 0, 1)
-        fold_lse = 0 if shape.features.softcap else fold_lse
-        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, 1, named, 1)
+            stages = 2 if width_of(shape) == 256 else 3
+            fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
+        if shape.features.softcap:
+            fold_lse, fold_delta = 0, 1
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:

@@ -21,6 +21,7 @@ from blocktune.kernels.flash_fwd_hopper import REGISTERS, ROWS, WARPS, tiles
 from blocktune.kernels.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.hopper_descriptors import describe, undescribable
 from blocktune.kernels.hopper_fp8_launch import TurnedLaunch
+from blocktune.kernels.hopper_fp8_steps import sums_are_shared
 from blocktune.kernels.hopper_fp8_tiles import consumer, producer
 from blocktune.kernels.hopper_fp8_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.kernel import AttentionKernel, CompileSpec, SoftmaxCost
@@ -50,7 +51,8 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
     kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
@@ -70,12 +72,11 @@ def flash_fwd_fp8_kernel(
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
-    o_smem = tiles(o_desc.dtype, CONSUMERS, 64, V_W, 1, O_L)
+    # a tile of the output, or 64 rows of float32 sums and then the output
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if sums_are_shared(CONSUMERS) else 64, V_W, 1, O_L)
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
@@ -84,43 +85,41 @@ def flash_fwd_fp8_kernel(
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2):
         mbarrier.init(tile_full.index(i), count=1)
         mbarrier.init(tile_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     # run-time arguments only: a constexpr put into a tuple becomes a tensor
     rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem,
         tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
         scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     )  # fmt: skip
     copies = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full,
         tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     )  # fmt: skip
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE)),
-            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT, SPLIT_RELEASE)),
+            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
@@ -133,8 +132,8 @@ class FlashForwardFp8(AttentionKernel):
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
         "num_warps": (4,),
-        "num_stages": (2, 3, 4),
-        "split_release": (0, 1),
+        "num_stages": (2, 3, 4, 5, 6),
+        "q_registers": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -152,19 +151,21 @@ class FlashForwardFp8(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        return config.block_m * (width + 2 * width_v) + config.num_stages * config.block_n * (width + width_v)
+        of_sum = 4 if sums_are_shared(config.block_m // ROWS) else 2
+        return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """The fastest of what was measured on an H200, without spills in a loop: three consumers have registers for
-        sums of 64 columns, and keys of 256 columns leave room for three slots."""
+        """The fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave registers
+        for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        three = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
+        many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
+        masked = many and shape.causal is not Causal.NONE
         values = {
-            "block_m": 3 * ROWS if three else 2 * ROWS,
-            "block_n": 128,
+            "block_m": 4 * ROWS if masked else 3 * ROWS if many else 2 * ROWS,
+            "block_n": 64 if masked else 128,
             "num_warps": WARPS,
-            "num_stages": 3 if width == WIDTHS[-1] else 4,
-            "split_release": 0,
+            "num_stages": 6 if masked else 3 if width == WIDTHS[-1] else 4,
+            "q_registers": int(width == WIDTHS[1] or (many and not masked)),
         }
         return KernelConfig.of(self.name, values)
 
@@ -236,7 +237,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     keys, and one block is masked alone if the diagonal meets the edge of one."""
     heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
     values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
-    consumers, own = config.block_m // ROWS, config.parameters
+    consumers = config.block_m // ROWS
     inside = causal and right <= shape.seqlen_k - shape.seqlen_q
     return dict(zip(SIZES, values, strict=True)) | {
         "BLOCK_N": config.block_n,
@@ -245,7 +246,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RAGGED": shape.seqlen_k % config.block_n != 0 and not inside,
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
-        "SPLIT_RELEASE": bool(own["split_release"]),
+        "Q_REGISTERS": bool(config.parameters["q_registers"]),
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

@@ -76,6 +76,17 @@ def release(empty, slot, NAMED: gl.constexpr):
 
 
 @gluon.jit
+def no_products_yet():
+    """Waits for products when none was issued.
+
+    Without such a wait ptxas takes accumulators that are filled for the results of earlier products, and lets the first
+    loop of a kernel wait for S before it issues dP (its note C7517).
+    """
+    WAIT: gl.constexpr = "wgmma.wait_group.sync.aligned 0; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
     """The initial accumulator of S^T or dP^T: a value for each query; zeros, which are not used, if not `on`."""
     BLOCK_M: gl.constexpr = values.shape[0]

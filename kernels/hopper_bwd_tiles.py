@@ -38,6 +38,7 @@ from blocktune.kernels.hopper_bwd_steps import (
     end_turns,
     give_dq,
     issue_dq,
+    no_products_yet,
     step,
     wait_ds,
 )
@@ -257,6 +258,8 @@ def consumer(
     kv_phase = 0
     tile_slot = 0
     tile_phase = 0
+    if DEFER:
+        no_products_yet()
     if FORM & 96:
         tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
     else:

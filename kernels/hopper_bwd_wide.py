@@ -10,6 +10,17 @@ P goes from 0 to 1 in float32 and in the order of the registers, which are the s
 layout to be changed. dS comes back as the operand of dQ. Heads are panels of 64 columns, three or four: operands,
 accumulators, copies and parts of dQ alike; a last panel that is not full ends with zeros.
 
+What makes it fast, and is easily lost when the code changes:
+
+1. No step loads a spilled register. Addresses of operands are computed in every step (`hidden_zero`).
+2. A warpgroup has memory for one panel of dQ on its way to the sums, and two panels in a step, or 1 of three panels
+   one. With three panels (`LATE`) the second one of 0 stays in registers until the copy engine has read the first, and
+   is added beside the next dV; with four every panel is added at once, and dK's products hide the wait of 1. On an H200
+   with 8192 keys, late against at once, in TFLOP/s: three panels 514 against 392 full, 501 against 394 causal; four
+   panels 474 against 507 and 462 against 494: there it takes 32 registers of a step that has none left. (What was
+   late had the two buffers of 3 as well.)
+3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
+
 Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
 writes P of step j + 1 behind its wait for dS of step j, which 1 sent behind its reading of P; 1 writes dS of step j + 1
 behind its wait for P of step j + 1, which 0 sent after its products with dS of step j were complete. Both wait in every
@@ -34,7 +45,7 @@ from blocktune.kernels.hopper_bwd_bounds import (
     turn_of,
 )
 from blocktune.kernels.hopper_bwd_tiles import BOUNDS, SIZES, head_row, hear_tile, tell_tile
-from blocktune.kernels.hopper_bwd_wide_steps import step_of_gradients, step_of_scores
+from blocktune.kernels.hopper_bwd_wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper_tiles import advance, as_block, copy_in, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -61,12 +72,15 @@ def wide_step(
 
 @gluon.jit
 def wide_head(
-    args, gradients, n0, row, first, low, high, end, bounds, order, slot, phase, do_slot, do_phase, parity,
+    args, gradients, kv_empty, last, n0, row, first, low, high, end, bounds, order,
+    slot, phase, do_slot, do_phase, parity,
     W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, FORM: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0."""
     BLOCK_M: gl.constexpr = args[3].shape[1]
+    PANELS: gl.constexpr = args[1].shape[0]
     BLOCK_N: gl.constexpr = args[1].shape[1]
     if W == 1:
         low = first + 0
@@ -88,6 +102,10 @@ def wide_head(
                 args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
                 W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
             )  # fmt: skip
+    if PERSISTENT:
+        mbarrier.arrive(kv_empty, count=1, pred=last)
+    if W == 0 and PANELS == LATE:
+        give_panel(gradients[PANELS], args[0], args[9].index(0), row + end - BLOCK_M, 1, PANELS)
     if FORM & 32:
         n, seen, turns = order
         m = end - BLOCK_M
@@ -113,7 +131,7 @@ def wide_consumer(
     BLOCK_M: gl.constexpr = args[3].shape[1]
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
-    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L).index(0)  # it leaves where dQ does
+    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 0
@@ -138,18 +156,18 @@ def wide_consumer(
         bounds = (above, below, len_k)
         order = (n, seen, turns)
         gradients = ()
-        for _ in gl.static_range(PANELS):
+        for _ in gl.static_range(PANELS + 1 if W == 0 and PANELS == LATE else PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
         mbarrier.wait(kv_full, kv_phase)
         kv_phase ^= 1
         for member in range(group_size):
             row = head_row(batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM)
             gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                args, gradients, n0, row, first, low, high, end, bounds, order, slot, phase, do_slot, do_phase, parity,
-                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                args, gradients, kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds, order,
+                slot, phase, do_slot, do_phase, parity,
+                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
             )  # fmt: skip
         if PERSISTENT:
-            mbarrier.arrive(kv_empty, count=1)
             tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
@@ -158,11 +176,13 @@ def wide_consumer(
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
-            tma.store_wait(0)
-            staging.store(gradient.to(dtype))
+            if panel != 1:
+                tma.store_wait(panel // 2)
+            half = staging.index(panel % 2)
+            half.store(gradient.to(dtype))
             fence_async_shared()
             copy_rows_out(
-                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, staging), FORM
+                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, half), FORM
             )  # fmt: skip
     tma.store_wait(0)
 

@@ -9,44 +9,46 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper_fp8_rows import by_thread, thread_sum
+from blocktune.kernels.hopper_fp8_slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper_fp8_steps import (
     add_values,
     as_operand,
-    exponents_base,
+    begin_stretch,
+    end_stretch,
     load_values,
-    next_stretch,
+    no_stretches,
     packed,
+    queries,
     scale_of,
+    scores,
+    softmax,
     step,
     stretch_of,
+    sum_of_stretches,
+    sums_are_shared,
 )
 from blocktune.kernels.hopper_fwd_steps import (
     finished,
-    hand_back,
     hide,
     key_range,
     load_rows,
     no_sums,
-    release,
     row_bounds,
-    scores,
     store_rows,
 )
-from blocktune.kernels.hopper_fwd_tiles import divided, load_first_keys, publish, receive
-from blocktune.kernels.hopper_tiles import advance, locate, row_max, thread_sum
+from blocktune.kernels.hopper_fwd_tiles import divided, publish, receive
+from blocktune.kernels.hopper_tiles import advance, locate, reinterpret
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
-def producer(
-    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr,
-):  # fmt: skip
+def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty,
+        counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
@@ -54,7 +56,6 @@ def producer(
     V_BYTES: gl.constexpr = v_desc.block_type.nbytes
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
-    phase = 1
     q_phase = 1
     tile_slot = 0
     tile_phase = 1
@@ -70,27 +71,26 @@ def producer(
             mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
             load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
             if c == 0:  # right behind the first Q
-                keys = k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k
-                load_first_keys(keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, 1, False)
+                await_slot(slot, CONSUMERS)
+                mbarrier.expect(full.index(slot), K_BYTES)
+                load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
         q_phase ^= 1
-        slot, phase = advance(slot, phase, STAGES)
+        slot = following(slot, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
         tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)
+            await_slot(slot, CONSUMERS)
             mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
             load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
-            if SPLIT_RELEASE:
-                mbarrier.wait(v_empty.index(slot), phase)
             load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
-        if SPLIT_RELEASE:
-            mbarrier.wait(v_empty.index(slot), phase)
+            slot = following(slot, STAGES)
+        await_slot(slot, CONSUMERS)  # the last step: V alone
         mbarrier.expect(full.index(slot), V_BYTES)
         load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
-        slot, phase = advance(slot, phase, STAGES)
+        slot = following(slot, STAGES)
+    for place in gl.static_range(STAGES):  # no named barrier is left half full
+        await_slot(place, CONSUMERS)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -101,16 +101,17 @@ def producer(
 @gluon.jit
 def consumer(
     args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
     (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem,
-        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem, tile_full,
+        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
         scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
+    NOTHING_SEEN: gl.constexpr = -1e30  # below all scores, and finite: -inf minus -inf would be NaN
     WIDTH: gl.constexpr = v_smem.shape[1]
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
@@ -118,9 +119,14 @@ def consumer(
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     STRETCH: gl.constexpr = stretch_of(BLOCK_N)
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = q_smem[0].dtype
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
+    out = reinterpret(o_smem[0].index(C), o_desc.dtype, [ROWS, WIDTH], o_smem[0].layout)
+    kept = out
+    if SHARED:
+        kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    memory = k_smem[0], v_smem, full, kept
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
@@ -128,6 +134,8 @@ def consumer(
     q_phase = 0
     tile_slot = 0
     tile_phase = 0
+    for place in gl.static_range(STAGES):  # empty from the beginning
+        give_back(place, CONSUMERS)
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
@@ -141,30 +149,28 @@ def consumer(
         first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+            slot, phase = hand_back(last - own_last, full, slot, phase, STAGES, CONSUMERS)
 
         # step 0: the scores of the first block
         mbarrier.wait(q_full.index(C), q_phase)
+        q_phase ^= 1
+        q = queries(q_smem[0].index(C), Q_REGISTERS, S_L)
+        if Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
         mbarrier.wait(full.index(slot), phase)
-        qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+        qk_t = scores(q, k_smem[0], slot, no_acc)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
-        if SPLIT_RELEASE:
-            mbarrier.arrive(k_empty.index(previous), count=1)
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
-        maximum = row_max(qk, ROW_S) * scale
-        p = gl.exp2(qk * scale - exponents_base(maximum, ALIGNED)[:, None])
-        sums = thread_sum(p)
-        p = packed(p)
+        nothing = thread_sum(by_thread(no_acc))
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
-        whole = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
-        due = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(full.index(slot), phase)
-        state = whole, due, acc, p, factor, maximum, sums
+        state = whole, nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -174,35 +180,34 @@ def consumer(
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i % STRETCH == 0, mask, scale,
-                no_acc, ALIGNED, STAGES, RIGHT, SPLIT_RELEASE, S_L, O_L,
+                memory, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
+                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
             )  # fmt: skip
-        whole, due, acc, p, factor, maximum, sums = state
+        whole, due, acc, p, factor, base, sums = state
 
         # last step: the second product alone
-        begins = (own_last - first) % STRETCH == 0
-        whole, due, acc = next_stretch(whole, due, acc, factor, begins, O_L)
+        number = own_last - first
+        begins = number % STRETCH == 0
+        acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+        whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
         acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
-        if SPLIT_RELEASE:
-            mbarrier.arrive(v_empty.index(previous), count=1)
-        else:
-            mbarrier.arrive(k_empty.index(previous), count=1)
-        mbarrier.arrive(q_empty.index(C), count=1)
-        q_phase ^= 1
+        give_back(previous, CONSUMERS)
+        if not Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
         tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
-        whole = whole * gl.convert_layout(due, gl.SliceLayout(1, O_L))[:, None] + acc[0]
-        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        give_back(slot, CONSUMERS)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
+            total_acc = sum_of_stretches(kept, whole, due, acc[0], number, STRETCH, SHARED, O_L)
             tma.store_wait(0)
-            o_smem[0].index(C).store(divided(whole * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            out.store(divided(total_acc * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()
             store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
             if lse is not None:
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
                 start = batch_head.to(gl.int64) * seqlen_q
-                shifted = exponents_base(maximum, True)
-                gl.store(lse + start + rows, (shifted + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
+                own_base = gl.convert_layout(gl.max(base, 1), ROW_S)
+                gl.store(lse + start + rows, (own_base + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
     tma.store_wait(0)

@@ -18,6 +18,7 @@ from blocktune.kernels.flash_fwd_hopper_short import output_panels
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
 from blocktune.kernels.flash_padded import padded_shape
 from blocktune.kernels.hopper_bwd_form import PANEL, is_wide, width_of
+from blocktune.kernels.hopper_fp8_steps import sums_are_shared
 from blocktune.kernels.limits import ComputeLimits
 from blocktune.kernels.shape import AttentionShape
 from blocktune.tuner.on_chip import FLOAT32_BYTES, OnChip, Place, Tile, on_chip
@@ -89,15 +90,17 @@ def _hopper_tiles(config: KernelConfig, shape: AttentionShape, leaving: int) -> 
 
 
 def _hopper_fp8(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """As the 16-bit one; the output leaves with 16 bits, through shared memory of its own."""
+    """As the 16-bit one; the output leaves with 16 bits, through shared memory of its own or where the float32 sums of
+    more than two warpgroups are."""
     del limits
     m, n, short = config.block_m, config.block_n, shape.element_bytes
+    sums = sums_are_shared(m // WARPGROUP_ROWS)
     width, width_v = fp8_tile_width(shape.head_dim), fp8_tile_width(shape.head_dim_v)
     tiles = (
         _shared("Q", m, width, short),
         _shared("K", n, width, short, config.num_stages),
         _shared("V", width_v, n, short, config.num_stages),
-        _shared("O on its way out", m, width_v, shape.out_bytes),
+        _shared("O on its way out", m, width_v, FLOAT32_BYTES if sums else shape.out_bytes),
         *_softmax(m, n, width_v, short),
     )
     return OnChip(tiles=tiles, loading_bytes=0, num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS))

@@ -12,6 +12,7 @@ as threads, and the words of the language as these stand-ins:
   layouts, fences and everything else that the compiler does are not modelled.
 """
 
+import collections
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,26 @@ class Barrier:
                 raise TimeoutError("a barrier was never completed: the kernel would hang")
 
 
+class Slots:
+    """The named barriers that tell which slots are empty; every consumer gives a slot back before it is taken."""
+
+    def __init__(self) -> None:
+        self.given: collections.Counter[int] = collections.Counter()
+        self.changed = threading.Condition()
+
+    def give_back(self, slot: int, consumers: int) -> None:
+        with self.changed:
+            assert self.given[slot] < consumers, "a slot is given back more often than it is taken"
+            self.given[slot] += 1
+            self.changed.notify_all()
+
+    def take(self, slot: int, consumers: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.given[slot] == consumers, PATIENCE):
+                raise TimeoutError("a slot was never given back: the kernel would hang")
+            self.given[slot] = 0
+
+
 class Memory:
     """A tile, or tiles, of shared memory."""
 
@@ -101,7 +122,8 @@ class Memory:
     def panels(self) -> torch.Tensor:
         *_, rows, columns = self.shape
         assert all(size == 1 for size in self.shape[:-2])
-        width = min(self.layout.swizzle_byte_width // self.dtype.itemsize or columns, columns)
+        swizzle = getattr(self.layout, "swizzle_byte_width", 0)
+        width = min(swizzle // self.dtype.itemsize or columns, columns)
         return self.data[: rows * columns].view(columns // width, rows, width)
 
     def load(self, _: Any = None) -> Any:
@@ -109,20 +131,21 @@ class Memory:
             number = I32(self.data[0])
             return types.SimpleNamespace(item=lambda: number)
         *_, rows, columns = self.shape
-        return self.panels().permute(1, 0, 2).reshape(rows, columns)
+        return self.panels().permute(1, 0, 2).reshape(rows, columns).clone()
 
     def store(self, value: torch.Tensor) -> None:
         if self.shape == [1]:
             self.data[0] = value
             return
         panels = self.panels()
-        panels.copy_(value.view(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
+        panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
 def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
-    assert dtype is memory.dtype
-    assert _count(shape) <= _count(memory.shape), "the new tile is larger than the memory"
-    return Memory(memory.data, shape, layout)
+    wanted = torch.float32 if dtype is real.float32 else dtype
+    size = _count(memory.shape) * memory.dtype.itemsize
+    assert _count(shape) * wanted.itemsize <= size, "the new tile is larger than the memory"
+    return Memory(memory.data[: _count(memory.shape)].view(wanted), shape, layout)
 
 
 class Transposed:
@@ -280,10 +303,11 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
     assert len(partitions) == len(warps) + 1 == len(registers) + 1
-    place, failures = (GRID.program, GRID.programs), []
+    place, failures, slots = (GRID.program, GRID.programs), [], Slots()
 
     def run(function: Any, arguments: Any) -> None:
         GRID.program, GRID.programs = place
+        GRID.slots = slots
         try:
             function(*arguments)
             assert not MACHINE.products, "a product was never waited for"
@@ -298,6 +322,7 @@ def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers
         thread.join()
     if failures:
         raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
+    assert not any(slots.given.values()), "a named barrier is left half full"
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -337,6 +362,8 @@ GL = types.SimpleNamespace(
     max=lambda x, axis: torch.amax(x, axis),
     sum=lambda x, axis: torch.sum(x, axis),
     reshape=torch.reshape,
+    expand_dims=torch.unsqueeze,
+    broadcast=torch.broadcast_tensors,
     permute=torch.permute,
     split=lambda x: x.unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
@@ -362,24 +389,37 @@ MBARRIER = types.SimpleNamespace(
 )
 
 
-def as_word(*numbers: torch.Tensor) -> torch.Tensor:
-    """Four e4m3 a word, the first in its lowest byte."""
-    parts = [number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers]
-    return parts[0] | parts[1] << 8 | parts[2] << 16 | parts[3] << 24
+def half_word(*numbers: torch.Tensor) -> torch.Tensor:
+    """Two e4m3, the first in the lower byte."""
+    low, high = (number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers)
+    return low | high << 8
 
 
-def gathered(whole: torch.Tensor, due: torch.Tensor, acc: torch.Tensor, begins: bool, layout: Any) -> torch.Tensor:
+def whole_word(a: torch.Tensor, b: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return half_word(a, b) | high << 16
+
+
+def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
+    """Numbers of rows, one for each of four threads, beside an accumulator."""
     del layout
-    return whole * due[:, None] + acc if begins else whole
+    threads = torch.arange(acc.shape[1]) % 8 // 2
+    return rows[:, threads]
 
 
-def exponentials(scores: torch.Tensor, scale: float, base: torch.Tensor, poly: int) -> torch.Tensor:
-    """The polynomial, if there is one, everywhere."""
-    if not poly:
-        return torch.exp2(scores * scale - base[:, None])
-    y = ((scores * scale - base[:, None] + 120 - 1.5863) / 128).clamp(0, 1)
-    exponent = (y * 128).floor()
-    return ((y * 128 - exponent + 1) ** 2 + 2) * torch.exp2(exponent - 120)
+def turned(
+    acc: torch.Tensor, whole: torch.Tensor, due: torch.Tensor, factor: torch.Tensor, begins: bool, layout: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sums = whole * across(due, acc, layout) + acc if begins else whole
+    return acc * across(factor, acc, layout), sums
+
+
+def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bases and factors of rows, four times the same: 4 below a maximum that may grow by 4."""
+    assert (base == base[:, :1]).all()
+    highest = scores.amax((1, 2, 3))[:, None].expand(base.shape) * scale
+    above = highest - base
+    factor = torch.where(above > 8, torch.exp2(4 - above), torch.ones(base.shape))
+    return torch.where(above > 8, highest - 4, base), factor
 
 
 STAND_INS: dict[str, Any] = {
@@ -396,11 +436,18 @@ STAND_INS: dict[str, Any] = {
     "rescale": lambda acc, factor, layout: acc * factor[:, None],
     "times_rows": lambda sums, factor: sums * factor[:, None],
     "reciprocal": lambda x: 1.0 / x,
-    "as_word": as_word,
+    "half_word": half_word,
+    "whole_word": whole_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
-    "moved": lambda words: words,
-    "gathered": gathered,
-    "exponentials": exponentials,
+    "meet": lambda: None,
+    "give_back": lambda slot, consumers: GRID.slots.give_back(int(slot), consumers),
+    "await_slot": lambda slot, consumers: GRID.slots.take(int(slot), consumers),
+    "across": across,
+    "turned": turned,
+    "raised": raised,
+    "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
+    "as_rows": lambda rows, numbers: rows,
+    "loaded_as": lambda memory, x: memory.load(),
 }
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 

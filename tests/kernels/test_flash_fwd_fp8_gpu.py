@@ -116,18 +116,18 @@ def test_every_head_dimension(head_dim: int, head_dim_v: int, causal: Causal) ->
         check(shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal), "bshd")
 
 
-@pytest.mark.parametrize("split_release", [0, 1])
+@pytest.mark.parametrize("q_registers", [0, 1])
 @pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
-def test_every_block(block_m: int, block_n: int, split_release: int) -> None:
+def test_every_block(block_m: int, block_n: int, q_registers: int) -> None:
     problems = [
         shape_of(1000, 1000, causal=Causal.UPPER_LEFT),
         shape_of(130, 420, causal=Causal.LOWER_RIGHT),
         shape_of(900, 900),
         shape_of(64, 64),
     ]
-    for stages in (2, 3, 4):
+    for stages in (2, 3, 4, 6):
         names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": stages}
-        config = KernelConfig.of(KERNEL.name, names | {"split_release": split_release})
+        config = KernelConfig.of(KERNEL.name, names | {"q_registers": q_registers})
         for problem in problems:
             check(problem, config=config)
 
@@ -182,6 +182,16 @@ def test_the_pass_writes_the_values_in_the_order_of_the_registers() -> None:
         whole[:, :, :length] = v.view(torch.uint8)
         ordered = whole.unflatten(2, (-1, 16))[:, :, :, order].flatten(2, 3)
         assert torch.equal(found.view(torch.uint8), ordered.transpose(2, 3))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_far_below_zero(head_dim: int) -> None:
+    """Integers do not order them: the maximum is that of the numbers."""
+    for causal in Causal:
+        problem = shape_of(1000, 1100, head_dim, causal=causal)
+        q, k, v = tensors(problem)
+        low = [(tensor.float().abs() * factor).to(tensor.dtype) for tensor, factor in ((q, 1), (k, -1))]
+        check(problem, qkv=[*low, v])
 
 
 def test_two_streams_and_a_graph_do_not_meet() -> None:
