@@ -199,7 +199,7 @@ class FlashForwardHopper(AttentionKernel):
         """What was best on an H200, or near it and without spills in a loop: at head_dim 64 and 128 over lengths from
         512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        masks = _mask_constants(128, shape)  # beside which float32 probabilities and the next scores have no room
+        masks = mask_constants(128, shape)  # beside which float32 probabilities and the next scores have no room
         early_p = int(masks["RAGGED"] or not masks["ALIGNED"])
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
@@ -239,18 +239,18 @@ class FlashForwardHopper(AttentionKernel):
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
         arguments |= {"scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
-        arguments |= _sizes(shape) | _constants(config, shape)
+        arguments |= sizes_of(shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
-        make = _describe_packed if shape.features.varlen else _describe
-        fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
+        make = _describe_packed if shape.features.varlen else describe_rows
+        fixed = (*sizes_of(shape).values(), *_constants(config, shape).values())
         return (ExtrasLaunch if shape.features else TritonLaunch)(
             flash_fwd_hopper_kernel,
             (min(multiprocessors(), tiles), 1, 1),
             partial(_leading_with_extras, shape.features) if shape.features else _leading,
-            partial(_trailing, fixed),
+            partial(trailing, fixed),
             {"num_warps": WARPS},
             tuple((slot, partial(make, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
@@ -265,7 +265,7 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
     """All of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three consumers
     5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = _bounds(shape), shape.seqlen_k <= 1024
-    masked = int(not _mask_constants(128, shape)["ALIGNED"])
+    masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
     if _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape):
@@ -318,7 +318,7 @@ def _bounds(shape: AttentionShape) -> tuple[int | None, int | None]:
     return right, None if window_left == UNLIMITED else diagonal - window_left
 
 
-def _sizes(shape: AttentionShape) -> dict[str, int]:
+def sizes_of(shape: AttentionShape) -> dict[str, int]:
     heads, (right, left) = shape.batch * shape.num_heads, _bounds(shape)
     values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape))
     return dict(zip(SIZES, (*values, right or 0, left or 0), strict=True))
@@ -334,7 +334,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "CONSUMERS": consumers,
         "QK_PANELS": panels_of(width),
         "V_PANELS": panels_of(width_v),
-        **_mask_constants(config.block_n, shape),
+        **mask_constants(config.block_n, shape),
         "SOFTCAP": shape.features.softcap,
         "SPLIT_RELEASE": bool(own["split_release"]),
         "EARLY_P": bool(own["early_p"]),
@@ -345,7 +345,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     }
 
 
-def _mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
+def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     """Which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
     varlen, (right, left) = shape.features.varlen, _bounds(shape)
     lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and (right, left) != (None, None)
@@ -361,7 +361,7 @@ def _mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-def _describe(rows: int, columns: int, tensor: Any) -> Any:
+def describe_rows(rows: int, columns: int, tensor: Any) -> Any:
     return describe(tensor, rows, columns)
 
 
@@ -385,5 +385,5 @@ def _leading_with_extras(
     return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend
 
 
-def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
     return q.shape[2], *fixed

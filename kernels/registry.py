@@ -12,6 +12,7 @@ from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_fp8 import FlashForwardFp8
 from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
 from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
+from blocktune.kernels.flash_fwd_hopper_short import FlashForwardHopperShort
 from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
 from blocktune.kernels.flash_fwd_tma import FlashForwardTma
 from blocktune.kernels.flash_padded import FlashForwardPadded
@@ -28,6 +29,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardFused(),
         FlashDecodeHopper(),
         FlashDecode(),
+        FlashForwardHopperShort(),
         FlashForwardHopper(),
         FlashForwardFp8(),
         FlashForwardTma(),

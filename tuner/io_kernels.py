@@ -104,6 +104,7 @@ COUNTS: Mapping[str, Count] = {
     "flash_fwd": _v2,
     "flash_fwd_tma": _v2,
     "flash_fwd_hopper": _v2,
+    "flash_fwd_hopper_short": _v2,
     "flash_fwd_fp8": _turned,
     "flash_fwd_padded": _v2,
     "flash_fwd_transposed": _transposed,

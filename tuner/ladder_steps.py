@@ -51,7 +51,7 @@ KERNELS = {
     PADDED: ("flash_fwd_padded",),
     TRANSPOSED: ("flash_fwd_transposed",),
     TUNED: ("flash_fwd_tma", "flash_fwd"),
-    HOPPER: ("flash_fwd_hopper",),
+    HOPPER: ("flash_fwd_hopper_short", "flash_fwd_hopper"),
 }
 """The kernels that a step may take; standard attention is PyTorch's."""
 

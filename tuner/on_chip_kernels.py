@@ -13,6 +13,8 @@ from blocktune.kernels.flash_decode_hopper import rows_of_tile
 from blocktune.kernels.flash_fwd import FlashForward
 from blocktune.kernels.flash_fwd_fp8 import tile_width as fp8_tile_width
 from blocktune.kernels.flash_fwd_hopper import shares_memory, tile_width
+from blocktune.kernels.flash_fwd_hopper_short import PANEL as OUTPUT_PANEL
+from blocktune.kernels.flash_fwd_hopper_short import output_panels
 from blocktune.kernels.flash_kernel import IN_ORDER, padded_width
 from blocktune.kernels.flash_padded import padded_shape
 from blocktune.kernels.hopper_bwd_form import PANEL, is_wide, width_of
@@ -59,10 +61,21 @@ def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: Compute
     """Warps that copy hold no tile; the output leaves through shared memory of its own, or where there is no room,
     through that of Q."""
     del limits
+    return _hopper_tiles(config, shape, 0 if shares_memory(config, shape) else tile_width(shape.head_dim_v))
+
+
+def _hopper_short_forward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+    """As the other one; the output leaves through as many panels as there is room for."""
+    del limits
+    return _hopper_tiles(config, shape, OUTPUT_PANEL * output_panels(config, shape))
+
+
+def _hopper_tiles(config: KernelConfig, shape: AttentionShape, leaving: int) -> OnChip:
+    """leaving: columns of the output that have memory of their own on its way out."""
     m, n, short = config.block_m, config.block_n, shape.element_bytes
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     computing = WARPGROUP_WARPS * (m // WARPGROUP_ROWS)
-    way_out = () if shares_memory(config, shape) else (_shared("O on its way out", m, width_v, short),)
+    way_out = (_shared("O on its way out", m, leaving, short),) if leaving else ()
     return OnChip(
         tiles=(
             _shared("Q", m, width, short),
@@ -232,6 +245,7 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_fwd_fp8": _hopper_fp8,
     "flash_fwd_padded": _padded,
     "flash_fwd_hopper": _hopper_forward,
+    "flash_fwd_hopper_short": _hopper_short_forward,
     "flash_bwd_hopper": _hopper_backward,
     "flash_bwd_fused": _dense_backward,
     "flash_bwd_split": _dense_backward,

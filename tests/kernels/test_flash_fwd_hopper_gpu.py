@@ -71,14 +71,18 @@ def results(problem: AttentionShape, q: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def run(
-    problem: AttentionShape, qkv: Tensors, extras: Extras | None = None, config: KernelConfig | None = None
+    problem: AttentionShape,
+    qkv: Tensors,
+    extras: Extras | None = None,
+    config: KernelConfig | None = None,
+    kernel: FlashForwardHopper = KERNEL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    config = config or KERNEL.default_config(problem, HOPPER)
-    assert KERNEL.violations(config, problem, HOPPER) == ()
-    assert KERNEL.layout_problem(*qkv) is None
+    config = config or kernel.default_config(problem, HOPPER)
+    assert kernel.violations(config, problem, HOPPER) == ()
+    assert kernel.layout_problem(*qkv) is None
     out, lse = results(problem, qkv[0])
     given = (extras,) if problem.features else ()
-    KERNEL.bind(config, problem)(*qkv, out, lse, problem.head_dim**-0.5, *given)
+    kernel.bind(config, problem)(*qkv, out, lse, problem.head_dim**-0.5, *given)
     return out, lse
 
 
@@ -93,12 +97,16 @@ def compare(problem: AttentionShape, found: Tensors, expected: Tensors) -> None:
 
 
 def check(
-    problem: AttentionShape, layout: str = "bhsd", qkv: Tensors | None = None, config: KernelConfig | None = None
+    problem: AttentionShape,
+    layout: str = "bhsd",
+    qkv: Tensors | None = None,
+    config: KernelConfig | None = None,
+    kernel: FlashForwardHopper = KERNEL,
 ) -> None:
     """Twice the same, to the bit, and right."""
     qkv = qkv or tensors(problem, layout)
     extras = Extras(softcap=1.5 if problem.features.softcap else 0.0)
-    found, again = (run(problem, qkv, extras, config) for _ in range(2))
+    found, again = (run(problem, qkv, extras, config, kernel) for _ in range(2))
     options: dict[str, Any] = {"features": problem.features, "extras": extras}
     compare(problem, found, attention_reference(*qkv, causal=problem.causal, dtype=torch.float64, **options))
     assert torch.equal(found[0], again[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_hopper, flash_fwd_hopper_short
 from blocktune.kernels.extras import Extras
 from blocktune.kernels.features import Features
 from blocktune.kernels.kernel import CompileSpec
@@ -118,9 +118,8 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     kernel = KERNELS[name]
     if (reason := kernel.unsupported(shape, limits_for((9, 0)))) is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(
-        flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device)
-    )
+    for module in (flash_fwd_hopper, flash_fwd_hopper_short):
+        monkeypatch.setattr(module, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
     monkeypatch.setattr(
         flash_decode_hopper,
         "scratch",

@@ -10,7 +10,7 @@ import torch
 from triton import knobs
 from triton.runtime.jit import KernelInterface
 
-from blocktune.kernels import flash_decode_hopper, flash_fwd_fp8, flash_fwd_hopper
+from blocktune.kernels import flash_decode_hopper, flash_fwd_fp8, flash_fwd_hopper, flash_fwd_hopper_short
 from blocktune.kernels.block_mask import BlockMask
 from blocktune.kernels.config import KernelConfig
 from blocktune.kernels.extras import Extras
@@ -71,7 +71,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelConfig, Attenti
         return lambda *arguments, **options: None
 
     monkeypatch.setattr(KernelInterface, "__getitem__", record)
-    for module in (flash_fwd_fp8, flash_fwd_hopper):
+    for module in (flash_fwd_fp8, flash_fwd_hopper, flash_fwd_hopper_short):
         monkeypatch.setattr(module, "tile_counter", lambda device: None)
     monkeypatch.setattr(flash_decode_hopper, "scratch", lambda device, counters, floats: (None, None))
 
