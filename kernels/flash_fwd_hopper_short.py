@@ -1,6 +1,6 @@
 """The Hopper forward of kernels/flash_fwd_hopper.py for short sequences: tiles meet without a gap.
 
-The device functions, what makes them fast and why nothing hangs are in kernels/hopper_short_tiles.py. Up to 2048 keys a
+The device functions, what makes them fast and why nothing hangs are in kernels/hopper_short_tiles.py. With few keys a
 tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of three
 panels are left to the other kernel.
 """
@@ -40,8 +40,9 @@ from blocktune.kernels.shape import AttentionShape
 from blocktune.kernels.source_hash import hash_of_sources
 from blocktune.kernels.specialize import DescriptorArgument, TensorArgument, specialize
 
-MOST_KEYS = 2048
-"""With more, steps count and not what is between tiles: on an H200 this kernel then takes 1 to 3 % more time."""
+MOST_KEYS = {64: 2048, 128: 1024, 256: 1024}
+"""By the columns of a tile. With more, steps count and not what is between tiles: on an H200 this kernel then takes as
+much time as the other one, or up to 3 % more."""
 PANEL = 64
 """Columns of the output that leave at once: 128 bytes, as wide as one swizzle."""
 
@@ -136,7 +137,7 @@ def flash_fwd_hopper_short_kernel(
 
 
 class FlashForwardHopperShort(FlashForwardHopper):
-    """The forward kernel of Hopper for at most 2048 keys. Parameters and launches are those of `FlashForwardHopper`."""
+    """The forward kernel of Hopper for few keys. Parameters and launches are those of `FlashForwardHopper`."""
 
     name = "flash_fwd_hopper_short"
     features: ClassVar[frozenset[str]] = frozenset()
@@ -151,10 +152,11 @@ class FlashForwardHopperShort(FlashForwardHopper):
                     f"{self.name} has tiles of 64, 128 or 256 columns, but {name}={dim} takes {tile_width(dim)}: "
                     f"{FlashForwardHopper.name} has those"
                 )
-        if shape.seqlen_k > MOST_KEYS:
+        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+        if shape.seqlen_k > MOST_KEYS[width]:
             return (
-                f"`seqlen_k <= {MOST_KEYS}` must hold for {self.name}, but got seqlen_k={shape.seqlen_k}: with more "
-                f"keys {FlashForwardHopper.name} is faster"
+                f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at {width} columns, but got "
+                f"seqlen_k={shape.seqlen_k}: with more keys {FlashForwardHopper.name} is as fast, or faster"
             )
         return None
 
@@ -163,15 +165,11 @@ class FlashForwardHopperShort(FlashForwardHopper):
         return _loaded_bytes(config, shape) + output_panels(config, shape) * _panel_bytes(config, shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 at head_dim 64, 128 and 256 over lengths from 512 to 2048."""
-        found = super().default_config(shape, limits)
-        widths = {tile_width(shape.head_dim), tile_width(shape.head_dim_v)}
-        best: dict[str, int] = {}
-        if widths == {128} and shape.seqlen_k <= 1024:
-            best = {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
-        elif max(widths) == 256 and not mask_constants(found.block_n, shape)["RIGHT"]:
-            best = {"early_p": 1, "keep_p": 1}
-        return KernelConfig.of(self.name, dict(found.parameters) | best)
+        """What was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
+        found = dict(super().default_config(shape, limits).parameters)
+        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
+            found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
+        return KernelConfig.of(self.name, found)
 
     @cached_property
     def source_hash(self) -> str:
