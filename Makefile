@@ -19,9 +19,10 @@ NEWEST := .triton-newest
 ROOMS := cli db kernels results tuner
 INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py \
 	flash_decode_packing.py flash_fwd.py flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
-# What asks nothing of Triton: numbers, files and processes.
-TRITON_FREE := $(addprefix --ignore=tests/,$(addprefix kernels/test_,dispatch.py dispatch_plans.py faults.py fork_gate.py \
-	hostile_rows.py miss_file.py misses.py reuse.py source.py sync.py) $(addprefix tuner/test_,buckets.py calibration.py \
+# What asks nothing of Triton: numbers, files and processes, and sources that run as plain Python.
+TRITON_FREE := $(addprefix --ignore=tests/,$(addprefix kernels/test_,dispatch.py dispatch_plans.py faults.py \
+	flash_decode_hopper_source.py flash_fwd_fp8_source.py flash_fwd_hopper_source.py flash_fwd_hopper_short_source.py \
+	fork_gate.py hostile_rows.py miss_file.py misses.py reuse.py source.py sync.py) $(addprefix tuner/test_,buckets.py calibration.py \
 	cost_model.py executor.py job_worker.py killed_runs.py noise.py occupancy_differential.py overlap.py recorded_sweeps.py \
 	rematch.py replay.py roofline.py run.py runner.py search.py strategies.py sweep_file.py telemetry.py verdict.py verify.py))
 PYTEST := $(BIN)/python -P -m pytest -q
