@@ -65,7 +65,7 @@ fault-test: $(VENV)/.installed-test
 	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/test_killed_runs.py
 
 results: $(VENV)/.installed
-	$(BIN)/python -m blocktune.cli.readme
+	$(BIN)/python -m blocktune.cli.pages.pages
 
 typings:
 	mkdir -p typings/blocktune

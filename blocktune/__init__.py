@@ -11,17 +11,17 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blocktune.kernels.block_mask import BlockMask
-    from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
-    from blocktune.kernels.config import KernelConfig
-    from blocktune.kernels.dispatch import Dispatcher, attention, best_config
-    from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
-    from blocktune.kernels.fp8_api import attention_fp8
-    from blocktune.kernels.shape import AttentionShape
-    from blocktune.kernels.sparse_api import block_sparse_attention
-    from blocktune.kernels.sync import sync_configs
-    from blocktune.kernels.tree_mask import tree_words
-    from blocktune.kernels.user_kernel import tuned
+    from blocktune.kernels.api.block_sparse import block_sparse_attention
+    from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels.api.fp8 import attention_fp8
+    from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+    from blocktune.kernels.api.rank_sync import sync_configs
+    from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
+    from blocktune.kernels.tuned.function import tuned
+    from blocktune.kernels.values.block_mask import BlockMask
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.kernels.values.tree_mask import tree_words
 
     __version__: str
 
@@ -45,21 +45,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AttentionShape": "blocktune.kernels.shape",
-    "BlockMask": "blocktune.kernels.block_mask",
-    "Dispatcher": "blocktune.kernels.dispatch",
-    "KernelConfig": "blocktune.kernels.config",
-    "attention": "blocktune.kernels.dispatch",
-    "attention_fp8": "blocktune.kernels.fp8_api",
-    "best_config": "blocktune.kernels.dispatch",
-    "block_sparse_attention": "blocktune.kernels.sparse_api",
-    "flash_attn_func": "blocktune.kernels.flash_api",
-    "flash_attn_varlen_func": "blocktune.kernels.flash_api",
-    "flash_attn_with_kvcache": "blocktune.kernels.cache_api",
-    "sync_configs": "blocktune.kernels.sync",
-    "tree_attention": "blocktune.kernels.cache_api",
-    "tree_words": "blocktune.kernels.tree_mask",
-    "tuned": "blocktune.kernels.user_kernel",
+    "AttentionShape": "blocktune.kernels.values.shape",
+    "BlockMask": "blocktune.kernels.values.block_mask",
+    "Dispatcher": "blocktune.kernels.dispatch.dispatcher",
+    "KernelConfig": "blocktune.kernels.values.config",
+    "attention": "blocktune.kernels.dispatch.dispatcher",
+    "attention_fp8": "blocktune.kernels.api.fp8",
+    "best_config": "blocktune.kernels.dispatch.dispatcher",
+    "block_sparse_attention": "blocktune.kernels.api.block_sparse",
+    "flash_attn_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "sync_configs": "blocktune.kernels.api.rank_sync",
+    "tree_attention": "blocktune.kernels.api.kv_cache",
+    "tree_words": "blocktune.kernels.values.tree_mask",
+    "tuned": "blocktune.kernels.tuned.function",
 }
 
 

@@ -10,29 +10,13 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli import (
-    bench,
-    best,
-    buckets,
-    devices,
-    diff,
-    doctor,
-    explain,
-    freeze,
-    gc,
-    ladder,
-    merge,
-    noise,
-    occupancy,
-    rematch,
-    replay,
-    run,
-    store,
-    sweeps,
-    verify,
-)
-from blocktune.cli.render import INTERRUPTED
-from blocktune.kernels.errors import BlocktuneError
+from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
+from blocktune.cli.lab import noise, rematch, replay, sweeps
+from blocktune.cli.results import buckets, diff, freeze, gc, merge, store, verify
+from blocktune.cli.shared import lookup as best
+from blocktune.cli.shared.render import INTERRUPTED
+from blocktune.cli.tune import bench, run
+from blocktune.kernels.values.errors import BlocktuneError
 
 
 class Commands(TyperGroup):

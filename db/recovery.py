@@ -15,12 +15,10 @@ from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from blocktune.db.bounds import require_sound_environment
-from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
-from blocktune.db.merging import Results
-from blocktune.db.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.records import Best, Environment, Trial
-from blocktune.db.rows import (
+from blocktune.db.exchange.merging import Results
+from blocktune.db.records.bounds import require_sound_environment
+from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.db.records.rows import (
     UNREADABLE,
     RowWriter,
     best_of,
@@ -29,10 +27,12 @@ from blocktune.db.rows import (
     trial_of,
 )
 from blocktune.db.store import ResultStore
-from blocktune.db.target import StoreTarget
-from blocktune.db.user_models import UserBestRow, UserTrialRow
-from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
+from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, open_engines, translated
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
 
 SMALLEST_ROW_BYTES = 128
 """No trial of a store is smaller: so many ids are tried where the highest one cannot be read."""

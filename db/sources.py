@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from blocktune.db.exchange import document_from, load_document
-from blocktune.db.importing import records_from
-from blocktune.db.merging import Results
+from blocktune.db.exchange.document import document_from, load_document
+from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
-from blocktune.kernels.errors import UsageError
+from blocktune.kernels.values.errors import UsageError
 
 _SQLITE = b"SQLite format 3\0"
 

@@ -9,21 +9,21 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from blocktune.db.cleaning import CleanCounts, Rules, clean
-from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
-from blocktune.db.exchange import Document, document_from, shape_order
-from blocktune.db.health import StoreHealth, health_of
-from blocktune.db.importing import records_from
-from blocktune.db.merging import ImportCounts, Results, merge_into, unverified
-from blocktune.db.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.records import Best, Environment, Trial
-from blocktune.db.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
-from blocktune.db.schema import make_current, require_current
-from blocktune.db.target import StoreTarget, default_store_path
-from blocktune.kernels.config import TunedConfig
-from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import StoreCorruptError, StoreError, UsageError
-from blocktune.kernels.shape import AttentionShape
+from blocktune.db.exchange.document import Document, document_from, shape_order
+from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
+from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.db.records.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
+from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
+from blocktune.db.tables.location import StoreTarget, default_store_path
+from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.schema import make_current, require_current
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.config import TunedConfig
+from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
 
 __all__ = ["ResultStore", "default_store_path"]
 
@@ -153,7 +153,7 @@ class ResultStore:
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
         """The winners of one device with what they were measured against, and on request all trials, in the format of
-        `db/exchange.py`. The device may be left out when the store knows one only.
+        `db/exchange/document.py`. The device may be left out when the store knows one only.
 
         Raises:
             UsageError: no device was named and the store knows none or several.
@@ -172,7 +172,7 @@ class ResultStore:
         return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
-        """Takes in results from elsewhere, in one transaction. `winner_of` in db/merging.py says which winner stays; of
+        """Takes in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner stays; of
         two trials of one candidate, one made here, then the younger.
 
         Args:

@@ -9,18 +9,18 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from blocktune.db.bounds import SECONDS, TIME_US
-from blocktune.db.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
-from blocktune.db.models import EnvironmentRow
-from blocktune.db.records import Environment, Outcome
-from blocktune.db.rows import RowWriter, environment_of, storable
-from blocktune.db.schema import make_current
-from blocktune.db.target import StoreTarget
-from blocktune.db.user_models import UserBestRow, UserTrialRow
-from blocktune.db.user_records import UserBest, UserTrial
-from blocktune.kernels.device import DeviceSpec
-from blocktune.kernels.errors import StoreCorruptError, UsageError
-from blocktune.kernels.user_config import Problem, UserConfig
+from blocktune.db.records.bounds import SECONDS, TIME_US
+from blocktune.db.records.records import Environment, Outcome
+from blocktune.db.records.rows import RowWriter, environment_of, storable
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.models import EnvironmentRow
+from blocktune.db.tables.schema import make_current
+from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.values.errors import StoreCorruptError, UsageError
 
 Value = TypeVar("Value")
 

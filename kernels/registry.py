@@ -1,25 +1,25 @@
 """The kernels that compete. A new one is its own file and one line here; the first that fits gives the default."""
 
-from blocktune.kernels.device import ComputeLimits
-from blocktune.kernels.errors import UnknownKernelError
-from blocktune.kernels.flash_bwd_fused import FlashBackwardFused
-from blocktune.kernels.flash_bwd_hopper import FlashBackwardHopper
-from blocktune.kernels.flash_bwd_sparse import FlashBackwardSparse
-from blocktune.kernels.flash_bwd_split import FlashBackwardSplit
-from blocktune.kernels.flash_decode import FlashDecode
-from blocktune.kernels.flash_decode_hopper import FlashDecodeHopper
-from blocktune.kernels.flash_fwd import FlashForward
-from blocktune.kernels.flash_fwd_fp8 import FlashForwardFp8
-from blocktune.kernels.flash_fwd_general import FlashForwardGeneral
-from blocktune.kernels.flash_fwd_hopper import FlashForwardHopper
-from blocktune.kernels.flash_fwd_hopper_short import FlashForwardHopperShort
-from blocktune.kernels.flash_fwd_sparse import FlashForwardSparse
-from blocktune.kernels.flash_fwd_tma import FlashForwardTma
-from blocktune.kernels.flash_padded import FlashForwardPadded
-from blocktune.kernels.flash_transposed import FlashForwardTransposed
-from blocktune.kernels.flash_v1 import FlashV1
-from blocktune.kernels.kernel import AttentionKernel
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.historical.padded import FlashForwardPadded
+from blocktune.kernels.historical.transposed import FlashForwardTransposed
+from blocktune.kernels.historical.v1 import FlashV1
+from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
+from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort
+from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
+from blocktune.kernels.portable.backward.fused import FlashBackwardFused
+from blocktune.kernels.portable.backward.sparse import FlashBackwardSparse
+from blocktune.kernels.portable.backward.split import FlashBackwardSplit
+from blocktune.kernels.portable.decode.kernel import FlashDecode
+from blocktune.kernels.portable.forward.general import FlashForwardGeneral
+from blocktune.kernels.portable.forward.pointers import FlashForward
+from blocktune.kernels.portable.forward.sparse import FlashForwardSparse
+from blocktune.kernels.portable.forward.tma import FlashForwardTma
+from blocktune.kernels.values.errors import UnknownKernelError
+from blocktune.kernels.values.shape import AttentionShape
 
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from blocktune.kernels.driver import read_driver
+from blocktune.kernels.hardware.driver import read_driver
 
-from .recording import pytest_addoption, pytest_configure
+from tests.support.recording import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # --record
 

@@ -5,17 +5,17 @@ import importlib.metadata
 import pytest
 
 import blocktune
-from blocktune.kernels.block_mask import BlockMask
-from blocktune.kernels.cache_api import flash_attn_with_kvcache, tree_attention
-from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.dispatch import Dispatcher, attention, best_config
-from blocktune.kernels.flash_api import flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.fp8_api import attention_fp8
-from blocktune.kernels.shape import AttentionShape
-from blocktune.kernels.sparse_api import block_sparse_attention
-from blocktune.kernels.sync import sync_configs
-from blocktune.kernels.tree_mask import tree_words
-from blocktune.kernels.user_kernel import tuned
+from blocktune.kernels.api.block_sparse import block_sparse_attention
+from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.api.fp8 import attention_fp8
+from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+from blocktune.kernels.api.rank_sync import sync_configs
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
+from blocktune.kernels.tuned.function import tuned
+from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.tree_mask import tree_words
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.readme import with_results
-from blocktune.cli.readme_gpu_runs import COSTS_COLUMNS, block, read_run
-from blocktune.kernels.errors import UsageError
+from blocktune.cli.pages.gpu_test_tables import COSTS_COLUMNS, block, read_run
+from blocktune.cli.pages.pages import with_results
+from blocktune.kernels.values.errors import UsageError
 
 TESTS = """
 import pytest

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.config import KernelConfig
-from blocktune.kernels.device import DeviceSpec
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.shape import AttentionShape
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
 EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold

@@ -1,13 +1,13 @@
 """How Alembic reaches the store. Alembic runs this file; it is not a module to import.
 
-`blocktune.db.schema` hands over the connection, whose transaction spans all migrations, so that a killed upgrade leaves
+`blocktune.db.tables.schema` hands over the connection, whose transaction spans all migrations, so that a killed upgrade leaves
 the old schema.
 """
 
 from alembic import context
 
-from blocktune.db.models import Base
-from blocktune.db.schema import VERSION_TABLE
+from blocktune.db.tables.models import Base
+from blocktune.db.tables.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

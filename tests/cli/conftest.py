@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blocktune.cli.main import app
-from blocktune.db.records import Best, Environment
+from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
-from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.device import device_named
+from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel
-from blocktune.tuner.defaults import complete_shape
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.tuner.search.shape_defaults import complete_shape
 
 
 class Tune:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from blocktune.cli import main
-from blocktune.kernels import errors
+from blocktune.kernels.values import errors
 
 EXIT_CODES = {
     errors.UsageError: 2,
@@ -27,7 +27,7 @@ def test_an_error_is_one_paragraph_on_stderr_and_its_exit_code(
     def fail() -> None:
         raise error("the rule, the values, the way out")
 
-    monkeypatch.setattr("blocktune.kernels.device.present_devices", fail)
+    monkeypatch.setattr("blocktune.kernels.hardware.device.present_devices", fail)
     result = tune("devices", "--json")
     assert result.exit_code == EXIT_CODES[error]
     assert result.stdout == ""
@@ -38,7 +38,7 @@ def test_an_interrupt_is_130(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("blocktune.kernels.device.present_devices", interrupt)
+    monkeypatch.setattr("blocktune.kernels.hardware.device.present_devices", interrupt)
     assert tune("devices").exit_code == 130
 
 
@@ -46,7 +46,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.
     def fail() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("blocktune.kernels.device.present_devices", fail)
+    monkeypatch.setattr("blocktune.kernels.hardware.device.present_devices", fail)
     assert isinstance(tune("devices").exception, ZeroDivisionError)
 
 

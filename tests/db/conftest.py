@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.db.store import ResultStore
-from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.device import DeviceSpec, device_named
-from blocktune.kernels.resources import KernelResources
-from blocktune.kernels.shape import AttentionShape, Causal
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.engine import connect_sqlite
-from blocktune.db.exchange import document_from, save_document
-from blocktune.db.records import Best, Trial
+from blocktune.db.exchange.document import document_from, save_document
+from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
-from blocktune.kernels.errors import StoreCorruptError, StoreError
+from blocktune.db.tables.engine import connect_sqlite
+from blocktune.kernels.values.errors import StoreCorruptError, StoreError
 
 HELD_SECONDS = 10.0 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 0.5
 
@@ -29,9 +29,9 @@ def in_a_process(script: str, *arguments: object) -> dict[str, object]:
         import json, os, resource, signal, sys
         from dataclasses import replace
         from pathlib import Path
-        from blocktune.db.importing import records_from
+        from blocktune.db.exchange.importing import records_from
         from blocktune.db.store import ResultStore
-        from blocktune.kernels.errors import StoreError
+        from blocktune.kernels.values.errors import StoreError
         trial = records_from(json.loads(Path(sys.argv[2]).read_text()))[1][0]
         store = ResultStore.open(sys.argv[1])
         """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.exchange import document_from, save_document
-from blocktune.db.records import Trial
+from blocktune.db.exchange.document import document_from, save_document
+from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
-from blocktune.kernels.errors import StoreLockedError
+from blocktune.kernels.values.errors import StoreLockedError
 
 PROCESSES = 16
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
@@ -145,7 +145,7 @@ def test_a_lock_on_a_server_is_reported_in_time(new_postgres_database: Callable[
     from sqlalchemy import create_engine, text
     from sqlalchemy.pool import NullPool
 
-    from blocktune.db.engine import WRITER_LOCK
+    from blocktune.db.tables.engine import WRITER_LOCK
 
     place = new_postgres_database()
     with ResultStore.open(place, lock_timeout_seconds=0.3) as impatient:

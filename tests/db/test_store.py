@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.records import Best, Outcome, Telemetry, Trial
-from blocktune.db.schema import CURRENT
+from blocktune.db.records.records import Best, Outcome, Telemetry, Trial
 from blocktune.db.store import ResultStore, default_store_path
-from blocktune.db.target import StoreTarget
-from blocktune.kernels.config import KernelConfig, Origin, TunedConfig
-from blocktune.kernels.device import device_named
-from blocktune.kernels.errors import StoreError, UsageError
-from blocktune.kernels.shape import Causal
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.schema import CURRENT
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.shape import Causal
 
 MINUTE = timedelta(minutes=1)
 

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.cleaning import Rules
-from blocktune.db.differences import Change, differences
-from blocktune.db.exchange import frozen_document, save_document, save_text
-from blocktune.db.importing import records_from
-from blocktune.db.merging import Results, winner_of
-from blocktune.db.records import Best, Outcome, Regime, Trial
+from blocktune.db.exchange.differences import Change, differences
+from blocktune.db.exchange.document import frozen_document, save_document, save_text
+from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.merging import Results, winner_of
+from blocktune.db.records.records import Best, Outcome, Regime, Trial
 from blocktune.db.recovery import recover
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
-from blocktune.kernels.config import KernelConfig, Origin
-from blocktune.kernels.errors import (
+from blocktune.db.tables.cleaning import Rules
+from blocktune.kernels.stored.export_file import canonical_text
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import (
     ForeignStoreError,
     ImportRejectedError,
     SchemaTooNewError,
@@ -29,7 +30,6 @@ from blocktune.kernels.errors import (
     StoreLockedError,
     UsageError,
 )
-from blocktune.kernels.results_file import canonical_text
 
 HOUR = timedelta(hours=1)
 

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from blocktune.db.cleaning import Rules
-from blocktune.db.records import Best, Outcome, Regime, Trial
-from blocktune.db.schema import CURRENT, VERSION_TABLE
+from blocktune.db.records.records import Best, Outcome, Regime, Trial
+from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.store import ResultStore
-from blocktune.db.user_records import UserBest, UserTrial
+from blocktune.db.tables.cleaning import Rules
+from blocktune.db.tables.schema import CURRENT, VERSION_TABLE
 from blocktune.db.user_store import UserKernelStore
-from blocktune.kernels.errors import StoreCorruptError, UsageError
-from blocktune.kernels.user_config import Problem, TensorKind, UserConfig
+from blocktune.kernels.tuned.config import Problem, TensorKind, UserConfig
+from blocktune.kernels.values.errors import StoreCorruptError, UsageError
 
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
 PROBLEM = Problem((("scale", 0.5), ("x", TensorKind("float16", (64, 100), (128, 1)))))

@@ -1,0 +1,1 @@
+"""Commands that explain a config, a device or a machine."""

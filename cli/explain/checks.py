@@ -1,0 +1,255 @@
+"""What `tune doctor` looks at: one function a subject, each returning findings."""
+
+import os
+import platform
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+from blocktune.kernels.values.errors import StoreError
+
+
+class Level(StrEnum):
+    """How a finding matters."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fact. `meaning` and `fix` say what follows from it and what to do; empty where all is well."""
+
+    name: str
+    value: str
+    level: Level = Level.OK
+    meaning: str = ""
+    fix: str = ""
+
+
+TRITON_VARIABLES: Mapping[str, str] = {
+    "TRITON_INTERPRET": "kernels run in Python on the CPU, thousands of times slower; no time is a GPU's",
+    "TRITON_KERNEL_OVERRIDE": "kernels are replaced by files of the override folder",
+    "TRITON_OVERRIDE_ARCH": "kernels are compiled for another architecture than the GPU's",
+    "TRITON_ALWAYS_COMPILE": "nothing is taken from Triton's cache, so every start compiles again",
+    "TRITON_PTXAS_PATH": "another ptxas assembles the kernels; registers and times differ from the bundled one's",
+    "TRITON_PTXAS_BLACKWELL_PATH": "another ptxas assembles kernels for Blackwell",
+    "TRITON_DEFAULT_FP_FUSION": "multiply-adds may be left unfused: slower and rounded otherwise",
+    "TRITON_F32_DEFAULT": "float32 products use another precision, which changes times and results",
+    "TRITON_ENABLE_ASAN": "kernels carry an address sanitizer and are slow",
+    "TRITON_DEBUG": "kernels carry assertions",
+    "TRITON_INSTRUMENTATION_MODE": "kernels carry instrumentation",
+    "DISABLE_PTXAS_OPT": "ptxas does not optimise",
+    "DISABLE_LLVM_OPT": "LLVM passes are switched off",
+    "PTXAS_OPTIONS": "ptxas gets options that the stored results did not have",
+    "CUDA_LAUNCH_BLOCKING": "every launch waits for the kernel, which hides nothing and slows all",
+}
+"""Variables of the environment that change which code runs or how fast, with what follows from each."""
+
+WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
+"""SQLite versions with the WAL-reset bug, by sqlite.org/wal.html; distributions may have backported the fix."""
+
+
+def examine(db: str | None) -> tuple[Finding, ...]:
+    """Everything that the doctor knows about this machine, the database at `db` and the GPUs."""
+    return (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *_sqlite(), *_database(db))
+
+
+def _python() -> Iterator[Finding]:
+    for name in ("blocktune", "torch", "triton", "optuna", "sqlalchemy"):
+        try:
+            yield Finding(name=name, value=metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(
+                name=name,
+                value="not installed",
+                level=Level.PROBLEM,
+                meaning="blocktune needs it.",
+                fix="Install blocktune again with pip, which brings it.",
+            )
+    yield Finding(name="python", value=platform.python_version())
+
+
+def _gpus() -> Iterator[Finding]:
+    from blocktune.kernels.hardware.device import present_devices
+    from blocktune.kernels.hardware.driver import read_driver
+
+    report = read_driver()
+    if report.cuda_version is not None:
+        yield Finding(name="CUDA of the driver", value=".".join(map(str, report.cuda_version)))
+    if not report.devices:
+        yield Finding(
+            name="GPU",
+            value="none",
+            level=Level.WARNING,
+            meaning=f"{report.problem} Nothing can be measured here; `tune run` predicts instead.",
+            fix="Run it on a machine with an NVIDIA GPU to measure, or name a device to predict for: --device h200",
+        )
+        return
+    for device in present_devices():
+        value = f"{device.name}, compute capability {device.limits.name}, {device.num_sms} SMs"
+        yield Finding(name="GPU", value=value)
+        yield from _state(device.uuid)
+    yield from _torch_sees_the_gpu()
+
+
+THROTTLING: Mapping[int, tuple[str, str]] = {
+    0x02: ("clocks are set by an application", "Unless you mean it: nvidia-smi --reset-applications-clocks"),
+    0x04: ("the power limit lowers the clocks", "Times are those of this power limit; they are stored with it."),
+    0x08: ("the hardware slows itself down", "Look at cooling and power supply; times taken now mislead."),
+    0x20: ("software lowers the clocks because of heat", "Let it cool, or mend the cooling, then tune."),
+    0x40: ("the hardware lowers the clocks because of heat", "Let it cool, or mend the cooling, then tune."),
+    0x80: ("the power supply asks for lower clocks", "Look at the power supply; times taken now mislead."),
+}
+"""Bits of NVML's clock event reasons that change times, with what each means and what to do."""
+
+
+def _state(uuid: str | None) -> Iterator[Finding]:
+    from blocktune.tuner.measure.telemetry import GpuMonitor, driver_version
+
+    if driver_version():
+        yield Finding(name="driver", value=driver_version())
+    now = GpuMonitor(uuid).sample()
+    facts = {"MHz": now.sm_clock_mhz, "MHz memory": now.memory_clock_mhz, "°C": now.temperature_c, "W": now.power_w}
+    known = [f"{value:.0f} {unit}" for unit, value in facts.items() if value is not None]
+    yield Finding(name="GPU state", value=", ".join(known) or "unknown: NVML does not answer")
+    for bit, (meaning, fix) in THROTTLING.items():
+        if (now.throttle_reasons or 0) & bit:
+            yield Finding(name="GPU clocks", value="lowered", level=Level.WARNING, meaning=f"Now {meaning}.", fix=fix)
+    if now.other_processes:
+        yield Finding(
+            name="GPU users",
+            value=f"{now.other_processes} other processes",
+            level=Level.WARNING,
+            meaning="Other programs use this GPU; they take time and memory from what is measured.",
+            fix="Tune when the GPU is free (nvidia-smi lists its users).",
+        )
+
+
+def _torch_sees_the_gpu() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        yield Finding(name="CUDA of torch", value=str(torch.version.cuda))
+        return
+    yield Finding(
+        name="CUDA of torch",
+        value=str(torch.version.cuda),
+        level=Level.PROBLEM,
+        meaning="The driver has a GPU, but this torch cannot use it: it is a CPU build, or newer than the driver.",
+        fix="Install the torch build that matches the driver's CUDA, see https://pytorch.org/get-started/locally",
+    )
+
+
+def _toolchain() -> Iterator[Finding]:
+    from blocktune.kernels.hardware.device import present_devices
+    from blocktune.tuner.compile.compiler import ptxas_version
+
+    present = present_devices()
+    yield Finding(name="ptxas", value=ptxas_version(present[0].limits.cc if present else (9, 0)))
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is not None:
+        yield Finding(name="C compiler", value=compiler)
+        return
+    yield Finding(
+        name="C compiler",
+        value="none",
+        level=Level.WARNING,
+        meaning="Triton builds the launcher of a kernel with a C compiler, so no kernel can run on a GPU here.",
+        fix="Install gcc or clang, or name one by the variable CC.",
+    )
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for name, consequence in TRITON_VARIABLES.items():
+        if environment.get(name):
+            yield Finding(
+                name=name,
+                value=environment[name],
+                level=Level.WARNING,
+                meaning=f"With this variable {consequence}.",
+                fix=f"Unless you mean it: unset {name}",
+            )
+
+
+def _sqlite() -> Iterator[Finding]:
+    if not WAL_BUG_FIRST <= sqlite3.sqlite_version_info <= WAL_BUG_LAST:
+        yield Finding(name="SQLite", value=sqlite3.sqlite_version)
+        return
+    yield Finding(
+        name="SQLite",
+        value=sqlite3.sqlite_version,
+        level=Level.WARNING,
+        meaning=(
+            "SQLite 3.7.0 to 3.51.2 has a rare bug by which two connections that write and checkpoint one WAL database "
+            "at the same moment can damage it. Your distribution may have mended it without changing the number."
+        ),
+        fix="Keep an export of results that matter (tune export), or use a Python with SQLite 3.51.3 or newer.",
+    )
+
+
+def _results_file(path: Path) -> Finding:
+    """What the dispatcher reads in place of a database."""
+    from blocktune.kernels.stored.export_file import rows_in_file
+
+    try:
+        rows = rows_in_file(path)
+    except StoreError as error:
+        return Finding(
+            name="results file",
+            value=str(path),
+            level=Level.PROBLEM,
+            meaning=str(error),
+            fix="Until then attention runs with shipped and default configs.",
+        )
+    return Finding(name="results file", value=f"{path} ({len(rows)} winners, for the dispatcher only)")
+
+
+def _database(db: str | None) -> Iterator[Finding]:
+    from blocktune.db.store import ResultStore
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.stored.export_file import SUFFIX
+
+    if db is not None and db.endswith(SUFFIX):
+        yield _results_file(Path(db).expanduser())
+        return
+    target = StoreTarget.of(db)
+    if target.path is not None and not target.path.exists():
+        yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
+        return
+    try:
+        with ResultStore.open(db, read_only=True) as store:
+            health = store.health()
+    except StoreError as error:
+        yield Finding(
+            name="database",
+            value=target.label,
+            level=Level.PROBLEM,
+            meaning=str(error),
+            fix="Until then attention runs with shipped and default configs.",
+        )
+        return
+    rows = f"{health.rows['trial']} trials, {health.rows['best']} winners"
+    state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
+    yield Finding(name="database", value=f"{health.place} ({state})")
+    if not health.sound:
+        yield Finding(
+            name="database integrity",
+            value=health.integrity,
+            level=Level.PROBLEM,
+            meaning="The file is damaged; what it answers may be wrong.",
+            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one beside it.",
+        )
+    if health.journal_mode not in ("wal", ""):
+        yield Finding(
+            name="database journal",
+            value=health.journal_mode,
+            level=Level.WARNING,
+            meaning="Readers and a writer of this database wait for each other; its file system may not allow WAL.",
+            fix="Keep the database on a local disk (--db, BLOCKTUNE_DB); it can be exported to any other place.",
+        )

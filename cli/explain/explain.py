@@ -1,0 +1,276 @@
+"""`tune explain`: where the time of a config goes by the models, what binds it, and what would lift that."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.cli.shared.lookup import look_up
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.measure.device_choice import choose_device
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Best
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.cost.analysis import Analysis
+    from blocktune.tuner.cost.roofline import Roofline
+    from blocktune.tuner.occupancy.tile_budget import Tile
+
+ALGORITHMS = {
+    "standard": "standard attention",
+    "v1": "FlashAttention v1, these blocks",
+    "v2": "v2, these blocks, no cache",
+    "v2_perfect_l2": "v2, every key in L2",
+    "own": "this kernel, no cache",
+    "own_perfect_l2": "this kernel, launches read once",
+}
+"""Names of `Analysis.traffic` for people."""
+
+
+@with_shape_flags
+def explain(
+    flags: ShapeFlags,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="Start from this kernel's default.")] = None,
+    block_m: BlockM = None,
+    block_n: BlockN = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a block.")] = None,
+    stages: Stages = None,
+    param: OwnParameters = None,
+    device: DeviceName = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a config: where its time goes by the models, what binds it, what would lift that.
+
+    The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
+    It is compiled here, which needs no GPU. A measured time, where the database has one, stands beside the prediction,
+    and so does the config of the paper's block rule.
+
+    \b
+    tune explain --seq 8192 --dim 64
+    tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
+    tune explain --seq 8192 --dim 128 --direction backward
+    tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
+    """
+    shape, spec = flags.shape(), choose_device(device)
+    choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
+    with existing_store(db) as store:
+        chosen = _choose(store, db, spec, shape, kernel, choices, param or [])
+        paper = _paper_rule(store, spec, chosen)
+
+    from blocktune.tuner.cost.text import explain as words
+
+    analysis = _analyse(chosen, spec)
+    rival = None if paper is None else _Rival.of(paper, spec)
+    if as_json:
+        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": words(analysis)}
+        print_json(analysis.to_json() | more)
+        return
+    if flags.assumed():
+        note(flags.assumed())
+    typer.echo(f"{shape.label} on {spec.name}\n{chosen.subject.config.label}: {chosen.source}\n")
+    _show(analysis)
+    typer.echo(words(analysis))
+    if rival is not None:
+        typer.echo(rival.words(analysis))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """The config to explain, why this one, and what it took on this device. winner: the stored result for this very
+    shape that it comes from, if any."""
+
+    subject: Subject
+    source: str
+    measured_us: float | None
+    winner: "Best | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rival:
+    """The config of the paper's block rule with its times; problem: why it has none."""
+
+    config: "KernelConfig"
+    predicted_us: float | None = None
+    measured_us: float | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, choice: _Choice, device: "DeviceSpec") -> "_Rival":
+        """Compiles it."""
+        try:
+            breakdown = _analyse(choice, device).breakdown
+        except NoFeasibleConfigError as error:
+            return cls(config=choice.subject.config, problem=str(error))
+        predicted_us = None if breakdown is None else breakdown.total_us
+        return cls(config=choice.subject.config, predicted_us=predicted_us, measured_us=choice.measured_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_json(),
+            "predicted_us": self.predicted_us,
+            "measured_us": self.measured_us,
+            "problem": self.problem,
+        }
+
+    def words(self, analysis: "Analysis") -> str:
+        ours = None if analysis.breakdown is None else analysis.breakdown.total_us
+        facts = [self.problem] if self.problem else []
+        if self.predicted_us is not None and ours is not None:
+            facts.append(
+                f"predicted {microseconds(self.predicted_us)}, {self.predicted_us / ours:.2f} times this one's"
+            )
+        if self.measured_us is not None:
+            facts.append(f"measured {microseconds(self.measured_us)}")
+        return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
+
+
+def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
+    """Compiles a config and asks every model about it.
+
+    Raises:
+        NoFeasibleConfigError: it does not compile.
+    """
+    subject, resources = choice.subject, choice.subject.compile()
+
+    from blocktune.tuner.cost.analysis import analyse
+
+    return analyse(subject.kernel, subject.config, subject.shape, device, resources, measured_us=choice.measured_us)
+
+
+def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
+    """The paper's block rule as the explained kernel can express it; None where it has no config, or gives this one."""
+    from blocktune.kernels.base.paper_rule import paper_config
+
+    subject, winner = chosen.subject, chosen.winner
+    config = paper_config(subject.kernel, subject.shape, subject.limits)
+    if config is None or config == subject.config:
+        return None
+    paper = replace(subject, config=config)
+    measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
+    if measured_us is None:
+        measured_us = _measured_us(store, device, paper)
+    return _Choice(subject=paper, source="the paper's rule", measured_us=measured_us)
+
+
+def _measured_us(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> float | None:
+    """What the config took on this device, if the database knows."""
+    if store is None:
+        return None
+    from blocktune.tuner.cost.analysis import measured_time_us
+
+    return measured_time_us(store, device, subject.shape, subject.config, subject.kernel.source_hash)
+
+
+def _choose(
+    store: "ResultStore | None",
+    db: str | None,
+    device: "DeviceSpec",
+    shape: "AttentionShape",
+    kernel: str | None,
+    choices: dict[str, int | None],
+    own: list[str],
+) -> _Choice:
+    """The config that the flags name, else the one that a call of this shape would get."""
+    found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
+    subject = found.subject.with_choices(choices, own)
+    changed = subject.config != found.subject.config
+    measured_us = None if changed else found.measured_us
+    if measured_us is None:
+        measured_us = _measured_us(store, device, subject)
+    source = "as given" if changed else found.source
+    return _Choice(subject=subject, source=source, measured_us=measured_us, winner=found.winner)
+
+
+def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
+    return _Choice(
+        subject=default_subject(kernel, shape, device.limits), source="the kernel's default", measured_us=None
+    )
+
+
+def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
+    """What the dispatcher's ladder has for the shape."""
+    from blocktune.kernels.registry import get_kernel
+    from blocktune.kernels.selection.explanation import Explanation
+    from blocktune.kernels.selection.fallback import Rung
+
+    answer = look_up(store, db, device, shape)
+    candidate = answer.candidate
+    if candidate is None:
+        raise NoFeasibleConfigError(
+            f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
+            "PyTorch's scaled_dot_product_attention would."
+        )
+    return _Choice(
+        subject=Subject(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
+        source=Explanation.of(candidate, shape).reason,
+        measured_us=candidate.time_us if candidate.rung is Rung.EXACT else None,
+        winner=answer.winner if candidate.rung is Rung.EXACT else None,
+    )
+
+
+def _show(analysis: "Analysis") -> None:
+    if analysis.breakdown is not None:
+        print_table(("where the time goes", "", "of the whole"), _time_rows(analysis))
+        typer.echo("")
+    print_table(("device memory", "bytes", "FLOP/B", "time at least", "ceiling"), _memory_rows(analysis))
+    typer.echo("")
+    if analysis.passes:
+        print_table(("launch", "reads, no cache", "writes", "reads, each once", "writes"), _pass_rows(analysis))
+        typer.echo("")
+    if analysis.budget is not None:
+        columns = ("on the chip", "rows x columns", "bytes", "where")
+        print_table(
+            columns, ((tile.name, _size(tile), f"{tile.bytes:,}", tile.place) for tile in analysis.budget.tiles)
+        )
+        typer.echo("")
+
+
+def _time_rows(analysis: "Analysis") -> list[tuple[str, str, str]]:
+    """The terms of the cost model, the largest first, and the total."""
+    from blocktune.tuner.cost.term_texts import terms_of
+
+    breakdown = analysis.breakdown
+    assert breakdown is not None
+    times = {words: getattr(breakdown, f"{name}_us") for name, words in terms_of(analysis.shape).items()}
+    ordered = sorted(times.items(), key=lambda term: -term[1])
+    total = breakdown.total_us
+    rows = [(words, microseconds(time), percent(round(time / total, 3))) for words, time in ordered if time]
+    return [*rows, ("in all, overlapping", microseconds(total), "")]
+
+
+def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, traffic in analysis.traffic.items():
+        line = analysis.rooflines.get(name)
+        rows.append((ALGORITHMS[name], f"{traffic.total_bytes:,}", *(("-",) * 3 if line is None else _ceiling(line))))
+    return rows
+
+
+def _pass_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
+    """The launches in order, with their bytes by both counts."""
+    from blocktune.tuner.traffic.launches import Passes
+
+    uncached = analysis.traffic[analysis.uncached]
+    assert isinstance(uncached, Passes)
+    return [
+        (once.name, *(f"{bytes_:,}" for part in (whole, once) for bytes_ in (part.read_bytes, part.written_bytes)))
+        for whole, once in zip(uncached.passes, analysis.passes, strict=True)
+    ]
+
+
+def _ceiling(line: "Roofline") -> tuple[str, str, str]:
+    bound = "memory" if line.bound_by_memory else "arithmetic"
+    return f"{line.intensity:,.1f}", microseconds(line.least_us), bound
+
+
+def _size(tile: "Tile") -> str:
+    copies = f"{tile.count} of " if tile.count > 1 else ""
+    return f"{copies}{tile.rows} x {tile.columns}, {tile.element_bytes} B each"

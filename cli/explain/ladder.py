@@ -1,0 +1,167 @@
+"""`tune ladder`: how attention became fast, from standard attention to the kernel for Hopper, each step explained."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.explain.ladder_file import LadderFile
+from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared.lookup import look_up
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table
+from blocktune.kernels.values.errors import VerificationError
+from blocktune.tuner.measure.device_choice import choose_device, is_present
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Environment
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.compare.ladder import Ladder
+    from blocktune.tuner.compare.ladder_steps import Step
+
+WRONG = "WrongResultError"
+"""How the problem of a step begins whose result differs from the reference."""
+
+
+@with_shape_flags
+def ladder(
+    flags: ShapeFlags,
+    device: DeviceName = None,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON file; a shape of it is replaced.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel, and say what each step bought.
+
+    On the GPU here every step is checked and timed in turns with the others; for another --device all is predicted.
+    A step that cannot run is listed with the reason. One whose result is wrong ends the command with 7.
+
+    \b
+    tune ladder --seq 8192 --dim 64
+    tune ladder --seq 1024 --dim 64 --dtype fp16 --device rtx2070
+    """
+    shape, spec = flags.shape(), choose_device(device)
+
+    from blocktune.tuner.compare.ladder import climb
+    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.measure.telemetry import gpu_lock
+
+    here = is_present(spec)
+    file = None if out is None else LadderFile(out, spec, _environment(spec))
+    with existing_store(db) as store:
+        known = known_configs(store, db, spec, shape)
+    if flags.assumed():
+        note(flags.assumed())
+    with gpu_lock(spec.uuid, note), CompileFarm(need_code=here) as farm:
+        note(f"{'measuring' if here else 'predicting'} on {spec.name}: {shape.label}")
+        clock = None
+        if here:
+            from blocktune.tuner.measure.protocol import CudaClock
+
+            clock = CudaClock()
+        climbed = climb(shape, spec, compiler=farm, known=known, clock=clock, seed=seed)
+    if file is not None:
+        file.add(climbed.to_json(), _command(), datetime.now(UTC).isoformat(timespec="seconds"))
+    if as_json:
+        print_json(climbed.to_json())
+    else:
+        show(climbed)
+    wrong = [f"{step.name}: {step.problem}" for step in climbed.steps if step.problem.startswith(WRONG)]
+    if wrong:
+        raise VerificationError(
+            f"Every step must compute what the reference does, but {'; '.join(wrong)}. Please report it."
+        )
+
+
+def known_configs(
+    store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape"
+) -> tuple["KernelConfig", ...]:
+    """Configs that were tuned for this shape on this device, the fastest first, then what the dispatcher would take."""
+    found = list(_measured(store, device, shape)) if store is not None else []
+    candidate = look_up(store, db, device, shape).candidate
+    return tuple(dict.fromkeys([*found, *([] if candidate is None else [candidate.config])]))
+
+
+def show(climbed: "Ladder") -> None:
+    """The steps as a table, then each in words."""
+    what = f"measured, {climbed.rounds} rounds" if climbed.measured else "predicted by the models, nothing was measured"
+    columns = ("step", "config", "time" if climbed.measured else "predicted", "TFLOP/s", "over the step before",
+               "over v2", "device memory", "occupancy", "limited by", "tensor cores")  # fmt: skip
+    rows = [_cells(step, climbed) for step in climbed.steps]
+    print_table(columns, rows, title=f"{climbed.shape.label} on {climbed.device.name}, {what}")
+    typer.echo("")
+    for step in climbed.steps:
+        typer.echo(_words(step))
+
+
+def _measured(store: "ResultStore", device: "DeviceSpec", shape: "AttentionShape") -> Iterator["KernelConfig"]:
+    from blocktune.kernels.registry import KERNELS
+
+    trials = [
+        trial
+        for trial in store.trials(device, shape)
+        if trial.config.kernel in KERNELS and trial.kernel_hash == KERNELS[trial.config.kernel].source_hash
+    ]
+    timed = sorted((trial.time_us, number) for number, trial in enumerate(trials) if trial.time_us is not None)
+    return (trials[number].config for _, number in timed)
+
+
+def _environment(device: "DeviceSpec") -> "Environment":
+    from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
+    from blocktune.tuner.measure.telemetry import GpuMonitor
+
+    if is_present(device):
+        return measuring_environment(device, GpuMonitor(device.uuid))
+    return predicting_environment(device)
+
+
+def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
+    from blocktune.tuner.compare.ladder_steps import STANDARD, size
+
+    timing = step.timing
+    time_us = timing.median_us if timing else None if climbed.measured else step.predicted_us
+    occupied, traffic = step.occupied, step.traffic
+    return (
+        step.name,
+        step.config.label if step.config else "PyTorch" if step.name == STANDARD else "-",
+        microseconds(time_us),
+        f"{1e-6 * climbed.shape.flops / time_us:.1f}" if time_us else "-",
+        _ratio(step.over_before),
+        _ratio(step.over_v2),
+        "-" if traffic is None else size(traffic.least),
+        percent(occupied.fraction if occupied else None),
+        ", ".join(str(name).replace("_", " ") for name in occupied.limiters) if occupied else "-",
+        step.tensor_cores or "-",
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _words(step: "Step") -> str:
+    from blocktune.tuner.compare.ladder_steps import IDEAS
+
+    words = f"{step.name}: {IDEAS[step.name]}."
+    if step.why:
+        words += f" By the models: {step.why}."
+    return f"{words} Not run: {step.problem}" if step.problem else words
+
+
+def _command(arguments: Sequence[str] | None = None) -> str:
+    """What was typed, as it can be typed again elsewhere: without the files that are here."""
+    words, rest = ["tune"], iter(sys.argv[1:] if arguments is None else arguments)
+    for word in rest:
+        if word in ("--out", "--db"):
+            next(rest, None)
+        elif not word.startswith(("--out=", "--db=")):
+            words.append(word)
+    return shlex.join(words)

@@ -1,0 +1,130 @@
+"""The file that `tune ladder --out` writes, one ladder a shape, and the tables that are made of it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.shared.json_files import read_document, write_atomically
+from blocktune.cli.shared.render import SCHEMA
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Environment
+    from blocktune.kernels.hardware.device import DeviceSpec
+
+FORMAT = "blocktune-ladder"
+SUFFIX = ".ladder.json"
+"""How the names of such files in results/ end."""
+
+HEADER = ("step", "config", "time", "TFLOP/s", "over the step before", "over v2", "device memory", "occupancy",
+          "limited by", "tensor cores")  # fmt: skip
+
+_SAME = ("schema", "format", "device", "environment")
+"""What ladders must share to stand in one file."""
+
+
+class LadderFile:
+    """A document of ladders; a file that exists is added to, a shape that is climbed again replaces its ladder.
+
+    Raises:
+        UsageError: the file holds something else, or ladders of another device or software.
+    """
+
+    def __init__(self, path: Path, device: "DeviceSpec", environment: "Environment") -> None:
+        self._path = path
+        self.document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "format": FORMAT,
+            "device": replace(device, uuid=None).to_json(),
+            "environment": asdict(environment),
+            "created_at": "",
+            "commands": [],
+            "rows": [],
+        }
+        if path.exists():
+            there = read_ladder(path)
+            differ = [name for name in _SAME if there.get(name) != self.document[name]]
+            if differ:
+                raise UsageError(
+                    f"Ladders of one file share device and software, but {path} differs in {', '.join(differ)}. "
+                    "Name another file by --out."
+                )
+            self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
+
+    def add(self, row: Mapping[str, Any], command: str, now: str) -> None:
+        """Puts a ladder in and writes the file; command: what was typed, now: the time as ISO 8601."""
+        document = self.document
+        document["rows"] = [*(other for other in document["rows"] if other["shape"] != row["shape"]), dict(row)]
+        document["created_at"] = now
+        document["commands"] = list(dict.fromkeys((*document["commands"], command)))
+        write_atomically(self._path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_ladder(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it holds no ladders of this schema.
+    """
+    return read_document(path, "ladder", FORMAT, SCHEMA)
+
+
+def ladder_tables(document: Mapping[str, Any]) -> str:
+    """The tables of a document, with where they come from and why each step differs from the one before."""
+    return "\n\n".join([_caption(document), *(_section(row) for row in document["rows"])])
+
+
+def _caption(document: Mapping[str, Any]) -> str:
+    environment = document["environment"]
+    names = [name for name in ("triton", "torch", "driver") if environment[name]]
+    software = ", ".join(f"{name} {environment[name]}" for name in names)
+    commands = " and ".join(f"`{command}`" for command in document["commands"])
+    measured = all(row["origin"] == "measured" for row in document["rows"])
+    how = (
+        "All steps were checked first and timed in turns in one run"
+        if measured
+        else "Nothing was measured: all times are predicted"
+    )
+    return (
+        f"{'Measured' if measured else 'Predicted'} for {document['device']['name']} on {document['created_at'][:10]} "
+        f"({software}), by {commands}. {how}; the bytes are counted by the model, with all keys that L2 can keep."
+    )
+
+
+def _section(row: Mapping[str, Any]) -> str:
+    flops = AttentionShape.from_json(row["shape"]).flops
+    lines = [_line(HEADER), _line(["---", "---", *["---:"] * 6, "---", "---"])]
+    lines += [_line(_cells(step, flops)) for step in row["steps"]]
+    notes = [f"- {step['name']}: {_note(step)}" for step in row["steps"]]
+    return f"{row['label']}:\n\n" + "\n".join(lines) + "\n\n" + "\n".join(notes)
+
+
+def _cells(step: Mapping[str, Any], flops: int) -> list[str]:
+    timing = step["timing"]
+    time_us = timing["median_us"] if timing else step["predicted_us"]
+    known = time_us is not None and not step["problem"]
+    return [
+        step["name"],
+        KernelConfig.from_json(step["config"]).label if step["config"] else "PyTorch" if step["hbm_bytes"] else "-",
+        f"{time_us:,.0f} µs" if known else "-",
+        f"{1e-6 * flops / time_us:.1f}" if known else "-",
+        *("-" if step[name] is None else f"{step[name]:.2f}x" for name in ("over_before", "over_v2")),
+        "-" if step["hbm_bytes_least"] is None else f"{step['hbm_bytes_least'] / 1e9:,.2f} GB",
+        "-" if step["occupancy"] is None else f"{100 * step['occupancy']:.4g} %",
+        ", ".join(step["limiters"]).replace("_", " ") or "-",
+        step["tensor_cores"] or "-",
+    ]
+
+
+def _note(step: Mapping[str, Any]) -> str:
+    words = f"{step['idea']}."
+    words += f" By the models: {step['why']}." if step["why"] else ""
+    return f"{words} Not run: {step['problem']}" if step["problem"] else words
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,127 @@
+"""`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
+from blocktune.cli.shared.render import print_json
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.device_choice import choose_device
+from blocktune.tuner.search.shape_defaults import complete_shape
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import ComputeLimits
+    from blocktune.kernels.hardware.resources import KernelResources
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.occupancy.calculator import Occupancy
+
+
+def occupancy(
+    cc: Annotated[str | None, typer.Option("--cc", help="Compute capability, such as 9.0.")] = None,
+    device: DeviceName = None,
+    warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a block.")] = None,
+    regs: Annotated[int | None, typer.Option("--regs", min=0, help="Registers of a thread.")] = None,
+    shared: Annotated[int | None, typer.Option("--shared", min=0, help="Dynamic shared bytes of a block.")] = None,
+    static_shared: Annotated[int, typer.Option("--static-shared", min=0, help="Static shared bytes of a block.")] = 0,
+    barriers: Annotated[int, typer.Option("--barriers", min=0, help="Named barriers of a block.")] = 1,
+    carveout: Annotated[
+        int | None, typer.Option("--carveout", min=0, max=100, help="Shared memory's part of the L1, in percent.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Compile this kernel instead of giving --regs.")
+    ] = None,
+    block_m: BlockM = None,
+    block_n: BlockN = None,
+    stages: Stages = None,
+    param: OwnParameters = None,
+    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Head dimension to compile for.")] = None,
+    seq: Annotated[int, typer.Option("--seq", min=1, help="Sequence length to compile for.")] = 8192,
+    dtype: Dtype = "bf16",
+    causal: IsCausal = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain how many blocks fit an SM, and why.
+
+    From the resources of a block, or of a kernel that is compiled here, which needs no GPU. A kernel for decoding or
+    for features needs a shape of its own: see `tune explain`.
+
+    \b
+    tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
+    tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
+    """
+    from blocktune.tuner.occupancy.calculator import occupancy as compute
+    from blocktune.tuner.occupancy.text import explain
+
+    limits, num_sms = _where(cc, device)
+    if kernel is None:
+        subject = None
+        resources = _resources_given(warps, regs, shared, static_shared, barriers)
+    else:
+        choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
+        subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
+        subject = subject.with_choices(choices, param or [])
+        resources = subject.compile()
+    result = compute(resources, limits, carveout_percent=carveout)
+    text = explain(result) if subject is None else _explain(subject, result, num_sms)
+    if as_json:
+        print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
+    else:
+        typer.echo(text)
+
+
+def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
+    """The limits that are asked about, and how many SMs have them where a device is meant."""
+    from blocktune.kernels.hardware.device import limits_for, parse_cc
+
+    if cc is None:
+        spec = choose_device(device)
+        return spec.limits, spec.num_sms
+    if device is not None:
+        raise UsageError("Give `--cc` or `--device`, not both: a device has its own compute capability.")
+    return limits_for(parse_cc(cc)), None
+
+
+def _resources_given(
+    warps: int | None, regs: int | None, shared: int | None, static_shared: int, barriers: int
+) -> "KernelResources":
+    from blocktune.kernels.hardware.resources import KernelResources
+
+    if warps is None or regs is None or shared is None:
+        raise UsageError(
+            "Occupancy needs `--warps`, `--regs` and `--shared`, or a `--kernel` to compile. "
+            "Example: tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712"
+        )
+    return KernelResources(
+        registers=regs,
+        shared_bytes=shared,
+        static_shared_bytes=static_shared,
+        num_warps=warps,
+        barriers=barriers,
+        tensor_cores="none",
+    )
+
+
+def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":
+    """In the direction that the kernel computes."""
+    from blocktune.kernels.registry import get_kernel
+
+    if dim is None:
+        raise UsageError("`--kernel` compiles for a head dimension, but `--dim` is missing. Add, say, `--dim 128`.")
+    return replace(complete_shape(seq, dim, dtype=dtype, causal=causal), direction=get_kernel(kernel).direction)
+
+
+def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
+    """The occupancy in words, with what smaller parameters would change and the waves on a device."""
+    from blocktune.tuner.cost.analysis import steps_down
+    from blocktune.tuner.cost.roofline import waves_of
+    from blocktune.tuner.occupancy.text import explain
+
+    waves = None
+    if num_sms is not None and result.blocks_per_sm:
+        blocks, folded = subject.kernel.as_forward(subject.config, subject.shape)
+        waves = waves_of(folded, blocks.block_m, result, num_sms)
+    alternatives = steps_down(subject.kernel, subject.config, subject.shape, subject.limits)
+    return explain(result, alternatives=alternatives, waves=waves)

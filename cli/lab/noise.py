@@ -1,0 +1,113 @@
+"""`tune noise`: how much the times of this GPU vary, and what of two equal configs finals would say."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.lab.noise_file import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
+from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.render import note, print_json, print_table
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
+
+
+@with_shape_flags
+def noise(
+    flags: ShapeFlags,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.5, max=600, help="How long, the compiling included.")
+    ] = 3.0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat the measurements of a search on a few configs for minutes, in bursts and under sustained load by turns.
+
+    The configs are the stored winner, or the default, and three near it. It tells how far repeated measurements and
+    finals of one config are apart, how they drift, whether the regimes rank the configs alike, and how often finals of
+    a config against itself have a winner.
+
+    \b
+    tune noise --seq 8192 --dim 64
+    tune noise --seq 8192 --dim 64 --minutes 1
+    tune noise --seq 8192 --dim 64 --out results/h200.noise.json
+    """
+    shape = flags.shape()  # before heavy imports, so that wrong use fails at once
+    assumed = flags.assumed()
+    if assumed:
+        note(assumed)
+
+    from blocktune.kernels.hardware.device import current_device
+
+    device = current_device()
+    document = _study(shape, device, _configs(shape, device, db), 60 * minutes)
+    if out is not None:
+        write_atomically(out, json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n")
+    if as_json:
+        print_json(document)
+        return
+    rows = [noise_cells(name, row) for name, row in document["summary"]["regimes"].items()]
+    print_table(NOISE_COLUMNS, rows, title=f"{shape.label} on {device.name}")
+    typer.echo("\n" + "\n".join(noise_notes(document)))
+
+
+def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "tuple[KernelConfig, ...]":
+    """What is studied, then what may be studied beside it."""
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.registry import competing
+    from blocktune.kernels.values.config import Origin
+    from blocktune.tuner.lab.noise import near_configs
+    from blocktune.tuner.search.starting_configs import find_contenders
+    from blocktune.tuner.upkeep.is_current import is_live
+
+    contenders = find_contenders(shape, device, competing(), ())
+    with ResultStore.open(db) as store:
+        best = store.best(device, shape)
+        live = [trial for trial in store.trials(device, shape) if is_live(trial)]
+    tuned = best is not None and best.origin is Origin.MEASURED and is_live(best)
+    config = best.config if best is not None and tuned else contenders.default
+    return near_configs(config, live, contenders.space.feasible)
+
+
+def _study(
+    shape: "AttentionShape", device: "DeviceSpec", configs: "tuple[KernelConfig, ...]", seconds: float
+) -> dict[str, Any]:
+    from blocktune.db.records.records import Regime
+    from blocktune.tuner.lab.noise import study_noise
+    from blocktune.tuner.lab.noise_report import columns, summarize
+    from blocktune.tuner.measure.device_choice import visible
+    from blocktune.tuner.measure.environment import measuring_environment
+    from blocktune.tuner.measure.measurement import Terms
+    from blocktune.tuner.measure.runner import GpuRunner
+    from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+
+    monitor = GpuMonitor(device.uuid, own_processes=len(Regime))
+    runners = {
+        regime: GpuRunner(shape, environment=visible(device), monitor=monitor, terms=Terms(regime=regime, race=False))
+        for regime in (Regime.SUSTAINED, Regime.BURST)
+    }
+    with gpu_lock(device.uuid, note):
+        try:
+            study = study_noise(runners, configs, seconds=seconds, on_progress=note)
+        finally:
+            for runner in runners.values():
+                runner.close()
+    return {
+        "format": NOISE_FORMAT,
+        "schema": SCHEMA,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device.name,
+        "environment": measuring_environment(device, monitor).to_json(),
+        "shape": shape.to_json() | {"label": shape.label},
+        "configs": [config.to_json() | {"label": config.label} for config in study.configs],
+        "seconds": round(study.seconds, 1),
+        "summary": summarize(study),
+        "measurements": columns(study),
+    }

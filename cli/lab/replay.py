@@ -1,0 +1,88 @@
+"""`tune replay`: compare search strategies on recorded sweeps, without a GPU."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blocktune.cli.lab.replay_file import (
+    MODEL_COLUMNS,
+    RACING_COLUMNS,
+    STRATEGY_COLUMNS,
+    joined,
+    model_cells,
+    racing_cells,
+    strategy_cells,
+)
+from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.shared.render import note, percent, print_json, print_table
+from blocktune.kernels.values.errors import UsageError
+
+DEFAULT_PLACE = Path("results/sweeps")
+
+
+def replay(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PLACE]...", help=f"Sweep files, or folders of them.  [default: {DEFAULT_PLACE}]"),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option("--strategy", help="This one only; may be repeated.  [default: all]")
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Leave out this kernel, as on a GPU that cannot run it; may be repeated."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSON file; strategies are added to one of the same sweeps.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Search recorded sweeps by several strategies and tell how far from the best each of them ends.
+
+    The searches are those of `tune run`, with the recorded times in place of a compiler and a GPU.
+
+    \b
+    tune replay
+    tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
+    tune replay --out results/h200.replay.json
+    tune replay --without flash_fwd_hopper --without flash_bwd_hopper
+    """
+    from blocktune.kernels.registry import get_kernel
+    from blocktune.tuner.compile.farm import default_workers
+    from blocktune.tuner.lab.replay_report import compare_strategies
+    from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
+    from blocktune.tuner.search.strategies import STRATEGIES
+
+    unknown = sorted(set(strategy or ()) - STRATEGIES.keys())
+    if unknown:
+        raise UsageError(f"A strategy is one of {', '.join(STRATEGIES)}, but got {', '.join(unknown)}.")
+    left_out = sorted({get_kernel(name).name for name in without or ()})
+    sweeps = [load_sweep(path).without(left_out) for path in sweep_files(places or [DEFAULT_PLACE])]
+    compared = compare_strategies(
+        sweeps, strategy or list(STRATEGIES), seeds=seeds, workers=default_workers(), on_run=note
+    )
+    report = {**compared.to_json(), "without": left_out}
+    if out is not None:
+        report = joined(report, out)
+        write_atomically(out, json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    print_table(STRATEGY_COLUMNS, (strategy_cells(name, row) for name, row in report["strategies"].items()))
+    typer.echo("")
+    print_table(MODEL_COLUMNS, (model_cells(row) for row in report["model"]))
+    typer.echo("")
+    print_table(RACING_COLUMNS, map(racing_cells, report["racing"]))
+    for name in report["random_as_good"]:
+        note(f"random configs are as good as the default strategy after 20 measurements on {name}")
+    goal = report["strategies"].get(report["default"])
+    if goal is not None:
+        regret = goal["regret"]["20"]
+        note(f"{report['default']}: {percent(round(regret['median'], 4))} from the best after 20 measurements")

@@ -1,0 +1,139 @@
+"""What `tune replay --out` keeps, and the tables that are made of it."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.shared.json_files import read_document
+from blocktune.kernels.values.errors import UsageError
+
+SUFFIX = ".replay.json"
+"""How the names of such files in results/ end."""
+
+FORMAT, SCHEMA = "blocktune-replay", 1
+
+COUNTS = ("5", "10", "20", "40", "80")
+STRATEGY_COLUMNS = (
+    "strategy",
+    "seeds",
+    *(f"after {count}" for count in COUNTS),
+    "95th percentile at 20",
+    "seconds for 20",
+)
+MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
+                 "registers off by")  # fmt: skip
+
+RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those within 2 %")
+
+
+def read_replay(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it holds no comparison of searches of this schema.
+    """
+    return read_document(path, "replay", FORMAT, SCHEMA)
+
+
+def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The report with the strategies that a file holds besides, so that a long replay may be made in parts.
+
+    Raises:
+        UsageError: the file holds something else, or searches of other sweeps.
+    """
+    if not path.exists():
+        return dict(report)
+    kept = read_replay(path)
+    if kept["sweeps"] != report["sweeps"]:
+        raise UsageError(
+            f"A replay file is added to when its searches are of the same sweeps, but {path} is of others. "
+            "Name another file, or remove it."
+        )
+    compared = {report["default"], "random"} <= report["strategies"].keys()
+    strategies = {**kept["strategies"], **report["strategies"]}
+    alike = (report if compared else kept)["random_as_good"]
+    return {**report, "strategies": strategies, "random_as_good": alike}
+
+
+def replay_tables(document: Mapping[str, Any], part: str | None = None) -> str:
+    """The tables of a document, or one part of them.
+
+    Raises:
+        UsageError: there is no such part.
+    """
+    parts = {"strategies": _strategies, "model": _model, "racing": _racing}
+    if part is not None and part not in parts:
+        raise UsageError(
+            f"A part of a replay is one of {', '.join(parts)}, but got {part!r}. Name one, or none for all."
+        )
+    return "\n\n".join(make(document) for name, make in parts.items() if part in (None, name))
+
+
+def _strategies(document: Mapping[str, Any]) -> str:
+    """How far from the best every strategy ends, the best of them first, and where random configs are as good."""
+    best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
+    shapes, alike = len(document["sweeps"]), document["random_as_good"]
+    configs = sum(sweep["configs"] for sweep in document["sweeps"])
+    without = f", without {' and '.join(left_out)}" if (left_out := document.get("without")) else ""
+    caption = (
+        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}{without}): "
+        "how much slower than the best of the sweep the best of so many measurements is, "
+        "mean and 95 % confidence interval over the shapes; `tune run` uses "
+        f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded."
+    )
+    where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
+    table = _table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
+    return "\n\n".join((caption, table, where + (f": {', '.join(alike)}." if alike else ".")))
+
+
+def _model(document: Mapping[str, Any]) -> str:
+    caption = "The model alone, with nothing measured (medians over the shapes, in brackets the worst):"
+    return f"{caption}\n\n{_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
+
+
+def _racing(document: Mapping[str, Any]) -> str:
+    caption = "A race, in which a config gets no more than two rounds if these are so much slower than the best:"
+    return f"{caption}\n\n{_table(RACING_COLUMNS, [racing_cells(row) for row in document['racing']])}"
+
+
+def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    regret = row["regret"]
+    means = [
+        f"{_percent(found['mean'])} ({_percent(found['low'])} to {_percent(found['high'])})"
+        for found in (regret[count] for count in COUNTS)
+    ]
+    return [name, str(row["seeds"]), *means, _percent(regret["20"]["p95"]), f"{row['seconds']['20']:.1f}"]
+
+
+def model_cells(row: Mapping[str, Any]) -> list[str]:
+    first, best, ranks = row["first_choice"], row["best_of_8"], row["rank_correlation"]
+    return [
+        f"{row['kind']}, {row['kernel'] or 'all kernels'}",
+        str(row["sweeps"]),
+        f"{ranks['median']:.2f} ({ranks['low']:.2f})",
+        f"{_percent(first['median'])} ({_percent(first['high'])})",
+        f"{_percent(best['median'])} ({_percent(best['high'])})",
+        f"{row['shared_error_bytes']['median']:,.0f} B ({row['shared_error_bytes']['high']:,.0f} B)",
+        f"{row['register_error']['median']:.0f} ({row['register_error']['high']:.0f})",
+    ]
+
+
+def racing_cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{100 * (row['margin'] - 1):.0f} %",
+        f"{100 * row['rounds_saved']:.0f} %",
+        f"{row['stopped_close']} of {row['close']}",
+    ]
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(columns)
+    return "\n".join(_line(cells) for cells in (names, ["---"] + ["---:"] * (len(names) - 1), *rows))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,1 @@
+"""Writes measured tables into README.md and docs/."""

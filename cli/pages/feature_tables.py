@@ -1,0 +1,148 @@
+"""Tables of results that compare other things than the README: features, and the two forms of the backward."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from blocktune.cli.tune.bench import geometric_mean
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+SUFFIX = "-features.bench.json"
+"""Of files whose shapes differ in what they ask for and not in size."""
+
+HEADER = (
+    "shape",
+    "kernel",
+    "default, µs",
+    "tuned, µs",
+    "tuned over default",
+    "cuDNN, µs",
+    "FlexAttention, µs",
+    "TFLOP/s",
+    "GB/s of keys and values",
+)
+TOGETHER = " All of a row was checked first and timed in turns in one run; gains are those of median times."
+SPARSE = " Operations of a block mask are counted as if every block took part; a quarter of them does."
+TWO_PASSES, ONE_KERNEL = "flash_bwd_split", "flash_bwd_fused"
+PASSES_HEADER = ("head dim", "seqlen", "mask", "two passes", "one kernel", "one kernel over two passes", "faster")
+
+WORDS = ("shape", "kernel", "mask", "faster")
+"""Columns that hold no numbers."""
+
+
+def feature_tables(document: Mapping[str, Any], caption: str) -> str:
+    """The rows of a bench in the order of their file, forwards first.
+
+    Args:
+        document: as `tune bench --out` writes it.
+        caption: what stands above the table.
+    """
+    rows = [(AttentionShape.from_json(row["shape"]), _by_name(row)) for row in document["rows"]]
+    sparse = any(shape.features.mask is MaskKind.BLOCK_SPARSE for shape, _ in rows)
+    ordered = sorted(rows, key=lambda row: (row[0].direction.value != "forward", _key_rate(row[1]) is not None))
+    return "\n\n".join(
+        (
+            caption + TOGETHER + (SPARSE if sparse else ""),
+            _table(*_filled(HEADER, [_feature_cells(*row) for row in ordered])),
+            _means([row for _, row in rows]),
+        )
+    )
+
+
+def passes_table(document: Mapping[str, Any]) -> str:
+    """The best two-pass backward beside the best one-kernel one, in TFLOP/s; empty unless both took part in a row."""
+    lines, ratios = [], []
+    for row in document["rows"]:
+        shape, entries = AttentionShape.from_json(row["shape"]), _by_name(row)
+        two, one = (_best_of(name, entries) for name in (TWO_PASSES, ONE_KERNEL))
+        if two is None or one is None:
+            continue
+        ratios.append(two["median_us"] / one["median_us"])
+        place = (shape.head_dim, shape.seqlen_q, shape.causal is not Causal.NONE, shape.label)
+        lines.append((place, _passes_cells(shape, two, one, ratios[-1])))
+    if not lines:
+        return ""
+    table = _table(PASSES_HEADER, (cells for _, cells in sorted(lines)))
+    return (
+        f"Two passes (`{TWO_PASSES}`) against one kernel that adds up dq (`{ONE_KERNEL}`), the best config of each, "
+        f"TFLOP/s:\n\n{table}\n\nGeometric mean of one kernel's speed over two passes: {geometric_mean(ratios):.3f} "
+        f"({len(ratios)} shapes)."
+    )
+
+
+def _by_name(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {entry["name"]: entry for entry in row["contenders"]}
+
+
+def _best_of(kernel: str, entries: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The timing of a kernel's best config, which is the tuned one where the kernel has won."""
+    won = (entries.get("tuned", {}).get("config") or {}).get("kernel") == kernel
+    timing: Mapping[str, Any] | None = entries.get("tuned" if won else kernel, {}).get("timing")
+    return timing
+
+
+def _passes_cells(
+    shape: AttentionShape, two: Mapping[str, Any], one: Mapping[str, Any], ratio: float
+) -> tuple[str, ...]:
+    mask = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal"}.get(shape.causal, "causal, lower right")
+    rates = (f"{timing['tflops']:.0f}" for timing in (two, one))
+    winner = "one kernel" if ratio > 1 else "two passes"
+    return str(shape.head_dim), str(shape.seqlen_q), mask, *rates, f"{ratio:.3f}", winner
+
+
+def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    tuned = entries.get("tuned", {})
+    timing, rate = tuned.get("timing"), _key_rate(entries)
+    gain = _gain(entries)
+    return (
+        shape.label,
+        (tuned.get("config") or {}).get("kernel", "-"),
+        _time(entries, "default"),
+        _time(entries, "tuned"),
+        "-" if gain is None else f"{gain:.3f}",
+        _time(entries, "cudnn"),
+        _time(entries, "flex"),
+        "-" if timing is None else f"{timing['tflops']:.0f}",
+        "-" if rate is None else f"{rate:.0f}",
+    )
+
+
+def _gain(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The default's time over that of the tuned config."""
+    tuned, default = (entries.get(name, {}).get("timing") for name in ("tuned", "default"))
+    return default["median_us"] / tuned["median_us"] if tuned and default else None
+
+
+def _key_rate(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """GB/s of keys and values, where there are so few queries that it counts."""
+    rate: float | None = (entries.get("tuned", {}).get("timing") or {}).get("key_gbs")
+    return rate
+
+
+def _time(entries: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """In microseconds; `failed` for a config of ours whose result was wrong or missing."""
+    entry = entries.get(name, {})
+    timing = entry.get("timing")
+    if timing is not None:
+        return f"{timing['median_us']:,.1f}"
+    return "failed" if entry.get("config") is not None and entry.get("problem") else "-"
+
+
+def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    words = []
+    for rival, name in (("default", "the default"), ("cudnn", "cuDNN"), ("flex", "FlexAttention")):
+        timings = [(row.get(rival, {}).get("timing"), row.get("tuned", {}).get("timing")) for row in rows]
+        ratios = [theirs["median_us"] / ours["median_us"] for theirs, ours in timings if theirs and ours]
+        words += [f"{geometric_mean(ratios):.3f} over {name} ({len(ratios)} shapes)"] if ratios else []
+    return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
+
+
+def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The header and the rows without the columns in which nobody took part."""
+    kept = [index for index in range(len(header)) if any(row[index] != "-" for row in rows)]
+    return [header[index] for index in kept], [[row[index] for index in kept] for row in rows]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    kinds = ["---" if name in WORDS else "---:" for name in header]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, kinds, *rows))

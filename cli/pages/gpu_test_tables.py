@@ -1,0 +1,127 @@
+"""What a run of the GPU tests leaves behind (`make gpu-test RECORD=results/DEVICE`), and the tables that are made of
+it: which tests passed where, and what a call costs on the host."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.values.errors import UsageError
+
+SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
+SUFFIXES = (SUITE, COSTS)
+"""How the names of such files in results/ end."""
+
+SUITE_FORMAT, COSTS_FORMAT, SCHEMA = "blocktune-gpu-tests", "blocktune-host-cost", 1
+FORMATS = {SUITE: SUITE_FORMAT, COSTS: COSTS_FORMAT}
+
+SUITE_COLUMNS = ("tests", "passed", "failed", "skipped", "seconds")
+COSTS_COLUMNS = {
+    "look_up": "look-up",
+    "attention": "`blocktune.attention`",
+    "compiled_kernel": "`CompiledKernel[grid]`",
+    "bare_launch": "`kernel[grid]`",
+    "stock_autotune": "`@triton.autotune`",
+    "sdpa": "PyTorch's attention",
+}
+"""What is timed, by its name in the file."""
+
+
+def block(path: Path) -> str:
+    """The tables of a file; nothing where there is no such file yet.
+
+    Raises:
+        UsageError: it holds nothing of the kind that its name says.
+    """
+    if not path.exists():
+        return ""
+    return suite_tables(read_run(path)) if path.name.endswith(SUITE) else costs_table(read_run(path))
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it holds nothing of the kind that its name says.
+    """
+    wanted = next((FORMATS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"A recorded run is a JSON file, but {path} is not: {error}. Name another file.") from error
+    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (wanted, SCHEMA):
+        raise UsageError(
+            f"A recorded run is named *{SUITE} or *{COSTS} and has the format that belongs to it, but {path} has not. "
+            "Name another file."
+        )
+    return dict(document)
+
+
+def suite_tables(document: Mapping[str, Any]) -> str:
+    """How the tests of every file did, which failed, and why some were skipped."""
+    files = document["files"]
+    rows = [_suite_cells(name, files[name]) for name in sorted(files)]
+    total = [str(sum(len(row["failed"]) if key == "failed" else row[key] for row in files.values()))
+             for key in ("passed", "failed", "skipped")]  # fmt: skip
+    seconds = sum(row["seconds"] for row in files.values())
+    parts = [
+        f"{_where(document)}, by {_commands(document)}: {total[0]} tests passed, {total[1]} failed, {total[2]} were "
+        f"skipped, in {seconds:.0f} s.",
+        _table(SUITE_COLUMNS, [*rows, ["all", *total, f"{seconds:.0f}"]]),
+    ]
+    failures = [failure for name in sorted(files) for failure in files[name]["failed"]]
+    if failures:
+        parts.append("Failed:\n\n" + "\n".join(f"- `{each['test']}`: {_escaped(each['message'])}" for each in failures))
+    reasons = sum((Counter(row["reasons"]) for row in files.values()), Counter[str]())
+    if reasons:
+        lines = (f"- {count}: {_escaped(reason)}" for reason, count in reasons.most_common())
+        parts.append("Skipped, because:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _suite_cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    return [f"`{name}`", str(row["passed"]), str(len(row["failed"])), str(row["skipped"]), f"{row['seconds']:.0f}"]
+
+
+def costs_table(document: Mapping[str, Any]) -> str:
+    """Host time of a call of every kernel: medians, with the 99th percentile in brackets."""
+    rows = document["rows"]
+    return "\n\n".join(
+        (
+            f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
+            "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
+            "`blocktune.attention` is all of a call, its output's memory included; beside it what starting the same "
+            "kernel costs otherwise, with all arguments at hand.",
+            _table(
+                ("kernel", *COSTS_COLUMNS.values()),
+                [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],
+            ),
+        )
+    )
+
+
+def _cost_cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row[name]['median_us']:.1f} ({row[name]['p99_us']:.1f})" if name in row else "-" for name in COSTS_COLUMNS
+    ]
+
+
+def _where(document: Mapping[str, Any]) -> str:
+    device, environment = document["device"], document["environment"]
+    software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()) if version)
+    return f"Run on {device or 'a machine without a GPU'} on {document['created_at'][:10]} ({software})"
+
+
+def _commands(document: Mapping[str, Any]) -> str:
+    return " and ".join(f"`{command}`" for command in document["commands"])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _table(columns: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
+    header = list(columns)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

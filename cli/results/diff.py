@@ -1,0 +1,76 @@
+"""`tune diff`: which winners differ between two sets of results, and by how much."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.shared.options import AsJson
+from blocktune.cli.shared.render import microseconds, note, print_json, print_table
+from blocktune.cli.shared.winners import config_json
+
+if TYPE_CHECKING:
+    from blocktune.db.exchange.differences import Difference
+    from blocktune.db.records.records import Best
+
+_HELP = "A database (path or URL), an export or a frozen file."
+COLUMNS = ("", "device", "shape", "before", "time", "after", "time", "after / before")
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help=_HELP)],
+    after: Annotated[str, typer.Argument(metavar="B", help=_HELP)],
+    as_json: AsJson = False,
+) -> None:
+    """Compare the winners of two databases or files.
+
+    Shapes that only B has are added, those that only A has removed; config means that another config won, retimed that
+    the same one has another time, origin or software.
+
+    \b
+    tune diff before.json after.json
+    tune diff results/h200.json ~/.local/share/blocktune/blocktune.db --json
+    """
+    from blocktune.db.exchange.differences import differences
+    from blocktune.db.sources import read_results
+
+    old, new = (read_results(place, trials=False).bests for place in (before, after))
+    found = differences(old, new)
+    if as_json:
+        print_json({"differences": [_json(each) for each in found]})
+        return
+    if found:
+        print_table(COLUMNS, [_row(each) for each in found])
+    note(f"{len(found)} of {len({(best.device.key, best.shape) for best in (*old, *new)})} shapes differ")
+
+
+def _row(each: "Difference") -> tuple[object, ...]:
+    subject = each.subject
+    ratio = "-" if each.ratio is None else f"{each.ratio:.3f}"
+    return (
+        each.change,
+        subject.device.name,
+        subject.shape.label,
+        *_cells(each.before),
+        *_cells(each.after),
+        ratio,
+    )
+
+
+def _cells(best: "Best | None") -> tuple[str, str]:
+    return ("-", "-") if best is None else (f"{best.config.label} ({best.origin})", microseconds(best.time_us))
+
+
+def _json(each: "Difference") -> dict[str, Any]:
+    subject = each.subject
+    return {
+        "change": str(each.change),
+        "device": subject.device.key,
+        "shape": subject.shape.to_json() | {"label": subject.shape.label},
+        "before": _side(each.before),
+        "after": _side(each.after),
+        "ratio": each.ratio,
+    }
+
+
+def _side(best: "Best | None") -> dict[str, Any] | None:
+    return None if best is None else config_json(best.config, time_us=best.time_us, origin=str(best.origin))

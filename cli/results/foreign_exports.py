@@ -1,0 +1,49 @@
+"""Where `tune export --format` writes what the database room makes."""
+
+import json
+from pathlib import Path
+
+import typer
+
+from blocktune.cli.shared.render import note, print_json
+from blocktune.db.exchange.document import Document
+from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import UsageError
+
+
+def write_configs(document: Document, format_: ExportFormat, place: Path, *, db: str | None, as_json: bool) -> None:
+    """Writes an export document in the format of others: into a file, or for vLLM into a folder; `-` is stdout, where
+    several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
+
+    Raises:
+        UsageError: there is nothing to write, or the place cannot be written.
+    """
+    from blocktune.db.user_store import UserKernelStore
+
+    with UserKernelStore.open(db) as store:
+        files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
+    if str(place) == "-":
+        tables = {name: json.loads(text) for name, text in files.items()} if format_ is ExportFormat.VLLM else {}
+        typer.echo(json.dumps(tables, indent=1) if tables else next(iter(files.values())), nl=bool(tables))
+        return
+    try:
+        written = _write(files, place, in_folder=format_ is ExportFormat.VLLM)
+    except OSError as error:
+        raise UsageError(
+            f"The export needs a place that can be written, but {place} cannot: {error.strerror}. Name another one."
+        ) from error
+    if as_json:
+        print_json({"files": written})
+    else:
+        note(f"wrote {', '.join(written)}")
+
+
+def _write(files: Files, place: Path, *, in_folder: bool) -> list[str]:
+    """The paths that were written."""
+    if in_folder:
+        place.mkdir(parents=True, exist_ok=True)
+    paths = {place / name if in_folder else place: text for name, text in files.items()}
+    for path, text in paths.items():
+        path.write_text(text, encoding="utf-8")
+    return [str(path) for path in paths]

@@ -1,0 +1,89 @@
+"""`tune freeze`: the winners as one small file for production, the same on every rank."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared.options import AsJson, Database, DeviceName
+from blocktune.cli.shared.render import note, print_json
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.tuner.measure.device_choice import choose_device
+
+if TYPE_CHECKING:
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.hardware.device import DeviceSpec
+
+
+def freeze(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --all, the folder.")],
+    device: DeviceName = None,
+    every: Annotated[bool, typer.Option("--all", help="All devices, one file each in the folder OUT.")] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the winners of a device to a small, sealed file that a dispatcher reads.
+
+    Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
+    its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.
+
+    \b
+    tune freeze h200.json --device h200
+    tune freeze frozen --all
+    """
+    from blocktune.db.exchange.document import frozen_document, save_text
+    from blocktune.kernels.stored.export_file import canonical_text
+
+    if every and device:
+        raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")
+    with existing_store(db) as store:
+        chosen = _devices(store, device, every)
+        documents = {each: frozen_document(each, store.bests(each)) for each in chosen} if store else {}
+    written: list[dict[str, Any]] = []
+    try:
+        if every:
+            out.mkdir(parents=True, exist_ok=True)
+        for each, document in documents.items():
+            path = out / f"{_file_name(each)}.json" if every else out
+            save_text(canonical_text(document) + "\n", path)
+            row = {"file": str(path), "device": each.name, "bests": len(document["bests"])}
+            written.append(row | {"sha256": document["sha256"], "bytes": path.stat().st_size})
+    except OSError as error:
+        raise UsageError(f"Freezing needs a place that can be written, but {out} is none: {error.strerror}.") from error
+    if as_json:
+        print_json({"files": written})
+        return
+    for row in written:
+        note(f"froze {row['bests']} winners of {row['device']} in {row['file']} ({row['bytes']:,} bytes)")
+        typer.echo(f"{row['sha256']}  {row['file']}")
+
+
+def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":
+    """The devices to freeze, each of which has winners.
+
+    Raises:
+        NoFeasibleConfigError: there is nothing to freeze.
+        UsageError: the store has winners of several devices and none was chosen.
+    """
+    found = {best.device.key: best.device for best in store.bests()} if store else {}
+    if name is not None:
+        wanted = choose_device(name)
+        found = {key: device for key, device in found.items() if key == wanted.key}
+    if not found:
+        raise NoFeasibleConfigError(
+            f"Freezing needs winners{f' of {name}' if name else ''}, but there is none. "
+            "`tune run` finds them; --db or BLOCKTUNE_DB names another database."
+        )
+    if len(found) > 1 and not every:
+        names = ", ".join(device.name for device in found.values())
+        raise UsageError(
+            f"A frozen file holds one device, but the database has {names}. Name it by --device, or --all."
+        )
+    return list(found.values())
+
+
+def _file_name(device: "DeviceSpec") -> str:
+    """A name for a file from what tells devices apart; device names may come from anywhere."""
+    return re.sub(r"[^a-z0-9]+", "-", device.key.lower()).strip("-")[:120]

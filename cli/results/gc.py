@@ -1,0 +1,56 @@
+"""`tune gc`: drop what the database no longer needs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared.options import AsJson, Database
+from blocktune.cli.shared.render import print_json
+
+if TYPE_CHECKING:
+    from blocktune.db.tables.cleaning import CleanCounts, Rules
+
+
+def gc(
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without this flag it is only counted.")] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop trials that no new one can be compared with. Winners stay, whatever they were measured with.
+
+    Those are trials of a kernel whose source has changed since, and trials by an older measuring protocol. `tune
+    verify` uses them once more after an upgrade, so run that first.
+
+    \b
+    tune gc
+    tune gc --apply
+    """
+    with existing_store(db) as store:
+        counts = store.clean(present_rules(), dry_run=not apply) if store else None
+    if as_json:
+        print_json({"applied": apply} | (counts.to_json() if counts else {}))
+    elif counts is not None:
+        _show(counts, apply)
+
+
+def present_rules() -> "Rules":
+    """The kernels and the protocol as they are now."""
+    from blocktune.db.tables.cleaning import Rules
+    from blocktune.kernels.registry import KERNELS
+    from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
+
+    hashes = {name: kernel.source_hash for name, kernel in KERNELS.items()}
+    return Rules(source_hashes=hashes, protocol=PROTOCOL_VERSION)
+
+
+def _show(counts: "CleanCounts", applied: bool) -> None:
+    word = "dropped" if applied else "would drop"
+    typer.echo(f"{word} {counts.dead_kernel:,} trials of kernels whose source has changed")
+    typer.echo(f"{word} {counts.old_protocol:,} trials by an older measuring protocol")
+    typer.echo(f"{word} {counts.unreferenced:,} devices, shapes, configs, kernels and environments of these alone")
+    typer.echo(f"kept {counts.trials:,} trials and {counts.bests:,} winners")
+    if applied and counts.bytes_before:
+        typer.echo(f"the file has {counts.bytes_after / 1e6:.1f} MB, before {counts.bytes_before / 1e6:.1f} MB")
+    elif not applied:
+        typer.echo("nothing was changed; `tune gc --apply` does it")

@@ -1,0 +1,32 @@
+"""`tune merge`: the results of several machines in one database."""
+
+from typing import Annotated
+
+import typer
+
+from blocktune.cli.results.store import Trust, show_imported
+from blocktune.cli.shared.options import AsJson, Database
+
+Places = Annotated[
+    list[str], typer.Argument(metavar="FROM...", help="Databases (paths or URLs), exports or frozen files.")
+]
+
+
+def merge(places: Places, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
+    """Take the winners and trials of other databases and exports into the database.
+
+    All or, when anything is wrong, nothing. Every trial is kept. Of several winners of one shape the surest origin
+    stays (measured, borrowed, predicted); of these, the youngest names the software whose times count; of those, the
+    fastest stays. The order of the files does not matter.
+
+    \b
+    tune merge node1.db node2.db --trust --db fleet.db
+    tune merge a100.json postgresql+psycopg://user@host/results
+    """
+    from blocktune.db.sources import read_results
+    from blocktune.db.store import ResultStore
+
+    sources = [read_results(place, trials=True) for place in places]
+    with ResultStore.open(db) as store:
+        counts = store.merge(sources, trust=trust)
+    show_imported(counts, as_json)

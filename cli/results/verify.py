@@ -1,0 +1,124 @@
+"""`tune verify`: time the stored winners again after an upgrade, and see what changed."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared.options import AsJson, Database
+from blocktune.cli.shared.progress import shown_progress
+from blocktune.cli.shared.render import microseconds, note, print_json, print_table
+from blocktune.kernels.values.errors import NoFeasibleConfigError, VerificationError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Best, Environment
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.upkeep.verify import Verification
+
+COLUMNS = ("", "config", "then", "now", "now / then", "")
+
+
+def verify(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also winners that were measured with the software that is here.")
+    ] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check and time winners and their runners-up again on this GPU, and store who wins now.
+
+    Without --all only those that are due: measured with another driver, Triton, ptxas, torch or kernel source, or
+    imported. What is verified counts as measured here. A winner that computes a wrong result is replaced, and ends the
+    command with 7 after all shapes. Ctrl-C keeps what was verified.
+
+    \b
+    tune verify
+    tune verify --all --json
+    """
+    from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.measure.environment import measuring_environment
+    from blocktune.tuner.measure.telemetry import GpuMonitor
+
+    device = current_device()
+    environment = measuring_environment(device, GpuMonitor(device.uuid))
+    with existing_store(db) as store:
+        due = _due(store.bests(device), environment, every) if store else []
+        note(f"{len(due)} winners of {device.name} to verify")
+        done = _verify_each(due, device, environment, store, as_json) if store and due else []
+    if as_json:
+        print_json({"verified": [each.to_json() for each in done]})
+    wrong = [each.before.shape.label for each in done if each.wrong]
+    if wrong:
+        raise VerificationError(
+            f"A stored winner must compute what the reference does, but that of {'; '.join(wrong)} does not. It was "
+            "replaced as shown above; `tune run` searches further."
+        )
+    if len(done) < len(due):
+        raise NoFeasibleConfigError("Every winner that is due must be verified, but some could not be; see above.")
+
+
+def _due(bests: "list[Best]", environment: "Environment", every: bool) -> "list[tuple[Best, str]]":
+    """The winners to verify, each with the reason."""
+    from blocktune.kernels.values.config import Origin
+    from blocktune.tuner.upkeep.verify import why_due
+
+    reasons = ((best, why_due(best, environment)) for best in bests)
+    return [
+        (best, why or "asked for") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
+    ]
+
+
+def _verify_each(
+    due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore", quiet: bool
+) -> "list[Verification]":
+    from blocktune.tuner.measure.measurement import Terms
+    from blocktune.tuner.measure.telemetry import GpuMonitor
+    from blocktune.tuner.search.tune import farm_for
+    from blocktune.tuner.upkeep.verify import gpu_runner, verify
+
+    done: list[Verification] = []
+    monitor = GpuMonitor(device.uuid, own_processes=1)
+    with farm_for(device) as compiler:
+        for number, (best, why) in enumerate(due, start=1):
+            note(f"{number}/{len(due)} {best.shape.label}: {why}")
+            try:
+                terms = Terms(regime=best.environment.regime)
+                with gpu_runner(best.shape, device, monitor, note, terms) as runner, shown_progress() as show:
+                    found = verify(
+                        best,
+                        device=device,
+                        environment=environment,
+                        store=store,
+                        compiler=compiler,
+                        runner=runner,
+                        on_progress=show,
+                    )
+            except NoFeasibleConfigError as error:
+                note(f"error: {error}")
+                continue
+            done.append(found)
+            if not quiet:
+                _show(found)
+    return done
+
+
+def _show(found: "Verification") -> None:
+    rows = [
+        (
+            each.role,
+            each.config.label,
+            microseconds(each.before_us),
+            microseconds(each.after_us),
+            "-" if each.ratio is None else f"{each.ratio:.3f}",
+            each.problem,
+        )
+        for each in found.rechecks
+    ]
+    print_table(COLUMNS, rows, title=found.before.shape.label)
+    if found.after is None:
+        typer.echo(f"no winner any more: {found.reason}\n")
+    elif found.after.config == found.before.config:
+        typer.echo(f"the winner stays: {found.reason}\n")
+    else:
+        typer.echo(f"the winner is now {found.after.config.label}: {found.reason}\n")

@@ -1,0 +1,1 @@
+"""Flags, output and progress that several commands share."""

@@ -1,0 +1,104 @@
+"""A config that a command compiles: chosen by flags, compiled in a process of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.shared.render import note
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.kernels.base.kernel import AttentionKernel
+    from blocktune.kernels.hardware.device import ComputeLimits
+    from blocktune.kernels.hardware.resources import KernelResources
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
+
+BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")]
+BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")]
+Stages = Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")]
+OwnParameters = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the kernel's own; may be repeated."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is compiled, and for what."""
+
+    kernel: "AttentionKernel"
+    config: "KernelConfig"
+    shape: "AttentionShape"
+    limits: "ComputeLimits"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"config": self.config.to_json(), "shape": self.shape.to_json()}
+
+    def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "Subject":
+        """The same with the given choices in place of its own.
+
+        Args:
+            choices: parameters by name; None leaves one as it is.
+            own: further ones as NAME=VALUE.
+
+        Raises:
+            UsageError: the kernel has no such parameter, or a value is out of range.
+        """
+        from blocktune.kernels.values.config import KernelConfig
+
+        name, known = self.config.kernel, self.kernel.parameters
+        given = {key: value for key, value in choices.items() if value is not None} | dict(map(_parameter, own))
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise UsageError(f"`{name}` has the parameters {', '.join(known)}, but got {', '.join(unknown)}.")
+        config = KernelConfig.of(name, self.config.parameters | given)
+        problems = self.kernel.rule_violations(config, self.shape, self.limits)
+        if problems:
+            raise UsageError(" ".join(problems))
+        return replace(self, config=config)
+
+    def compile(self) -> "KernelResources":
+        """The resources of the config, compiled in a process of its own since a compile may abort its process.
+
+        Raises:
+            NoFeasibleConfigError: the config does not compile.
+        """
+        from blocktune.tuner.compile.farm import CompileFarm
+
+        config, limits = self.config, self.limits
+        note(f"compiling {config.label} for compute capability {limits.name} ({self.shape.label})")
+        with CompileFarm(workers=1) as farm:
+            result = farm.submit(config.kernel, config, self.shape, limits.cc).result()
+        if result.resources is None:
+            raise NoFeasibleConfigError(
+                f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): "
+                f"{result.error}"
+            )
+        return result.resources
+
+
+def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> Subject:
+    """A kernel's default config.
+
+    Raises:
+        UnknownKernelError: no kernel has this name.
+        UsageError: the kernel does not compute this shape there.
+    """
+    from blocktune.kernels.registry import get_kernel
+
+    kernel = get_kernel(name)
+    reason = kernel.unsupported(shape, limits)
+    if reason is not None:
+        raise UsageError(reason)
+    return Subject(kernel, kernel.default_config(shape, limits), shape, limits)
+
+
+def _parameter(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError:
+        raise UsageError(f"`--param` is NAME=VALUE with an integer value, but got {text!r}.") from None

@@ -1,0 +1,40 @@
+"""JSON documents of results/: read with a check of what they are, and written whole or not at all."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.values.errors import UsageError
+
+
+def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, Any]:
+    """The document in a file. kind: what messages call such a file; form: its `format`.
+
+    Raises:
+        UsageError: it is no document of this format and schema.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"A {kind} file holds JSON, but {path} does not: {error}. Name another file.") from error
+    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (form, schema):
+        raise UsageError(f"A {kind} file has format {form} and schema {schema}, but {path} has not. Name another file.")
+    return dict(document)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step, so that whoever reads it sees all of the old text or all of the new.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise UsageError(
+            f"The file of --out must be writable, but {path} is not: {error}. Name another one."
+        ) from error

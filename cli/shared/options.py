@@ -1,0 +1,102 @@
+"""The flags that several commands share, and their translation into the words of the other rooms, done here once."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE
+from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
+
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", help=f"GPU name, as in `tune devices`.  [default: the GPU here, else {DEFAULT_DEVICE}]"),
+]
+Database = Annotated[
+    str | None,
+    typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
+IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i, as in PyTorch.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeFlags:
+    """One attention shape as flags; `complete_shape` says what a size that is not given becomes."""
+
+    seq: Annotated[int, typer.Option("--seq", help="Queries of a sequence.")]
+    dim: Annotated[int, typer.Option("--dim", help="Head dimension.")]
+    batch: Annotated[
+        int | None, typer.Option("--batch", help=f"[default: {DEFAULT_TOKENS} / the longer of seq and seq-k]")
+    ] = None
+    heads: Annotated[int | None, typer.Option("--heads", help=f"Query heads.  [default: {DEFAULT_WIDTH} / dim]")] = None
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads.  [default: heads]")] = None
+    seq_k: Annotated[
+        int | None, typer.Option("--seq-k", help="Keys of a sequence.  [default: seq, unless that is 1]")
+    ] = None
+    dim_v: Annotated[int | None, typer.Option("--dim-v", help="Head dimension of the values.  [default: dim]")] = None
+    dtype: Dtype = "bf16"
+    causal: IsCausal = False
+    causal_lower_right: Annotated[
+        bool, typer.Option("--causal-lower-right", help="Causal up to the last key, as in FlashAttention.")
+    ] = False
+    direction: Annotated[str, typer.Option("--direction", help="forward or backward.")] = "forward"
+    features: Annotated[
+        str, typer.Option("--features", help="Such as 'window=127:0 softcap', in a grid with + for a blank.")
+    ] = ""
+
+    def shape(self) -> AttentionShape:
+        """The shape that the flags mean.
+
+        Raises:
+            UsageError: the sizes do not fit together.
+        """
+        if self.direction not in list(Direction):
+            raise UsageError(f"`direction` must be one of {', '.join(Direction)}, but got {self.direction!r}.")
+        plain = complete_shape(
+            self.seq,
+            self.dim,
+            batch=self.batch,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            seq_k=self.seq_k,
+            dim_v=self.dim_v,
+            dtype=self.dtype,
+            causal=Causal.LOWER_RIGHT if self.causal_lower_right else self.causal,
+        )
+        features = Features.parse(self.features.replace("+", " "))
+        return replace(plain, direction=Direction(self.direction), features=features)
+
+    def assumed(self) -> str:
+        """What was not given, as flags with their values and where these come from; empty when all sizes were given."""
+        shape = self.shape()
+        defaults = []
+        if self.batch is None:
+            tokens = "seq-k" if shape.seqlen_k > shape.seqlen_q else "seq"
+            defaults.append(f"--batch {shape.batch} (batch * {tokens} = {DEFAULT_TOKENS})")
+        if self.heads is None:
+            defaults.append(f"--heads {shape.num_heads} (heads * dim = {DEFAULT_WIDTH})")
+        return f"assumed {', '.join(defaults)}" if defaults else ""
+
+
+def with_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of `ShapeFlags` in place of its parameter `flags`."""
+    shared = inspect.signature(ShapeFlags).parameters
+    own = [value for name, value in inspect.signature(command).parameters.items() if name != "flags"]
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        flags = ShapeFlags(**{name: values.pop(name) for name in shared})
+        command(flags=flags, **values)
+
+    parameters = [value.replace(kind=inspect.Parameter.KEYWORD_ONLY) for value in (*shared.values(), *own)]
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded

@@ -1,0 +1,96 @@
+"""`--shapes FILE`: many shapes as tables of a TOML file, each with the words of the shape flags.
+
+[prefill]
+seq = 8192
+dim = 128
+causal = true
+
+[decode]            # a list stands for each of its values, as in --grid
+seq = 1
+seq-k = [4096, 16384]
+dim = 128
+kv-heads = 8
+"""
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.shared.options import ShapeFlags
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
+
+NEEDED = ("seq", "dim")
+
+_TEXT, _SWITCH, _COUNT = (str, "a text"), (bool, "true or false"), (int, "an integer")
+_KINDS: dict[str, tuple[type, str]] = {
+    "dtype": _TEXT,
+    "direction": _TEXT,
+    "features": _TEXT,
+    "causal": _SWITCH,
+    "causal_lower_right": _SWITCH,
+}
+_NAMES = tuple(field.name for field in fields(ShapeFlags))
+
+
+def shapes_of_file(path: Path) -> tuple[AttentionShape, ...]:
+    """The shapes of a file, each once, in its order; what a table does not give is as on the command line.
+
+    Raises:
+        UsageError: the file cannot be read or is no TOML, holds no table, or a table's key or value is not of a shape;
+            the message names the table and the key.
+    """
+    shapes = [shape for where, table in _tables(path) for shape in _shapes(where, table)]
+    if not shapes:
+        raise UsageError(
+            f"A file of shapes has at least one table, but {path} has none. Write [name] with seq and dim."
+        )
+    return tuple(dict.fromkeys(shapes))
+
+
+def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several times."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"A file of shapes holds TOML, but {path} does not: {error}. Correct it.") from error
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield f"{path} [{name}]", value
+        elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+            yield from ((f"{path} [[{name}]] number {number}", entry) for number, entry in enumerate(value, start=1))
+        else:
+            raise UsageError(
+                f"A file of shapes holds tables, but {path} has `{name}` outside of any. Write [name] above it."
+            )
+
+
+def _shapes(where: str, table: Mapping[str, Any]) -> Iterator[AttentionShape]:
+    lists = {_flag(where, key): _values(where, key, value) for key, value in table.items()}
+    missing = [name for name in NEEDED if name not in lists]
+    if missing:
+        raise UsageError(f"A shape needs seq and dim, but {where} has no `{missing[0]}`. Add it.")
+    for values in itertools.product(*lists.values()):
+        try:
+            yield ShapeFlags(**dict(zip(lists, values, strict=True))).shape()
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+
+
+def _flag(where: str, key: str) -> str:
+    name = key.replace("-", "_")
+    if name not in _NAMES:
+        names = ", ".join(name.replace("_", "-") for name in _NAMES)
+        raise UsageError(f"A shape has the keys {names}, but {where} has `{key}`. Correct or remove it.")
+    return name
+
+
+def _values(where: str, key: str, value: Any) -> tuple[Any, ...]:
+    kind, told = _KINDS.get(key.replace("-", "_"), _COUNT)
+    values = value if isinstance(value, list) else [value]
+    if not values or any(type(one) is not kind for one in values):
+        raise UsageError(f"`{key}` must be {told} or a list of such, but {where} has {key} = {value!r}. Correct it.")
+    return tuple(values)

@@ -1,0 +1,103 @@
+"""How a stored winner looks, in JSON and in tables."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.shared.render import microseconds
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Best
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.values.config import KernelConfig
+
+COLUMNS = ("", "config", "time", "predicted", "against the default")
+
+
+Predictions = Mapping["KernelConfig", float | None]
+"""What the model says of each tried config, in microseconds."""
+
+
+def predictions(store: "ResultStore", best: "Best") -> Predictions:
+    """The predicted times of the trials that the winner won against."""
+    trials = store.trials(best.device, best.shape, environment=best.environment)
+    return {trial.config: trial.predicted_us for trial in trials}
+
+
+def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] | None:
+    """A config with what is known about it; None stays None."""
+    return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
+
+
+def winner_json(best: "Best") -> dict[str, Any]:
+    """A winner with its origin, its rivals, and the environment that it was found in."""
+    return {
+        "device": best.device.to_json(),
+        "shape": best.shape.to_json(),
+        "best": config_json(best.config, time_us=best.time_us, predicted_us=best.predicted_us, origin=str(best.origin)),
+        "default": config_json(best.default, time_us=best.default_time_us),
+        "paper": config_json(best.paper, time_us=best.paper_time_us),
+        "speedup_over_default": _speedup_json(best),
+        "kernel_hash": best.kernel_hash,
+        "environment": asdict(best.environment),
+        "trials": best.trials,
+        "created_at": best.created_at.isoformat(),
+    }
+
+
+def _speedup_json(best: "Best") -> dict[str, float | None] | None:
+    if best.speedup_over_default is None:
+        return None
+    return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
+
+
+def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
+    """The winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
+    default_us = None if best.default is None else predicted.get(best.default)
+    rivals = (("default", best.default, best.default_time_us), ("paper rule", best.paper, best.paper_time_us))
+    rows = [_row("winner", best.config, best.time_us, best.predicted_us, _against_default(best, default_us))]
+    for name, config, time_us in rivals:
+        if config is not None:
+            predicted_us = predicted.get(config)
+            ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, predicted_us, "predicted ")
+            rows.append(_row(name, config, time_us, predicted_us, ratio))
+    return rows
+
+
+def _row(
+    name: str, config: "KernelConfig", time_us: float | None, predicted_us: float | None, ratio: str
+) -> tuple[str, ...]:
+    return name, config.label, microseconds(time_us), microseconds(predicted_us), ratio
+
+
+def _against_default(best: "Best", default_us: float | None) -> str:
+    return speedup(best) if best.time_us is not None else _ratio(default_us, best.predicted_us, "predicted ")
+
+
+def speedup(best: "Best") -> str:
+    """How much faster the winner is than the default, with its spread; a dash where nothing was measured."""
+    if best.speedup_over_default is None:
+        return "-"
+    return speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
+
+
+def speedup_text(median: float, low: float | None, high: float | None) -> str:
+    """A ratio for people, with its spread where that is known."""
+    return f"{median:.3f}x" if low is None or high is None else f"{median:.3f}x ({low:.3f} to {high:.3f})"
+
+
+def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> str:
+    return "-" if not default_us or not time_us else f"{word}{default_us / time_us:.3f}x"
+
+
+def origin_text(best: "Best") -> str:
+    """The origin, with the regime of what was measured."""
+    return f"{best.origin}, {best.environment.regime}" if best.time_us is not None else str(best.origin)
+
+
+def provenance(best: "Best") -> str:
+    """Where and when the winner was found, in one line."""
+    environment = best.environment
+    versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"
+    driver = f", driver {environment.driver}" if environment.driver else ""
+    return f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {best.trials} trials, {versions}{driver}"

@@ -1,0 +1,1 @@
+"""Commands that search or time: run, bench."""

@@ -1,0 +1,181 @@
+"""`tune bench`: the tuned kernels against everybody else who computes attention, in one interleaved run a shape."""
+
+import contextlib
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.shared.grid import Grid, with_grid_flags
+from blocktune.cli.shared.options import AsJson, Database
+from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.tune.bench_file import BenchFile
+from blocktune.db.records.records import Regime
+from blocktune.kernels.values.errors import VerificationError
+
+if TYPE_CHECKING:
+    from blocktune.tuner.compile.farm import CompileFarm
+
+PLACES = ("--out", "--db")
+"""Flags that name files of this machine."""
+
+COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against cuDNN", "config")
+KEY_RATE = "keys, values"
+"""A further column where there are few queries."""
+
+
+@with_grid_flags
+def bench(
+    grid: Grid,
+    autotune: Annotated[bool, typer.Option("--autotune", help="Let stock @triton.autotune take part; slow.")] = False,
+    standard: Annotated[bool, typer.Option("--standard", help="Let standard attention take part.")] = False,
+    flex: Annotated[bool, typer.Option("--flex", help="Let PyTorch's FlexAttention take part; compiles long.")] = False,
+    regime: Annotated[
+        Regime, typer.Option("--regime", help="GPU rests between rounds, or works without a break.")
+    ] = Regime.BURST,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON file, complete after every shape.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the tuned config against the default, the paper's rule, every other kernel, cuDNN and FlashAttention.
+
+    All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
+    A file that exists is added to, so that a long bench can be made in parts.
+    A tuned config whose result is wrong ends the command with 7, after all shapes.
+
+    \b
+    tune bench --seq 8192 --dim 64
+    tune bench --grid "seq=512,1024 dim=64,128 causal=0,1" --out h200.bench.json
+    tune bench --grid "seq=2048,8192 dim=64,128 direction=backward"
+    tune bench --seq 1 --seq-k 8192 --dim 128 --heads 32 --kv-heads 8 --batch 64
+    """
+    shapes = grid.shapes()  # before heavy imports, so that wrong use fails at once
+
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.compare.compare import compare, tuned_config
+    from blocktune.tuner.measure.environment import measuring_environment
+    from blocktune.tuner.measure.protocol import CudaClock
+    from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+
+    device = current_device()
+    file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
+    with ResultStore.open(db) as store, gpu_lock(device.uuid, note), _farm(autotune) as compiler:
+        for shape in shapes:
+            tuned_config(store, device, shape)  # the first that is missing ends the run before it begins
+        clock = CudaClock()
+        wrong: list[str] = []
+        for number, shape in enumerate(shapes, start=1):
+            note(f"{number}/{len(shapes)} {shape.label}")
+            comparison = compare(
+                shape,
+                store=store,
+                device=device,
+                regime=regime,
+                compiler=compiler,
+                standard=standard,
+                flex=flex,
+                seed=seed,
+                clock=clock,
+            )
+            file.add(comparison, _command(), datetime.now(UTC).isoformat(timespec="seconds"))
+            tuned = comparison.entry("tuned")
+            if tuned is not None and tuned.problem:
+                wrong.append(f"{shape.label}: {tuned.problem}")
+            if not as_json:
+                _show(comparison.to_json())
+    if as_json:
+        print_json(file.document)
+    else:
+        labels = {shape.label for shape in shapes}
+        _summarize([row for row in file.document["rows"] if row["label"] in labels])
+    if wrong:
+        raise VerificationError(
+            f"A tuned config must compute what the reference does, but {'; '.join(wrong)}. "
+            "Tune the shape again by `tune run`."
+        )
+
+
+@contextlib.contextmanager
+def _farm(wanted: bool) -> "Iterator[CompileFarm | None]":
+    """What compiles ahead for stock autotune."""
+    if not wanted:
+        yield None
+        return
+    from blocktune.tuner.compile.farm import CompileFarm
+
+    with CompileFarm(need_code=True) as farm:
+        yield farm
+
+
+def _command() -> str:
+    """What was typed, as it can be typed again elsewhere: without the files that are here."""
+    words = ["tune"]
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        if argument in PLACES:
+            next(arguments, None)
+        elif not argument.startswith(tuple(f"{flag}=" for flag in PLACES)):
+            words.append(argument)
+    return shlex.join(words)
+
+
+def _show(row: Mapping[str, Any]) -> None:
+    timed = [entry for entry in row["contenders"] if entry["timing"]]
+    rates = [entry["timing"].get("key_gbs") for entry in timed]  # absent from older files
+    columns: tuple[str, ...] = COLUMNS
+    rows = [_cells(entry) for entry in timed]
+    if any(rate is not None for rate in rates):
+        columns = (*COLUMNS[:4], KEY_RATE, *COLUMNS[4:])
+        rows = [(*cells[:4], _key_rate(rate), *cells[4:]) for cells, rate in zip(rows, rates, strict=True)]
+    print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
+    for entry in row["contenders"]:
+        if entry["problem"]:
+            typer.echo(f"{entry['name']} was not timed: {entry['problem']}")
+        if entry["tuning"]:
+            tuning = entry["tuning"]
+            typer.echo(
+                f"{entry['name']} tried {tuning['configs']} configs in {tuning['seconds']:.0f} s, compiling "
+                f"{tuning['compiled']} of them; about {tuning['cold_seconds']:.0f} s with an empty cache"
+            )
+    typer.echo("")
+
+
+def _key_rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f} GB/s"
+
+
+def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    timing, config = entry["timing"], entry["config"]
+    over = timing["over_cudnn"]
+    return (
+        entry["name"],
+        f"{timing['median_us']:,.1f} µs",
+        f"{timing['low_us']:,.1f} to {timing['high_us']:,.1f}",
+        f"{timing['tflops']:.1f}",
+        f"{over['median']:.3f}x ({over['low']:.3f} to {over['high']:.3f})" if over else "-",
+        " ".join(f"{name}={value}" if name != "kernel" else value for name, value in (config or {}).items()),
+    )
+
+
+def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
+    """The geometric means of the tuned config over the others, each over the shapes that have both."""
+    times = [
+        {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
+    ]
+    for rival in dict.fromkeys(name for row in times for name in row if name != "tuned"):
+        ratios = [row[rival] / row["tuned"] for row in times if rival in row and "tuned" in row]
+        if ratios:
+            typer.echo(f"tuned over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The n-th root of the product of n positive numbers."""
+    logarithms = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logarithms) / len(logarithms))

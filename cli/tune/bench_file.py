@@ -1,0 +1,83 @@
+"""The file that `tune bench --out` writes: rows of one device, software, regime and set of kernels."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.shared.json_files import read_document, write_atomically
+from blocktune.cli.shared.render import SCHEMA
+from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Environment, Regime
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.compare.report import Comparison
+
+FORMAT = "blocktune-bench"
+
+_SAME = ("schema", "format", "device", "environment", "regime", "kernels")
+"""What rows must share to stand in one file."""
+
+
+class BenchFile:
+    """A document of comparisons, and the file that it is kept in, if any.
+
+    A file that has rows of the same device, software, regime and kernels is added to: a shape that is measured again
+    replaces its row. So a long bench may be made in several runs.
+
+    Raises:
+        UsageError: the file holds something else.
+    """
+
+    def __init__(self, path: Path | None, device: "DeviceSpec", environment: "Environment", regime: "Regime") -> None:
+        import torch
+
+        from blocktune.kernels.registry import KERNELS
+
+        number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+        cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        self._path = path
+        self.document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "format": FORMAT,
+            "device": replace(device, uuid=None).to_json(),
+            "environment": environment.to_json() | {"cudnn": cudnn},
+            "regime": str(regime),
+            "kernels": sorted(KERNELS),
+            "created_at": "",
+            "commands": [],
+            "rows": [],
+        }
+        if path is not None and path.exists():
+            self._take_over(path)
+
+    def add(self, comparison: "Comparison", command: str, now: str) -> None:
+        """Puts a row in and writes the file; command: what was typed, now: the time as ISO 8601."""
+        row = comparison.to_json()
+        kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
+        self.document["rows"] = [*kept, row]
+        self.document["created_at"] = now
+        self.document["commands"] = list(dict.fromkeys((*self.document["commands"], command)))
+        if self._path is not None:
+            write_atomically(self._path, json.dumps(self.document, indent=1, allow_nan=False) + "\n")
+
+    def _take_over(self, path: Path) -> None:
+        there = read_bench(path)
+        differ = [name for name in _SAME if there.get(name) != self.document[name]]
+        if differ:
+            raise UsageError(
+                f"Rows of one file share device, software, regime and kernels, but {path} differs in "
+                f"{', '.join(differ)}. "
+                "Name another file by --out."
+            )
+        self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
+
+
+def read_bench(path: Path) -> dict[str, Any]:
+    """The document in a file.
+
+    Raises:
+        UsageError: it is no bench of this schema.
+    """
+    return read_document(path, "bench", FORMAT, SCHEMA)

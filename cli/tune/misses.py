@@ -1,0 +1,38 @@
+"""`tune run --from-misses`: the shapes that the dispatcher was called with and had no measurement of."""
+
+from typing import TYPE_CHECKING
+
+from blocktune.cli.shared.render import note
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.kernels.values.shape import AttentionShape
+
+
+def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape", ...]:
+    """The shapes that were missed on this device and have no measurement in the store or the package, most frequent
+    first.
+
+    Raises:
+        UsageError: the counting is switched off.
+        StoreError: the file of misses cannot be read.
+    """
+    from blocktune.cli.results.store import existing_store
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.selection.misses import work_of
+    from blocktune.kernels.stored.miss_file import VARIABLE, miss_path, read_misses
+    from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs
+    from blocktune.kernels.values.errors import UsageError
+
+    path = miss_path()
+    if path is None:
+        raise UsageError(f"`--from-misses` needs a file of misses, but {VARIABLE} switches it off. Name a file there.")
+    with existing_store(db) as store:
+        own: list[ConfigSource] = []
+        if store is not None:
+            place = StoreTarget.of(db).path
+            own.append(store if place is None else SqliteConfigs(place))
+        shapes = tuple(work_of(device, LayeredConfigs((*own, JsonConfigs())), read_misses(path)))
+    note(f"{len(shapes)} shapes to tune, missed on {device.name} according to {path}")
+    return shapes

@@ -1,0 +1,175 @@
+"""`tune run` for many shapes: one after the other, or shared by several GPUs, with a line for each."""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from blocktune.cli.shared.progress import shown_progress
+from blocktune.cli.shared.progress_jobs import JobsProgress, shown_jobs
+from blocktune.cli.shared.render import counts, microseconds, note, print_json
+from blocktune.cli.shared.winners import speedup_text
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.fleet.executor import Executor
+    from blocktune.tuner.fleet.job import Job
+
+
+def run_many(
+    shapes: "Sequence[AttentionShape]",
+    db: str | None,
+    as_json: bool,
+    search: dict[str, Any],
+    devices: "Sequence[DeviceSpec]",
+) -> bool:
+    """Tune shapes on these GPUs; returns whether the user cut it short. search: further arguments of `tune`.
+
+    Raises:
+        NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
+        StoreError: the store takes no results.
+    """
+    if len(devices) > 1:
+        return _share(shapes, db, as_json, search, devices)
+    return _run_in_turn(shapes, db, as_json, search)
+
+
+def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
+    """One shape after the other, in this process."""
+    from blocktune.db.store import ResultStore
+    from blocktune.tuner.search.tune import farm_for, tune
+
+    reports: list[dict[str, Any]] = []
+    failed: list[BlocktuneError] = []
+    with ResultStore.open(db) as store, farm_for(search["device"]) as compiler:
+        for number, shape in enumerate(shapes, start=1):
+            note(f"{number}/{len(shapes)} {shape.label}")
+            try:
+                with shown_progress() as show:
+                    report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
+            except (
+                NoFeasibleConfigError,
+                UsageError,
+            ) as error:  # a shape that cannot be tuned does not stop the others
+                note(f"error: {error}")
+                failed.append(error)
+                continue
+            reports.append(report.to_json())
+            if not as_json:
+                typer.echo(line(reports[-1]))
+            if report.interrupted:
+                break
+    _conclude(reports, len(failed), as_json)
+    return bool(reports) and bool(reports[-1]["interrupted"])
+
+
+def _share(
+    shapes: "Sequence[AttentionShape]",
+    db: str | None,
+    as_json: bool,
+    search: dict[str, Any],
+    devices: "Sequence[DeviceSpec]",
+) -> bool:
+    """All shapes by one worker process a GPU."""
+    from blocktune.db.store import ResultStore
+    from blocktune.tuner.fleet.local_executor import LocalExecutor
+
+    note(f"{len(shapes)} shapes on {len(devices)} GPUs")
+    with ResultStore.open(db):
+        pass  # created or upgraded once, before many open it
+    executor = LocalExecutor(devices)
+    with shown_jobs(len(shapes)) as progress, _interrupting(executor) as signals:
+        reports, failures = _watch(executor, _jobs(shapes, db, search), progress, as_json)
+    broken = [failure for failure in failures if failure[1] == StoreError.exit_code]
+    if broken:
+        raise StoreError(broken[0][0])
+    _conclude(reports, 0 if signals else len(failures), as_json)
+    return bool(signals)
+
+
+def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, Any]) -> "list[Job]":
+    from blocktune.kernels.registry import competing
+    from blocktune.tuner.fleet.job import Job
+    from blocktune.tuner.search.space import SearchSpace
+
+    kernels, limits, exhaustive = search["kernels"], search["device"].limits, search["exhaustive"]
+
+    def configs(shape: "AttentionShape") -> int:
+        return len(SearchSpace.build(shape, limits, kernels or competing()).feasible)
+
+    return [
+        Job(
+            shape=shape,
+            device=search["device"].key,
+            database=db,
+            budget=search["budget"],
+            kernels=None if kernels is None else tuple(kernel.name for kernel in kernels),
+            exhaustive=exhaustive,
+            configs=configs(shape) if exhaustive else 0,
+            regime=search["regime"],
+            seed=search["seed"],
+        )
+        for shape in shapes
+    ]
+
+
+def _watch(
+    executor: "Executor", jobs: "Sequence[Job]", progress: JobsProgress, as_json: bool
+) -> tuple[list[Mapping[str, Any]], list[tuple[str, int]]]:
+    """The reports in the order of the jobs, and error and exit code of each job that has none."""
+    from blocktune.tuner.fleet.job import Failed, Finished
+
+    reports: dict[Job, Mapping[str, Any]] = {}
+    failures = []
+    for event in executor.run(jobs):
+        progress.show(event)
+        if isinstance(event, Finished):
+            reports[event.job] = event.report
+            if not as_json:
+                progress.print(line(event.report))
+        elif isinstance(event, Failed):
+            failures.append((event.error, event.exit_code))
+    return [reports[job] for job in jobs if job in reports], failures
+
+
+@contextmanager
+def _interrupting(executor: "Executor") -> Iterator[list[int]]:
+    """The first Ctrl-C ends the workers' searches early, with what they found; the second one ends them at once. Yields
+    a list of the signals that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        executor.interrupt()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _conclude(reports: Sequence[Mapping[str, Any]], failed: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"runs": list(reports)})
+    if failed:
+        raise NoFeasibleConfigError(f"Every shape of a grid needs a result, but {failed} has none; see above.")
+
+
+def line(report: Mapping[str, Any]) -> str:
+    """A `TuningReport` as JSON in one line for people."""
+    best, gain = report["best"], report["speedup_over_default"]
+    time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
+    against = "" if gain is None else f", {speedup_text(**gain)} over the default"
+    config = KernelConfig.from_json(best["config"])
+    return (
+        f"{report['shape']['label']}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "
+        f"{counts(report['outcomes'])} in {report['seconds']:.1f} s"
+    )

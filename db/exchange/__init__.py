@@ -1,0 +1,1 @@
+"""Results as documents: export, import, merge, compare."""

@@ -1,0 +1,74 @@
+"""What changed between two sets of winners."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from blocktune.db.exchange.document import shape_order
+from blocktune.db.records.records import Best
+
+
+class Change(StrEnum):
+    """How the winner of one shape on one device differs."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    CONFIG = "config"
+    """Another config won."""
+    RETIMED = "retimed"
+    """The same config, with another time, origin or software."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One shape whose winner is not the same; before is None where it was added, after where it was removed."""
+
+    change: Change
+    before: Best | None
+    after: Best | None
+
+    @property
+    def subject(self) -> Best:
+        """The winner that says which shape and device this is about."""
+        best = self.after or self.before
+        assert best is not None
+        return best
+
+    @property
+    def ratio(self) -> float | None:
+        """The new time over the old one; None where one was not measured."""
+        if self.before is None or self.after is None or not self.before.time_us or not self.after.time_us:
+            return None
+        return self.after.time_us / self.before.time_us
+
+
+def differences(before: Iterable[Best], after: Iterable[Best]) -> list[Difference]:
+    """What changed, by device and shape."""
+    old = {_place(best): best for best in before}
+    new = {_place(best): best for best in after}
+    found = []
+    for place in old.keys() | new.keys():
+        change = _change(old.get(place), new.get(place))
+        if change is not None:
+            found.append(Difference(change=change, before=old.get(place), after=new.get(place)))
+    return sorted(found, key=lambda each: (each.subject.device.key, shape_order(each.subject.shape)))
+
+
+def _change(before: Best | None, after: Best | None) -> Change | None:
+    if before is None:
+        return Change.ADDED
+    if after is None:
+        return Change.REMOVED
+    if before.config != after.config:
+        return Change.CONFIG
+    same = (before.time_us, before.origin, before.kernel_hash, before.environment) == (
+        after.time_us,
+        after.origin,
+        after.kernel_hash,
+        after.environment,
+    )
+    return None if same else Change.RETIMED
+
+
+def _place(best: Best) -> tuple[object, ...]:
+    return best.device.key, best.shape

@@ -1,0 +1,199 @@
+"""Results as one JSON document: how they travel between machines and how they are shipped.
+
+    {
+      "format": "blocktune-results",
+      "schema": 1,
+      "device": {...},                    what DeviceSpec.to_json gives, without the uuid of one piece of hardware
+      "environments": {                   by Environment.digest
+        "<digest>": {"triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w",
+                     "regime"}        `burst`; left out where it is sustained
+      },
+      "bests": [
+        {
+          "shape": {...},                 AttentionShape.to_json
+          "config": {...},                KernelConfig.to_json
+          "kernel_hash": "<16 hex>",      the version of the kernel's code
+          "environment": "<digest>",
+          "origin": "measured",           or borrowed, predicted, default
+          "time_us", "predicted_us",      microseconds or null; a measured one has a time
+          "default": {...} | null, "default_time_us",      what it was compared with, in the same run
+          "paper": {...} | null, "paper_time_us",
+          "speedup_over_default", "speedup_low", "speedup_high",
+          "trials": 120,                  how many candidates were tried
+          "created_at": "2026-11-20T12:00:00+00:00"
+        }
+      ],
+      "trials": [...],                    only on request: the fields of Trial in db/records/records.py
+      "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
+    }
+
+One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.
+Reading (db/exchange/importing.py) takes an absent optional field as null and rejects what it does not know. All of it is data:
+nothing in a document is ever run.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from datetime import UTC
+from pathlib import Path
+from typing import Any, NoReturn
+
+from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
+from blocktune.kernels.values.errors import ImportRejectedError
+from blocktune.kernels.values.shape import AttentionShape
+
+FORMAT, FORMAT_VERSION = RESULTS_FORMAT
+MAX_FILE_BYTES = MAX_RESULTS_BYTES
+
+Document = dict[str, Any]
+
+
+def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial] | None) -> Document:
+    """The document of one device's results."""
+    bests = sorted(bests, key=_order)
+    kept = sorted(trials or (), key=_order)
+    used = {record.environment for record in bests} | {record.environment for record in kept}
+    document: Document = {
+        "format": FORMAT,
+        "schema": FORMAT_VERSION,
+        "device": replace(device, uuid=None).to_json(),
+        "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
+        "bests": [_best_json(best) for best in bests],
+    }
+    return document if trials is None else document | {"trials": [_trial_json(trial) for trial in kept]}
+
+
+def _digest(environment: Environment) -> str:
+    return environment.digest
+
+
+def _order(record: Best | Trial) -> tuple[Any, ...]:
+    return (*shape_order(record.shape), record.config.label, record.environment.digest, record.kernel_hash)
+
+
+def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
+    """The order in which people expect shapes: by what the code is, then by size."""
+    code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label)
+    return (*code, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
+
+
+def _provenance_json(record: Best | Trial) -> Document:
+    return {
+        "shape": record.shape.to_json(),
+        "config": record.config.to_json(),
+        "kernel_hash": record.kernel_hash,
+        "environment": record.environment.digest,
+        "created_at": record.created_at.astimezone(UTC).isoformat(),
+    }
+
+
+def _best_json(best: Best) -> Document:
+    return _provenance_json(best) | {
+        "origin": str(best.origin),
+        "time_us": best.time_us,
+        "predicted_us": best.predicted_us,
+        "default": None if best.default is None else best.default.to_json(),
+        "default_time_us": best.default_time_us,
+        "paper": None if best.paper is None else best.paper.to_json(),
+        "paper_time_us": best.paper_time_us,
+        "speedup_over_default": best.speedup_over_default,
+        "speedup_low": best.speedup_low,
+        "speedup_high": best.speedup_high,
+        "trials": best.trials,
+    }
+
+
+def _trial_json(trial: Trial) -> Document:
+    return _provenance_json(trial) | {
+        "outcome": str(trial.outcome),
+        "resources": None if trial.resources is None else trial.resources.to_json(),
+        "blocks_per_sm": trial.blocks_per_sm,
+        "occupancy": trial.occupancy,
+        "limiters": list(trial.limiters),
+        "predicted_us": trial.predicted_us,
+        "time_us": trial.time_us,
+        "relative_to_anchor": trial.relative_to_anchor,
+        "samples_us": list(trial.samples_us),
+        "error": trial.error,
+        "compile_seconds": trial.compile_seconds,
+        "bench_seconds": trial.bench_seconds,
+        "telemetry": asdict(trial.telemetry),
+    }
+
+
+FROZEN_FIELDS = ("shape", "config", "kernel_hash", "environment", "created_at", "origin", "time_us")
+"""What of a winner production needs: which config, for what, and how sure that is."""
+
+
+def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
+    """The winners of one device for production: without what they won against, and sealed by a hash of the content.
+
+    Equal winners give an equal document, byte for byte in the text of `canonical_text`, wherever it is made.
+    """
+    document = document_from(device, bests, None)
+    document["bests"] = [{name: best[name] for name in FROZEN_FIELDS} for best in document["bests"]]
+    document["device"] = _kind_of(device).to_json()
+    return document | {"sha256": seal_of(document)}
+
+
+def _kind_of(device: DeviceSpec) -> DeviceSpec:
+    """What makes two devices the same: the memory or clock that one piece reports must not change a frozen file."""
+    return DeviceSpec(name=device.name, limits=limits_for(device.limits.cc), num_sms=device.num_sms, source="catalogue")
+
+
+def save_document(document: Document, path: Path) -> None:
+    """Writes the document in a text for people; a reader sees the old file or the whole new one.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    save_text(json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n", path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Writes a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.chmod(0o644)  # mkstemp makes it private; an export is for others
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_document(path: Path) -> Any:
+    """The JSON value in a file, not yet checked beyond being JSON of a bearable size.
+
+    Raises:
+        ImportRejectedError: the file is too large or holds no JSON.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ImportRejectedError(
+            f"A results file must have up to {MAX_FILE_BYTES >> 20} MiB, but {path} has more. Leave the trials out."
+        )
+    try:
+        return json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ImportRejectedError(
+            f"A results file must hold JSON, but {path} does not: {error}. Export it again by `tune export`."
+        ) from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

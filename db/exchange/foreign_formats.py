@@ -1,0 +1,199 @@
+"""Winners in the formats of others: `triton.Config`, the JSON files of vLLM, and FlexAttention's `kernel_options`.
+
+All are made from an export document (db/exchange/document.py) that is checked as if a stranger had written it, since Python text
+is among what comes out. None can be imported again: they drop the environment and what was compared.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from blocktune.db.exchange.document import Document
+from blocktune.db.exchange.importing import records_from
+from blocktune.db.records.records import Best, Outcome, Trial
+from blocktune.db.records.user_records import UserBest
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import NO_FEATURES
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+FLEX_KERNELS: Mapping[str, Mapping[str, bool]] = {"flash_fwd": {}, "flash_fwd_tma": {"fwd_USE_TMA": True}}
+"""The kernels whose algorithm is that of FlexAttention's template, with the options that make it so."""
+
+FLEX_MASK_BLOCK = 128
+"""Queries and keys of a block of FlexAttention's own masks, unless they say otherwise; tiles must divide it."""
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Parameters that `triton.Config` takes beside what is compiled in."""
+
+Files = dict[str, str]
+"""Text by file name."""
+
+
+class ExportFormat(StrEnum):
+    """What `tune export` writes. `JSON` is our own format, which alone can be imported again."""
+
+    JSON = "json"
+    TRITON = "triton"
+    VLLM = "vllm"
+    FLEX = "flex"
+
+
+def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:
+    """An export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
+
+    Args:
+        document: the winners of our kernels on a device, and for `FLEX` the trials.
+        format_: not our own.
+        user_bests: winners of tuned functions there; `TRITON` takes them, the others are for attention.
+
+    Raises:
+        UsageError: the document holds no winner that the format can tell, or the format is our own.
+        ImportRejectedError: the document is not in order.
+    """
+    bests, trials = records_from(document)
+    device = DeviceSpec.from_json(document["device"])
+    writers: dict[ExportFormat, Callable[[], Files]] = {
+        ExportFormat.TRITON: lambda: triton_configs(device, bests, user_bests),
+        ExportFormat.VLLM: lambda: vllm_files(device, bests),
+        ExportFormat.FLEX: lambda: flex_options(device, bests, trials),
+    }
+    if format_ not in writers:
+        raise UsageError(f"Other formats are {', '.join(writers)}, but got {format_}. Write the document itself.")
+    files = writers[format_]()
+    if not files:
+        raise UsageError(
+            f"`--format {format_}` needs winners that it can tell, but of {len(bests)} on {device.name} there is none. "
+            "Tune the shapes on the device first; `--format triton` takes every winner."
+        )
+    return files
+
+
+def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
+    """A Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments) for
+    tuned functions. Every winner is in it, with what it is worth in a comment."""
+    entries = [f"    # {_worth(best)}\n    {_key(best)}: {_triton_config(best.config)}," for best in bests]
+    entries += [_user_entry(best) for best in user_bests]
+    if not entries:
+        return {}
+    head = '"""Winners of blocktune, by (kernel, shape)."""\n\nimport triton\n\n'
+    body = f"DEVICE = {json.dumps(device.name)}\n\nCONFIGS = {{\n" + "\n".join(entries) + "\n}\n"
+    return {f"{_plain(device.name)}.py": head + body}
+
+
+def vllm_files(device: DeviceSpec, bests: Iterable[Best]) -> Files:
+    """JSON files as vLLM keeps them for its fused experts: the name holds what is fixed, device_name last; the keys are
+    lengths (seqlen_k), of which a reader takes the nearest one.
+
+    Only what was measured is in them, since they cannot say where a config comes from. Of winners that differ in the
+    batch alone the largest one stays.
+    """
+    tables: dict[str, dict[int, dict[str, int]]] = {}
+    for best in sorted(bests, key=lambda best: best.shape.batch):
+        if best.origin is Origin.MEASURED:
+            tables.setdefault(_vllm_name(best), {})[best.shape.seqlen_k] = _vllm_config(best.config)
+    return {name: _json(dict(sorted(table.items()))) for name, table in sorted(tables.items())}
+
+
+def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial]) -> Files:
+    """`kernel_options` of FlexAttention by shape: the fastest measured config of a kernel like its template.
+
+    A winner of a kernel unlike it (warp specialised, say) tells nothing about the template, so the trials are asked
+    too. Backward and decoding have other templates, and features are the caller's score_mod: neither is in the file.
+    """
+    options = {
+        shape.label: flex_option(config)
+        for shape, config in _fastest(bests, trials).items()
+        if shape.direction is Direction.FORWARD and shape.features == NO_FEATURES
+    }
+    if not options:
+        return {}
+    return {f"{_plain(device.name)}.flex.json": _json({"device": device.name, "kernel_options": options})}
+
+
+def flex_option(config: KernelConfig) -> dict[str, int | bool]:
+    """The options that give FlexAttention's forward this config; the backward keeps its own."""
+    tile: dict[str, int | bool] = {
+        "fwd_BLOCK_M": config.block_m,
+        "fwd_BLOCK_N": config.block_n,
+        "fwd_num_warps": config.num_warps,
+        "fwd_num_stages": config.num_stages,
+    }
+    return tile | dict(FLEX_KERNELS[config.kernel])
+
+
+def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionShape, KernelConfig]:
+    """By shape the fastest config that FlexAttention can take, as far as times were taken on the device."""
+    measured = [best for best in bests if best.origin is Origin.MEASURED]
+    timed: list[Best | Trial] = [*measured, *(trial for trial in trials if trial.outcome is Outcome.OK)]
+    found: dict[AttentionShape, Best | Trial] = {}
+    for record in timed:
+        config, before = record.config, found.get(record.shape)
+        if config.kernel not in FLEX_KERNELS or FLEX_MASK_BLOCK % config.block_m or FLEX_MASK_BLOCK % config.block_n:
+            continue
+        if before is None or (record.time_us or 0.0) < (before.time_us or 0.0):
+            found[record.shape] = record
+    return {shape: record.config for shape, record in found.items()}
+
+
+def _user_entry(best: UserBest) -> str:
+    """Names and arguments may hold anything, so they are written as JSON texts, which Python reads as they are."""
+    key = f"({json.dumps(best.config.kernel)}, {json.dumps(best.problem.label)})"
+    options = {name: value for name, value in best.config.values if name in LAUNCH_OPTIONS}
+    meta = {name: value for name, value in best.config.values if name not in LAUNCH_OPTIONS}
+    arguments = ", ".join([json.dumps(meta), *(f"{name}={value}" for name, value in options.items())])
+    worth = f"measured, {best.time_us:.1f} us, source {best.source_hash}"
+    return f"    # {worth}\n    {key}: triton.Config({arguments}),"
+
+
+def _key(best: Best) -> str:
+    return f'("{best.config.kernel}", "{best.shape.label}")'
+
+
+def _worth(best: Best) -> str:
+    time = "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
+    return f"{best.origin}, {time}, kernel source {best.kernel_hash}"
+
+
+def _triton_config(config: KernelConfig) -> str:
+    meta = {name.upper(): value for name, value in _meta(config).items()}
+    return f"triton.Config({json.dumps(meta)}, num_warps={config.num_warps}, num_stages={config.num_stages})"
+
+
+def _meta(config: KernelConfig) -> dict[str, int]:
+    """The parameters that are compiled in, without the launch options."""
+    return {name: value for name, value in config.parameters.items() if name not in LAUNCH_OPTIONS}
+
+
+def _vllm_config(config: KernelConfig) -> dict[str, int]:
+    own = {name.upper(): value for name, value in config.extra}
+    tile = {"BLOCK_SIZE_M": config.block_m, "BLOCK_SIZE_N": config.block_n}
+    return tile | own | {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def _vllm_name(best: Best) -> str:
+    shape = best.shape
+    fixed = {
+        "kernel": best.config.kernel,
+        "heads": shape.num_heads,
+        "heads_kv": shape.num_heads_kv,
+        "head_dim": shape.head_dim,
+        "head_dim_v": shape.head_dim_v,
+        "queries": "" if shape.seqlen_q == shape.seqlen_k else shape.seqlen_q,
+        "causal": shape.causal,
+        "features": _plain(shape.features.label),
+        "dtype": shape.dtype,
+        "device_name": _plain(best.device.name),
+    }
+    return ",".join(f"{name}={value}" for name, value in fixed.items() if value != "") + ".json"
+
+
+def _plain(text: str) -> str:
+    """The text as a part of a file's name: `NVIDIA H200` is `NVIDIA_H200`, as vLLM writes it."""
+    return re.sub(r"[^A-Za-z0-9-]+", "_", text)
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=4, allow_nan=False) + "\n"

@@ -1,0 +1,189 @@
+"""Reading a results document (the format is in db/exchange/document.py) that a stranger may have written."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
+from blocktune.db.exchange.untrusted import Untrusted
+from blocktune.db.records import bounds
+from blocktune.db.records.bounds import COUNT, RATIO, SECONDS, TIME_US, Range
+from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.export_file import seal_of
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import ImportRejectedError
+from blocktune.kernels.values.shape import AttentionShape
+
+MAX_ENVIRONMENTS = 1000
+MAX_BESTS = 20_000
+MAX_TRIALS = 200_000
+EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # before Triton could be tuned
+_DIGEST = "[0-9a-f]{16}"
+
+
+def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
+    """The records in a document, every field of which was checked.
+
+    Raises:
+        ImportRejectedError: naming the place, the value and the rule.
+    """
+    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials", "sha256"))
+    top["format"].match(FORMAT, f"`{FORMAT}`")
+    top["schema"].integer(1, FORMAT_VERSION)
+    if "sha256" in top:
+        _require_unbroken_seal(document, top["sha256"])
+    device = top["device"].parsed(DeviceSpec.from_json, "a device")
+    source = _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
+    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS)]
+    trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
+    return bests, trials
+
+
+def _require_unbroken_seal(document: dict[str, Any], seal: Untrusted) -> None:
+    try:
+        seal.match(seal_of(document), "the hash of the rest, so it was changed after it was frozen")
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, ImportRejectedError):
+            raise
+        seal.reject(f"the hash of JSON ({error})")
+
+
+def _environments(node: Untrusted) -> dict[str, Environment]:
+    found = {}
+    for digest, entry in node.entries(MAX_ENVIRONMENTS).items():
+        parts = entry.object(("triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"), ("regime",))
+        environment = Environment(
+            **{name: parts[name].text(bounds.MAX_TEXT) for name in ("triton", "ptxas", "torch", "cuda", "driver")},
+            protocol=_integer(COUNT)(parts["protocol"]),
+            power_limit_w=_integer(bounds.POWER_W)(parts["power_limit_w"]),
+            regime=_regime(parts["regime"]) if "regime" in parts else Regime.SUSTAINED,
+        )
+        if environment.digest != digest:
+            entry.reject(f"the environment with this digest (these values have {environment.digest})")
+        found[digest] = environment
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Reads the rows of one document. `latest` bounds their dates: one far ahead would outrank all that is measured
+    later."""
+
+    device: DeviceSpec
+    environments: dict[str, Environment]
+    latest: datetime
+
+    def best(self, node: Untrusted) -> Best:
+        parts = node.object((*_PROVENANCE, "origin"), _BEST_READERS)
+        origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
+        if origin is Origin.MEASURED and "time_us" not in parts:
+            node.reject("an object with `time_us`, since its origin is `measured`")
+        return Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+
+    def trial(self, node: Untrusted) -> Trial:
+        parts = node.object((*_PROVENANCE, "outcome"), _TRIAL_READERS)
+        outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
+        if (outcome is Outcome.OK) != ("time_us" in parts):
+            node.reject("an object that has `time_us` exactly when its outcome is `ok`")
+        return Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+
+    def _provenance(self, parts: dict[str, Untrusted]) -> dict[str, Any]:
+        digest = parts["environment"].match(_DIGEST, "an environment's digest")
+        if digest not in self.environments:
+            parts["environment"].reject("a digest that `environments` explains")
+        return {
+            "device": self.device,
+            "environment": self.environments[digest],
+            "shape": _shape(parts["shape"]),
+            "config": _config(parts["config"]),
+            "kernel_hash": parts["kernel_hash"].match(_DIGEST, "16 hexadecimal digits"),
+            "created_at": parts["created_at"].moment(EARLIEST, self.latest),
+        }
+
+
+_Readers = Mapping[str, Callable[[Untrusted], Any]]
+_PROVENANCE = ("shape", "config", "kernel_hash", "environment", "created_at")
+
+
+def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
+    """The optional fields that are there."""
+    return {name: read(parts[name]) for name, read in readers.items() if name in parts}
+
+
+def _number(limits: Range) -> Callable[[Untrusted], float]:
+    return lambda node: node.number(*limits)
+
+
+def _integer(limits: Range) -> Callable[[Untrusted], int]:
+    low, high = limits
+    return lambda node: node.integer(int(low), int(high))
+
+
+def _shape(node: Untrusted) -> AttentionShape:
+    return node.parsed(AttentionShape.from_json, "a shape")
+
+
+def _regime(node: Untrusted) -> Regime:
+    return node.parsed(Regime, f"one of {', '.join(Regime)}")
+
+
+def _config(node: Untrusted) -> KernelConfig:
+    config = node.parsed(KernelConfig.from_json, "a config")
+    if len(config.extra) > 8:
+        node.reject("a config with up to 8 parameters of the kernel's own")
+    return config
+
+
+def _resources(node: Untrusted) -> KernelResources:
+    parts = node.object((*bounds.RESOURCES, "tensor_cores", "code_sha256"))
+    return KernelResources(
+        **{name: _integer(COUNT)(parts[name]) for name in bounds.RESOURCES},
+        tensor_cores=parts["tensor_cores"].match("[a-z0-9_]{1,32}", "the name of an instruction or `none`"),
+        code_sha256=parts["code_sha256"].match("([0-9a-f]{64})?", "64 hexadecimal digits or empty"),
+    )
+
+
+def _telemetry(node: Untrusted) -> Telemetry:
+    return Telemetry(**_read(node.object((), _TELEMETRY_READERS), _TELEMETRY_READERS))
+
+
+_time = _number(TIME_US)
+_ratio = _number(RATIO)
+
+_TELEMETRY_READERS: _Readers = {
+    "power_w": _number(bounds.POWER_W),
+    **{name: _integer(limits) for name, limits in bounds.TELEMETRY.items()},
+}
+
+_BEST_READERS: _Readers = {
+    "time_us": _time,
+    "predicted_us": _time,
+    "default": _config,
+    "default_time_us": _time,
+    "paper": _config,
+    "paper_time_us": _time,
+    "speedup_over_default": _ratio,
+    "speedup_low": _ratio,
+    "speedup_high": _ratio,
+    "trials": _integer(COUNT),
+}
+
+_TRIAL_READERS: _Readers = {
+    "resources": _resources,
+    "blocks_per_sm": _integer(bounds.BLOCKS_PER_SM),
+    "occupancy": _number(bounds.FRACTION),
+    "limiters": lambda node: tuple(
+        item.match("[a-z_]{1,32}", "the name of a limit") for item in node.items(bounds.MAX_LIMITERS)
+    ),
+    "predicted_us": _time,
+    "time_us": _time,
+    "relative_to_anchor": _ratio,
+    "samples_us": lambda node: tuple(_time(item) for item in node.items(bounds.MAX_SAMPLES)),
+    "error": lambda node: node.prose(bounds.MAX_ERROR),
+    "compile_seconds": _number(SECONDS),
+    "bench_seconds": _number(SECONDS),
+    "telemetry": _telemetry,
+}

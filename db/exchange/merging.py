@@ -1,0 +1,107 @@
+"""Results from elsewhere: what of them is believed, and which of several winners of a shape stays."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from blocktune.db.records.records import ORIGIN_RANK, Best, Trial
+from blocktune.db.records.rows import RowWriter
+from blocktune.kernels.values.config import Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Winners and trials of any number of devices."""
+
+    bests: tuple[Best, ...] = ()
+    trials: tuple[Trial, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportCounts:
+    """What an import or a merge stored, and what it left as it was because the store held something better."""
+
+    bests: int
+    bests_kept: int
+    trials: int
+    trials_kept: int
+
+
+def unverified(results: Results) -> Results:
+    """The results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured here,
+    and no trial counts as made here."""
+    bests = (
+        replace(best, origin=Origin.BORROWED) if best.origin is Origin.MEASURED else best for best in results.bests
+    )
+    trials = (replace(trial, imported=True) for trial in results.trials)
+    return Results(bests=tuple(bests), trials=tuple(trials))
+
+
+def winner_of(candidates: Sequence[Best]) -> Best:
+    """Which of several winners of one shape on one device stays, in whatever order they come.
+
+    Those of the best origin are left: measured, else borrowed, predicted, default. Of these, times of different
+    software cannot be compared, so the youngest names the software (environment and kernel source) that counts. Of what
+    that software gave, the fastest stays; of equals, the youngest. Times of two runs differ by several per cent when
+    one GPU was warmer, so winners that were all timed beside the same default are compared by the ratio to it.
+    """
+    best_rank = min(ORIGIN_RANK[best.origin] for best in candidates)
+    finest = [best for best in candidates if ORIGIN_RANK[best.origin] == best_rank]
+    youngest = max(finest, key=lambda best: (best.created_at, best.environment.digest, best.config.label))
+    comparable = [best for best in finest if _is_comparable(best, youngest)]
+    default = youngest.default
+    shared = default is not None and all(best.default == default and _over_default(best) < inf for best in comparable)
+    slowness = _over_default if shared else _time
+    return min(comparable, key=lambda best: (slowness(best), -best.created_at.timestamp(), best.config.label))
+
+
+def _is_comparable(best: Best, other: Best) -> bool:
+    same_source = best.config.kernel != other.config.kernel or best.kernel_hash == other.kernel_hash
+    return best.environment == other.environment and same_source
+
+
+def _time(best: Best) -> float:
+    time_us = best.predicted_us if best.time_us is None else best.time_us
+    return inf if time_us is None else time_us
+
+
+def _over_default(best: Best) -> float:
+    """Its time over that of the default in the same final rounds."""
+    if best.time_us is None or best.default_time_us is None:
+        return inf
+    return best.time_us / best.default_time_us
+
+
+def merge_into(writer: RowWriter, stored: Iterable[Best], sources: Sequence[Results]) -> ImportCounts:
+    """Writes the trials of all sources, and of every shape the winner of all, those that are stored included.
+
+    Args:
+        writer: of the store, in one transaction.
+        stored: the winners that the store holds.
+        sources: what comes to them, as far as it is believed.
+    """
+    offered_trials = [trial for source in sources for trial in source.trials]
+    stored_trials = sum(writer.put_trial(trial, only_newer=True) for trial in offered_trials)
+    held = {_place(best): best for best in stored}
+    offered: dict[tuple[object, ...], list[Best]] = defaultdict(list)
+    for source in sources:
+        for best in source.bests:
+            offered[_place(best)].append(best)
+    count = sum(len(bests) for bests in offered.values())
+    stored_bests = 0
+    for place, bests in offered.items():
+        winner = winner_of([*([held[place]] if place in held else []), *bests])  # of equals, the stored one
+        if winner is not held.get(place):
+            writer.replace_best(winner)
+            stored_bests += 1
+    return ImportCounts(
+        bests=stored_bests,
+        bests_kept=count - stored_bests,
+        trials=stored_trials,
+        trials_kept=len(offered_trials) - stored_trials,
+    )
+
+
+def _place(best: Best) -> tuple[object, ...]:
+    return best.device.key, best.shape

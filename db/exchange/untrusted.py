@@ -1,0 +1,110 @@
+"""A JSON document that a stranger may have written. Each value is taken out by a rule; a broken one names its place."""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+from blocktune.kernels.values.errors import ImportRejectedError, UsageError
+
+T = TypeVar("T")
+_SHOWN = 80  # characters of a rejected value that a message repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Untrusted:
+    """A value and where it stands in the document, such as `bests[3].time_us`.
+
+    Every method raises `ImportRejectedError` when its rule is broken.
+    """
+
+    value: Any
+    path: str = "document"
+
+    def reject(self, rule: str) -> NoReturn:
+        shown = repr(self.value)
+        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+        raise ImportRejectedError(
+            f"`{self.path}` must be {rule}, but got {shown}. Nothing was imported; correct the file or export it again."
+        )
+
+    def object(self, required: Collection[str], optional: Collection[str] = ()) -> "dict[str, Untrusted]":
+        """The fields of an object. Optional ones that are absent or null are left out; others must not exist."""
+        if not isinstance(self.value, dict):
+            self.reject("an object")
+        for name in self.value:
+            if name not in required and name not in optional:
+                self._field(name).reject(f"absent (known fields: {', '.join([*required, *optional])})")
+        for name in required:
+            if name not in self.value:
+                self.reject(f"an object with the field `{name}`")
+        return {
+            name: self._field(name)
+            for name in [*required, *optional]
+            if name in required or self.value.get(name) is not None
+        }
+
+    def entries(self, limit: int) -> "dict[str, Untrusted]":
+        """The entries of an object whose names are data."""
+        if not isinstance(self.value, dict) or len(self.value) > limit:
+            self.reject(f"an object of up to {limit} entries")
+        return {name: self._field(name) for name in self.value}
+
+    def items(self, limit: int) -> "list[Untrusted]":
+        if not isinstance(self.value, list) or len(self.value) > limit:
+            self.reject(f"a list of up to {limit} entries")
+        return [Untrusted(item, f"{self.path}[{index}]") for index, item in enumerate(self.value)]
+
+    def text(self, longest: int) -> str:
+        """A name or version. What a terminal would obey instead of showing has no place in it."""
+        if not isinstance(self.value, str) or len(self.value) > longest or not self.value.isprintable():
+            self.reject(f"a printable text of up to {longest} characters")
+        return self.value
+
+    def prose(self, longest: int) -> str:
+        """A text of several lines."""
+        if not isinstance(self.value, str) or len(self.value) > longest or not _is_prose(self.value):
+            self.reject(f"a text of up to {longest} characters")
+        return self.value
+
+    def match(self, pattern: str, meaning: str) -> str:
+        if not isinstance(self.value, str) or not re.fullmatch(pattern, self.value):
+            self.reject(meaning)
+        return self.value
+
+    def integer(self, low: int, high: int) -> int:
+        if type(self.value) is not int or not low <= self.value <= high:
+            self.reject(f"an integer from {low} to {high}")
+        return self.value
+
+    def number(self, low: float, high: float) -> float:
+        """A finite number, low and high included."""
+        # NaN is in no range, and an integer of any length can be compared.
+        if type(self.value) not in (int, float) or not low <= self.value <= high:
+            self.reject(f"a number from {low:g} to {high:g}")
+        return float(self.value)
+
+    def moment(self, earliest: datetime, latest: datetime) -> datetime:
+        """A time with its zone, in ISO 8601."""
+        try:
+            moment = datetime.fromisoformat(self.value)
+        except (TypeError, ValueError):
+            self.reject("a time in ISO 8601")
+        if moment.tzinfo is None or not earliest <= moment <= latest:
+            self.reject(f"a time with its zone from {earliest:%Y-%m-%d} to {latest:%Y-%m-%d}")
+        return moment
+
+    def parsed(self, parse: Callable[[Any], T], meaning: str) -> T:
+        """What the constructor of another room makes of the value."""
+        try:
+            return parse(self.value)
+        except (UsageError, TypeError, ValueError) as error:
+            self.reject(f"{meaning} ({error})")
+
+    def _field(self, name: str) -> "Untrusted":
+        return Untrusted(self.value[name], f"{self.path}.{name[:_SHOWN]}" if self.path != "document" else name[:_SHOWN])
+
+
+def _is_prose(text: str) -> bool:
+    return all(sign.isprintable() or sign in "\n\t" for sign in text)

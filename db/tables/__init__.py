@@ -1,0 +1,1 @@
+"""The database: connections, tables, schema versions, upkeep."""

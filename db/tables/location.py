@@ -1,0 +1,69 @@
+"""Where the store is: a file or a server."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_data_path
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from blocktune.kernels.stored.export_file import SUFFIX
+from blocktune.kernels.values.errors import UsageError
+
+
+def default_store_path() -> Path:
+    """The database in the user's data directory, where nothing else says which to take."""
+    directory = user_data_path("blocktune", appauthor=False)
+    if not directory.is_absolute():  # older platformdirs follow a relative XDG_DATA_HOME into the working directory
+        directory = Path.home() / ".local" / "share" / "blocktune"
+    return directory / "blocktune.db"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTarget:
+    """Where a store is: a SQLite file (`path`) or another server (`url`); exactly one is given."""
+
+    path: Path | None = None
+    url: URL | None = None
+
+    @property
+    def label(self) -> str:
+        """The place as people may see it: a URL without its password and without its query, which may hold another."""
+        return str(self.path) if self.url is None else self.url.set(query={}).render_as_string(hide_password=True)
+
+    @classmethod
+    def of(cls, target: str | Path | None) -> "StoreTarget":
+        """The target that a path, a URL, the variable BLOCKTUNE_DB or, last, the user's data directory names.
+
+        Raises:
+            UsageError: a URL that is none, an SQLite URL that names no file, or a results file (`*.json`).
+        """
+        chosen = str(target or os.environ.get("BLOCKTUNE_DB") or default_store_path())
+        if "://" not in chosen:
+            return cls(path=_file_path(chosen))
+        try:
+            url = make_url(chosen)
+        except (ArgumentError, ValueError):
+            raise UsageError(
+                "A database URL must read `dialect://user:password@host/database`, but the given one cannot be parsed. "
+                "Correct --db or BLOCKTUNE_DB."
+            ) from None
+        if url.get_backend_name() != "sqlite":
+            return cls(url=url)
+        if url.query:
+            raise UsageError(f"An SQLite URL must have no options, but got {sorted(url.query)}. Give the file's path.")
+        return cls(path=_file_path(url.database or ":memory:"))
+
+
+def _file_path(name: str) -> Path:
+    if name == ":memory:":
+        raise UsageError(
+            "The store must be a file, since several processes use it, but got a database in memory. Give a path."
+        )
+    if name.endswith(SUFFIX):
+        raise UsageError(
+            f"The store must be a database, but {name} is a results file by its name. `tune import` brings it into a "
+            "store; only the dispatcher reads it as it is. Give another path by --db or BLOCKTUNE_DB."
+        )
+    return Path(os.path.abspath(Path(name).expanduser()))

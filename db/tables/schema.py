@@ -1,0 +1,145 @@
+"""The schema of the store: is it there, is it ours, is it current; and how it becomes so.
+
+The version is a number in a table of our own, so that another program that uses Alembic on the same server is never
+mistaken for us. SQLite files carry an application id too.
+"""
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from blocktune.db.tables.engine import StoreEngines, connect_sqlite, translated
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.user_models import Base
+from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
+
+CURRENT = "0004"
+"""The newest revision in `migrations/versions`."""
+
+VERSION_TABLE = "blocktune_schema"
+APPLICATION_ID = 0x626C6B74  # "blkt"
+
+
+def require_current(engines: StoreEngines) -> None:
+    """Checks that the store can be read as it is.
+
+    Raises:
+        StoreError: it has no tables yet, or those of an older blocktune; or one of the errors of `version_of`.
+    """
+    with translated(engines.target), engines.reader.connect() as connection:
+        version = version_of(connection, engines.target)
+    if version != CURRENT:
+        state = "holds no tables yet" if version is None else f"has schema {version}"
+        raise StoreError(
+            f"A store that is only read must have schema {CURRENT}, but {engines.target.label} {state}. "
+            "Open it once for writing, for example by `tune list`."
+        )
+
+
+def make_current(engines: StoreEngines) -> None:
+    """Creates or upgrades the schema where it is not current. Any number of processes may do so at once.
+
+    Raises:
+        StoreError: the place cannot be written; or one of the errors of `version_of`.
+    """
+    if engines.target.path is not None:
+        _create_file(engines.target.path)
+    with translated(engines.target):
+        with engines.reader.connect() as connection:
+            version = version_of(connection, engines.target)
+        if version == CURRENT:
+            return
+        if version is None and engines.target.path is not None:
+            _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
+        with engines.writer.begin() as connection:
+            # Whoever held the lock before may have done the work.
+            if version_of(connection, engines.target) != CURRENT:
+                _upgrade(connection)
+
+
+def version_of(connection: Connection, target: StoreTarget) -> str | None:
+    """The revision of the store, or None when it is blank.
+
+    Raises:
+        ForeignStoreError: it belongs to another program.
+        StoreCorruptError: its version cannot be read.
+        SchemaTooNewError: a newer blocktune wrote it.
+    """
+    sqlite = connection.dialect.name == "sqlite"
+    tables = set(inspect(connection).get_table_names())
+    application = connection.exec_driver_sql("PRAGMA application_id").scalar_one() if sqlite else 0
+    if VERSION_TABLE not in tables or application not in (0, APPLICATION_ID):
+        # A server's database may be shared with others as long as no table has one of our names.
+        strangers = tables if sqlite else tables & set(Base.metadata.tables)
+        if strangers or application:
+            raise ForeignStoreError(
+                f"The store must be a database of blocktune, but {target.label} belongs to another program (it has "
+                f"{', '.join(sorted(strangers)[:5]) or f'the application id {application:#x}'}). "
+                "Give another one by --db or BLOCKTUNE_DB."
+            )
+        return None
+    versions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
+    if len(versions) != 1 or not str(versions[0]).isdigit():
+        raise StoreCorruptError(
+            f"`{VERSION_TABLE}` must hold one revision number, but in {target.label} it holds {versions!r}. "
+            "Move the database away and import your exports into a new one."
+        )
+    if int(versions[0]) > int(CURRENT):
+        raise SchemaTooNewError(
+            f"This blocktune reads schemas up to {CURRENT}, but {target.label} has schema {versions[0]}. "
+            "Update blocktune (`pip install --upgrade blocktune`), or give another database by --db or BLOCKTUNE_DB."
+        )
+    return str(versions[0])
+
+
+def _create_file(path: Path) -> None:
+    """An empty file in a private directory, unless there is one: later connections never create any, so that a file
+    that vanishes while in use is noticed."""
+    if path.is_dir():
+        raise StoreError(
+            f"The database must be a file, but {path} is a directory. Name a file by --db or BLOCKTUNE_DB."
+        )
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        if path.exists():
+            return  # not ours to touch, but perhaps to read
+        raise StoreError(
+            f"The database's directory must be writable, but {path.parent} is not ({error.strerror}). "
+            "Give another place by --db or BLOCKTUNE_DB."
+        ) from error
+
+
+def _enter_wal_mode(path: Path, timeout_seconds: float) -> None:
+    """Sets the journal mode, which the file keeps: readers and one writer do not wait for each other.
+
+    SQLite answers `locked` at once here, whatever the busy timeout, when two processes try it together. A file system
+    that cannot do it leaves the file in its old mode, which is slower and as safe.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    with closing(connect_sqlite(f"{path.as_uri()}?mode=rw", timeout_seconds)) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+
+def _upgrade(connection: Connection) -> None:
+    """Runs the missing migrations in the connection's transaction. Imports alembic, which takes most of a second."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "blocktune.db:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, CURRENT)
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")

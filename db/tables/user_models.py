@@ -1,0 +1,76 @@
+"""The tables of people's own kernels (`@tuned`): the same devices and environments, other problems and configs.
+
+A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
+canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,
+problem, config, time_us, triton, ptxas, driver. All are created by `migrations/versions/0002_user_kernels.py`.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import JSON, CheckConstraint, ForeignKey, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from blocktune.db.tables.models import Base as Base  # exported again: its tables are complete with those below
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow
+
+
+class UserTrialRow(Base):
+    """One candidate of one problem and how it ended."""
+
+    __tablename__ = "user_trial"
+    __table_args__ = (
+        UniqueConstraint(
+            "device_id", "kernel", "source_hash", "problem", "environment_id", "config", name="uq_user_trial_candidate"
+        ),
+        CheckConstraint("(outcome = 'ok') = (time_us IS NOT NULL)", name="only_ok_has_a_time"),
+        CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    kernel: Mapped[str] = mapped_column(String(256))
+    source_hash: Mapped[str] = mapped_column(String(16))
+    problem: Mapped[str] = mapped_column(String(1000))
+    config: Mapped[str] = mapped_column(String(500))
+    created_at: Mapped[datetime]
+    gpu_uuid: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(32))
+    error: Mapped[str] = mapped_column(Text)
+    time_us: Mapped[float | None]
+    relative_to_anchor: Mapped[float | None]
+    samples_us: Mapped[list[float]] = mapped_column(JSON)
+    seconds: Mapped[float]
+
+    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
+
+
+class UserBestRow(Base):
+    """The winner of one problem on one device."""
+
+    __tablename__ = "user_best"
+    __table_args__ = (
+        UniqueConstraint("device_id", "kernel", "source_hash", "problem", name="uq_user_best_problem"),
+        CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    kernel: Mapped[str] = mapped_column(String(256))
+    source_hash: Mapped[str] = mapped_column(String(16))
+    problem: Mapped[str] = mapped_column(String(1000))
+    config: Mapped[str] = mapped_column(String(500))
+    default_config: Mapped[str] = mapped_column(String(500))
+    created_at: Mapped[datetime]
+    gpu_uuid: Mapped[str | None] = mapped_column(String(64))
+    time_us: Mapped[float]
+    default_time_us: Mapped[float | None]
+    speedup_over_default: Mapped[float | None]
+    speedup_low: Mapped[float | None]
+    speedup_high: Mapped[float | None]
+    trials: Mapped[int]
+
+    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)

@@ -1,0 +1,69 @@
+"""Block-sparse attention: whole blocks of (query, key) pairs take part or do not."""
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from blocktune.kernels.dispatch.call_checks import check_sizes
+from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+
+def block_sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block_mask: BlockMask,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention over the active blocks of a mask; the others are neither loaded nor computed, so that time goes with
+    the density (FlashAttention, arXiv 2205.14135, algorithm 5). Differentiable.
+
+    query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]; causal
+    from the upper left; scale is 1 / sqrt(head_dim) unless given. A row without any key gives zeros.
+
+    Raises:
+        UsageError: the mask is no BlockMask, is on another device or belongs to other lengths; or the tensors do not
+            fit each other.
+    """
+    if not isinstance(block_mask, BlockMask):
+        raise UsageError(
+            f"`block_mask` must be a BlockMask, but got {type(block_mask).__name__}. Make one with "
+            "BlockMask.from_dense or BlockMask.from_predicate."
+        )
+    if block_mask.mask.device != query.device:
+        raise UsageError(
+            f"`block_mask` must be on the query's device, but got {block_mask.mask.device} and {query.device}. "
+            "Make the BlockMask there."
+        )
+    check_sizes(query, key, value)
+    if not is_compiling():  # a launch checks it too
+        block_mask.check_fits(_shape_of(query, key, value))
+    out, _ = attention.attend(
+        query,
+        key,
+        value,
+        causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        block_mask=block_mask,
+    )
+    return out
+
+
+def _shape_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionShape:
+    """The sizes of a call; a mask fits these, whatever the data type."""
+    batch, num_heads, seqlen_q, head_dim = query.shape
+    return AttentionShape(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_kv=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        head_dim_v=value.shape[3],
+    )

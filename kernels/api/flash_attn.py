@@ -1,0 +1,182 @@
+"""FlashAttention-2's functions, in its argument order and with its meaning: [batch, seqlen, heads, dim], packed tokens
+[tokens, heads, dim], causal from the lower right. Differentiable, except the log-sum-exp."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.dispatch.call_checks import check_dropout, check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import Causal
+
+UNBOUNDED = (UNLIMITED, UNLIMITED)
+"""No window."""
+
+Attended: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = UNBOUNDED,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attended:
+    """Attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv, head_dim(_v)].
+
+    causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
+    -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
+    1 / sqrt(head_dim) unless given; softcap 0 is none. deterministic: of the gradients; also asked for by
+    torch.use_deterministic_algorithms. A query that sees no key gives zeros.
+
+    Returns:
+        the output [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32
+        [batch, num_heads, seqlen_q], None): probabilities are never in memory.
+
+    Raises:
+        UsageError: tensors do not fit each other, or an argument is out of range.
+    """
+    query, key, value = (tensor.transpose(1, 2) if tensor.dim() == 4 else tensor for tensor in (q, k, v))
+    check_sizes(query, key, value, names="q, k and v")
+    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None
+    if plain and tuple(window_size) == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
+        is_grouped = query.shape[1] != key.shape[1]
+        return attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=is_grouped).transpose(
+            1, 2
+        )  # the short way
+    out, lse = attention.attend(
+        query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
+    )
+    out = out.transpose(1, 2)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = UNBOUNDED,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Attended:
+    """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
+    head_dim(_v)].
+
+    Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
+    max_seqlen the length of the longest. Tokens behind the last sequence give zeros. What stands in cu_seqlens is
+    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it.
+
+    Returns:
+        the output [tokens_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32 [num_heads,
+        tokens_q], None).
+
+    Raises:
+        NotImplementedError: block_table is given.
+        UsageError: tensors do not fit each other, an argument is out of range, or cu_seqlens do not ascend from 0 to no
+            more than the tokens.
+    """
+    if block_table is not None:
+        raise NotImplementedError("`block_table` of flash_attn_varlen_func is not served. Leave it out.")
+    query, key, value = (tensor.transpose(0, 1)[None] if tensor.dim() == 3 else tensor for tensor in (q, k, v))
+    if q.dim() != 3:
+        raise UsageError(f"Packed q, k and v are [tokens, heads, dim], but got q {tuple(q.shape)}. Flatten the batch.")
+    check_sizes(query, key, value, names="q, k and v")
+    batch = _count(query, cu_seqlens_q, cu_seqlens_k)
+    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    asked |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    lengths = (batch, _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k))
+    out, lse = attention.attend(
+        query,
+        key,
+        value,
+        lse=return_attn_probs,
+        deterministic=_is_deterministic(deterministic),
+        lengths=lengths,
+        **asked,
+    )
+    out = out[0].transpose(0, 1)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _asked(
+    query: Tensor,
+    batch: int,
+    dropout_p: float,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    slopes: Tensor | None,
+) -> dict[str, Any]:
+    """The arguments as `Call.of` takes them.
+
+    Raises:
+        UsageError: one is out of range.
+    """
+    check_dropout(dropout_p)
+    check_softcap(softcap)
+    return {
+        "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
+        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "dropout_p": dropout_p,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": check_slopes(slopes, batch, query.shape[1], query),
+    }
+
+
+def _is_deterministic(asked: bool) -> bool:
+    return asked or torch.are_deterministic_algorithms_enabled()
+
+
+def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
+    """How many sequences there are.
+
+    Raises:
+        UsageError: the bounds are no int32 vectors of one length, contiguous and on the query's device.
+    """
+    for name, bounds in (("cu_seqlens_q", bounds_q), ("cu_seqlens_k", bounds_k)):
+        if bounds.dtype != torch.int32 or bounds.dim() != 1 or not bounds.is_contiguous():
+            raise UsageError(
+                f"`{name}` must be int32 [sequences + 1] and contiguous, but got {bounds.dtype} {tuple(bounds.shape)}. "
+                "Convert it with .to(torch.int32)."
+            )
+        if bounds.device != query.device:
+            raise UsageError(
+                f"`{name}` must be on the device of q, but got {bounds.device} and {query.device}. Move it there."
+            )
+    if bounds_q.shape != bounds_k.shape or bounds_q.shape[0] < 2:
+        raise UsageError(
+            "`cu_seqlens_q` and `cu_seqlens_k` must bound the same sequences, one at least, but got "
+            f"{bounds_q.shape[0]} and {bounds_k.shape[0]} bounds. Give one more than there are sequences."
+        )
+    return int(bounds_q.shape[0]) - 1
+
+
+def _length(name: str, length: int) -> int:
+    """Raises:
+    UsageError: the length is negative.
+    """
+    if length < 0:
+        raise UsageError(f"`{name} >= 0` must hold, but got {length}. Give the length of the longest sequence.")
+    return length

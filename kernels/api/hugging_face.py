@@ -1,0 +1,150 @@
+"""Attention for Hugging Face transformers: the function and the mask function that its models call by name.
+
+A model calls (`integrations/sdpa_attention.py` of transformers 5 is the pattern) with query [batch, heads, L, E], key
+and value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Which pairs take part is
+told by the mask alone, where there is one: padding, windows, packed sequences and the length of a static cache are in
+it. Without a mask more than one query means causal from the upper left, and one query means all keys.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import Causal
+
+DEFAULT_NAME = "blocktune"
+
+TRAPS = ("flash", "sdpa", "flex_attention", "eager", "paged|", "/")
+"""Parts of a name that transformers gives a meaning to: other masks, other checks, or a download."""
+
+NO_CONCERN = frozenset(
+    {
+        "cache_position",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "seq_idx",
+        "use_cache",
+    }
+)
+"""Keywords on their way through a model that change nothing here: what attention must know of them is in the mask."""
+
+
+def register_with_transformers(name: str = DEFAULT_NAME) -> str:
+    """Makes `attn_implementation=name` of any model use `blocktune.attention`; returns the name.
+
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
+
+    Both the attention and the mask function are registered: without the second one transformers makes no masks, and
+    padding would be ignored silently. Registering again is harmless.
+
+    Raises:
+        UsageError: transformers would take the name for something else.
+        ImportError: transformers is not installed, or older than its attention interface (4.53).
+    """
+    trap = next((part for part in TRAPS if part in name), None)
+    if trap is not None or not name:
+        raise UsageError(
+            f"The name of an attention in transformers has none of {', '.join(TRAPS)} in it, which mean something "
+            f"there, but got {name!r}. Take the default, {DEFAULT_NAME!r}."
+        )
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(name, transformers_attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def transformers_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
+
+    attention_mask: [batch or 1, heads or 1, L, S], True where the query sees the key, or added to the scores. With a
+    mask sliding_window is in the mask already; without one it is the number of last keys that a query sees.
+
+    Raises:
+        NotImplementedError: a keyword asks for what is not served (attention sinks, position bias, a paged cache,
+            weights, packed sequences without a mask), or is not known here.
+    """
+    refuse_others(others, has_mask=attention_mask is not None)
+    queries = query.shape[2]
+    wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = queries > 1 and attention_mask is None and bool(wanted)
+    if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
+    if softcap is None and not is_windowed:
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+        out = attention(query, key, value, attention_mask, dropout, **options)
+    else:
+        window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
+        out, _ = attention.attend(
+            query,
+            key,
+            value,
+            causal=_diagonal(queries, causal, is_windowed),
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=window,
+            softcap=softcap or 0.0,
+            dropout_p=dropout,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            mask=attention_mask,
+        )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:
+    """Where a window stands: causal from the upper left, or for a single query at the last key.
+
+    Raises:
+        NotImplementedError: a window is asked for around many queries without a direction.
+    """
+    if is_windowed and not causal and queries > 1:
+        raise NotImplementedError(
+            f"`sliding_window` without a mask needs causal attention or one query, but got {queries} queries. Load the "
+            "model with attn_implementation='sdpa'."
+        )
+    if causal:
+        return Causal.UPPER_LEFT
+    return Causal.LOWER_RIGHT if is_windowed else Causal.NONE
+
+
+def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
+    """Raises:
+    NotImplementedError: a keyword is given that would change the result.
+    """
+    packed = others.pop("cu_seq_lens_q", None)
+    others.pop("cu_seq_lens_k", None)
+    if packed is not None and packed.numel() > 2 and not has_mask:
+        raise NotImplementedError(
+            f"`cu_seq_lens_q` packs {packed.numel() - 1} sequences, but no mask keeps them apart. Pass position_ids "
+            "that begin anew with each sequence, and no attention_mask: transformers then makes the mask."
+        )
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    strange = sorted(set(given) - NO_CONCERN)
+    if strange:
+        raise NotImplementedError(
+            f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
+            "attn_implementation='eager' or 'sdpa'."
+        )

@@ -1,0 +1,181 @@
+"""Attention over a cache of keys and values, contiguous or paged: decoding, and trees of drafts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call_checks import check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.plan import needs_gradients
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import Causal
+from blocktune.kernels.values.tree_mask import WORD_BITS
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
+
+    q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [batch, seqlen_k, num_heads_kv, head_dim(_v)], or with
+    block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
+    int32 [batch], the keys of every entry, or one number for all; the whole cache by default. k and v [batch, new,
+    num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key, and so do
+    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 is none. The tuned
+    config says how many splits there are. Values of lengths and tables are checked at the first call of a kind.
+
+    Returns:
+        the output [batch, seqlen_q, num_heads, head_dim_v], and the log-sum-exp [batch, num_heads, seqlen_q] if asked.
+
+    Raises:
+        NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
+            of splits).
+        UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
+    """
+    del rotary_interleaved
+    _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    _refuse(num_splits=num_splits or None)
+    lengths = _lengths(cache_seqlens, q, k_cache, block_table)
+    query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
+    check_softcap(softcap)
+    _check_cache(query, k_cache, v_cache, block_table)
+    if (k is None) != (v is None):
+        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
+    if k is not None:
+        lengths = lengths + k.shape[1]
+    asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
+    asked |= {"window": window_size, "softcap": softcap, "alibi_slopes": slopes}
+    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    if k is not None and v is not None:
+        if not is_compiling():
+            attention.check(query, keys, values, Call.of(**asked))
+        _append(k_cache, k, lengths - k.shape[1], block_table)
+        _append(v_cache, v, lengths - k.shape[1], block_table)
+    out, lse = attention.attend(query, keys, values, lse=return_softmax_lse, **asked)
+    out = out.transpose(1, 2)
+    return (out, lse) if return_softmax_lse else out
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tree_mask: Tensor,
+    cache_seqlens: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Drafts of speculative decoding: every query sees the cache before the drafts, and of these what its bits say.
+
+    query [batch, num_heads, drafts, head_dim]; the caches as `flash_attn_with_kvcache` takes them, with the drafts' own
+    keys the last of each entry's cache_seqlens (int32 [batch]). tree_mask int32 [batch, drafts, ceil(drafts / 32)], as
+    `tree_words` makes one for each entry.
+
+    Raises:
+        UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
+    """
+    batch, _, drafts, _ = query.shape
+    wanted = (batch, drafts, -(-drafts // WORD_BITS))
+    if tree_mask.shape != wanted or tree_mask.dtype != torch.int32:
+        raise UsageError(
+            f"`tree_mask` must be int32 [batch, drafts, ceil(drafts / 32)] = {wanted}, but got {tree_mask.dtype} "
+            f"{tuple(tree_mask.shape)}. Stack tree_words(parents) of every entry."
+        )
+    lengths = _lengths(cache_seqlens, query.transpose(1, 2), key_cache, block_table)
+    _check_cache(query, key_cache, value_cache, block_table)
+    asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
+    keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    return attention.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+
+
+def _refuse(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise NotImplementedError(f"`{name}` of flash_attn_with_kvcache is not served. Leave it out.")
+
+
+def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor | None) -> Tensor:
+    """cache_seqlens as int32 [batch]; q is [batch, ...] and cache [entries, rows, ...]."""
+    capacity = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+    if given is None or isinstance(given, int):
+        return torch.full((q.shape[0],), capacity if given is None else given, dtype=torch.int32, device=q.device)
+    if given.dtype != torch.int32 or given.shape != (q.shape[0],):
+        raise UsageError(
+            f"`cache_seqlens` must be int32 [batch] with batch {q.shape[0]}, but got {given.dtype} "
+            f"{tuple(given.shape)}. Convert it with cache_seqlens.to(torch.int32)."
+        )
+    return given
+
+
+def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
+    """Writes new rows [batch, new, ...] behind the lengths."""
+    entries = torch.arange(new.shape[0], device=new.device)[:, None]
+    places = lengths.long()[:, None] + torch.arange(new.shape[1], device=new.device)[None]
+    if table is None:
+        cache[entries, places] = new
+    else:
+        cache[table.long()[entries, places // cache.shape[1]], places % cache.shape[1]] = new
+
+
+def _asked(
+    query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
+) -> dict[str, Any]:
+    """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
+    page_size = 0 if table is None else k_cache.shape[1]
+    capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
+    return {
+        "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
+        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "cache_seqlens": lengths,
+        "block_table": table,
+        "page_size": page_size,
+        "lengths": (query.shape[0], query.shape[2], capacity),
+    }
+
+
+def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None) -> None:
+    """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
+
+    Raises:
+        UsageError: they do not fit each other, a block table is none, or a gradient is needed.
+    """
+    if needs_gradients(query, k_cache, v_cache):
+        raise UsageError(
+            "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
+            "or another entry point."
+        )
+    wanted = (query.shape[0],)
+    if table is not None and (table.dtype != torch.int32 or table.dim() != 2 or table.shape[:1] != wanted):
+        raise UsageError(
+            f"`block_table` must be int32 [batch, max_pages] with batch {query.shape[0]}, but got {table.dtype} "
+            f"{tuple(table.shape)}. Convert it, or give a row for every sequence."
+        )
+    if table is not None and k_cache.shape[1] & (k_cache.shape[1] - 1):
+        raise UsageError(f"Pages must hold a power of two of keys, but got {k_cache.shape[1]}. Take 16 to 256.")
+    caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
+    if table is not None:
+        caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]
+    check_sizes(query, *caches, names="queries and caches")

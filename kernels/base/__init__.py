@@ -1,0 +1,1 @@
+"""What every kernel is made of: its interface, its compilation, its launch, and its facts for the models."""

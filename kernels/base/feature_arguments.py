@@ -1,0 +1,120 @@
+"""The arguments that a call's features become, for every kernel that serves features of dense scores."""
+
+from typing import Any
+
+from blocktune.kernels.base.specialize import TensorArgument
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.dropout import keep_arguments
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import UNLIMITED, Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+DENSE_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
+"""The features whose arguments are here."""
+
+MASK_CODES = {MaskKind.NONE: 0, MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
+"""The masks as `score_tile` counts them."""
+
+SIZES = (
+    "num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "diagonal", "window_left",
+    "window_right",
+)  # fmt: skip
+DROPOUT_WORDS = ("seed_lo", "seed_hi", "offset", "threshold")
+RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS)
+"""Integers that are not compiled in."""
+
+
+def check_extras(features: Features, extras: Extras) -> None:
+    """Whether every feature has what it needs.
+
+    Raises:
+        UsageError: it has not.
+    """
+    needed = {
+        "mask": features.mask in (MaskKind.BOOLEAN, MaskKind.ADDITIVE),
+        "alibi_slopes": features.alibi,
+        "cu_seqlens_q": features.varlen,
+        "cu_seqlens_k": features.varlen,
+    }
+    missing = [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
+    if missing:
+        raise UsageError(
+            "The extras hold the tensors of the shape's features and no others, but for "
+            f"{features.label!r} that is not so of {', '.join(missing)}. Give what the shape asks for."
+        )
+    if features.softcap and not extras.softcap > 0:
+        raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
+
+
+def mask_bytes(mask: Any) -> Any:
+    """The mask as the kernels read it: a boolean one as bytes, in the same memory."""
+    import torch
+
+    return mask.view(torch.uint8) if mask is not None and mask.dtype is torch.bool else mask
+
+
+def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
+    """The tensor's strides in elements, 0 where it has one element for all; zeros without a tensor."""
+    if tensor is None:
+        return (0,) * dims
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def lse_strides(q: Any) -> tuple[int, int]:
+    """Strides of (batch, head) of the log-sum-exp that belongs to the query."""
+    heads, rows = q.shape[1], q.shape[2]
+    return heads * rows, rows
+
+
+def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Of the buffers beside those of K and V that tiles of a mask may take, and the pairs that dropout keeps, which
+    threads exchange a byte each. The compiler decides; a default leaves room for them."""
+    element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
+    return config.block_m * config.block_n * (config.num_stages * element + shape.features.dropout)
+
+
+def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
+    """scale, softcap, kept_share and the four words of dropout.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1).
+    """
+    return scale, extras.softcap, 1.0 - extras.dropout_p, *keep_arguments(extras)
+
+
+def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> dict[str, int]:
+    """The integers `SIZES`. batch_heads: heads that the grid counts; head_group: of them, those worked on together."""
+    window = shape.features.window or (UNLIMITED, UNLIMITED)
+    heads = shape.num_heads, shape.group_size, batch_heads, head_group
+    return dict(zip(SIZES, (*heads, shape.seqlen_q, shape.seqlen_k, shape.diagonal, *window), strict=True))
+
+
+def feature_constants(shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments that say which features there are."""
+    features = shape.features
+    return {
+        "CAUSAL": shape.causal is not Causal.NONE,
+        "UPPER_LEFT": shape.causal is Causal.UPPER_LEFT,
+        "WINDOW": features.window is not None,
+        "SOFTCAP": features.softcap,
+        "ALIBI": features.alibi,
+        "MASK": MASK_CODES[features.mask],
+        "DROPOUT": features.dropout,
+    }
+
+
+def example_arguments(shape: AttentionShape) -> dict[str, Any]:
+    """What compiles a kernel offline for the features of the shape: a mask [seqlen_q, seqlen_k] and slopes [num_heads]
+    for all of the batch, lengths, numbers, and the strides of log-sum-exps."""
+    features = shape.features
+    masked, lengths = features.mask is not MaskKind.NONE, TensorArgument("int32") if features.varlen else None
+    mask = TensorArgument("uint8" if features.mask is MaskKind.BOOLEAN else shape.dtype)
+    arguments: dict[str, Any] = {"Mask": mask if masked else None, "CuQ": lengths, "CuK": lengths}
+    arguments |= {"Slopes": TensorArgument("float32") if features.alibi else None}
+    arguments |= {"scale": 1.0, "softcap": 1.0, "kept_share": 1.0} | dict.fromkeys(DROPOUT_WORDS, 0)
+    rows = (0, 0, 0 if shape.seqlen_q == 1 else shape.seqlen_k, 1) if masked else (0,) * 4
+    slopes = (0, 1) if features.alibi and shape.num_heads > 1 else (0, 0)
+    strides = (*rows, *slopes, shape.num_heads * shape.seqlen_q, shape.seqlen_q)
+    names = ("mb", "mh", "mm", "mn", "sb", "sh", "lb", "lh")
+    return arguments | {f"stride_{name}": value for name, value in zip(names, strides, strict=True)}

@@ -1,0 +1,181 @@
+"""What the FlashAttention-2 forward kernels have in common on the host: rules, resources and arguments."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+LOG2_E = 1.4426950408889634
+ROWS_PER_WARP = 16
+"""Rows of a score tile that one warp owns in a tensor-core product."""
+GROUP_BYTES = 16 << 20
+"""Keys and values of the heads that causal programs work on together: a part of every large GPU's L2 cache."""
+
+RUN_TIME_SIZES = ("num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "causal_offset")
+"""Integers that are not compiled in: one compilation serves all lengths, batches and head counts."""
+
+IN_ORDER, AHEAD, AHEAD_FIXED = 0, 1, 2
+"""Values of the parameter `schedule`: scores, softmax and second product of a tile in order; the scores of the next
+tile ahead of the second product; the same against a fixed softmax reference (see kernels/portable/forward/softmax.py)."""
+
+
+def padded_width(head_dim: int) -> int:
+    """The head dimension rounded up to what Triton can express: a power of two, at least 16."""
+    return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
+
+
+def heads_per_group(shape: AttentionShape) -> int:
+    """How many heads' keys and values fill `GROUP_BYTES`; at least 8, unless they fill twice as much."""
+    head_bytes = shape.seqlen_k * (shape.head_dim + shape.head_dim_v) * shape.element_bytes
+    wanted = max(GROUP_BYTES // head_bytes, min(8, 2 * GROUP_BYTES // head_bytes), 1)
+    return min(shape.batch * shape.num_heads, wanted)
+
+
+def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
+    """stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in elements."""
+    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, shape.seqlen_k)
+    dim = shape.head_dim if letter in "qk" else shape.head_dim_v
+    row = "m" if letter in "qo" else "n"
+    return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
+
+
+class FlashKernel(AttentionKernel):
+    """Base of the forward kernels; a subclass names its jitted function and says how K and V reach it."""
+
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (64, 128, 256),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "schedule": (IN_ORDER, AHEAD, AHEAD_FIXED),
+    }
+    preferences: ClassVar[tuple[tuple[int, int, int, int, int], ...]]
+    """Default configs as (block_m, block_n, num_warps, num_stages, schedule), best first."""
+
+    @property
+    @abstractmethod
+    def function(self) -> Any:
+        """The jitted function."""
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
+        problems = super().rule_violations(config, shape, limits)
+        if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
+            return (f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.",)
+        return problems
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names = tuple(self.parameters)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        # running ahead was measured on wgmma only, and Triton 3.6 cannot compile all of it for tcgen05
+        if limits.mma != "wgmma":
+            candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(self.function)
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
+
+        Read off the allocations of Triton 3.6 and 3.9: equal to them on compute capability 9.0, never above them
+        anywhere, so that no config is dropped that would run (docs/shared_memory.md has figures and exceptions).
+        """
+        q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
+        if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
+            q_bytes *= 2  # a float32 operand is split into two tf32 ones
+        depth = buffer_depth(config, shape, limits)
+        rest_bytes = _buffer_bytes(config, shape, limits, depth) + self.barrier_bytes(config, limits, depth)
+        if exchanges_probabilities(config, shape, limits):
+            rest_bytes += config.block_m * config.block_n * shape.element_bytes
+        if limits.mma == "tcgen05" and shape.dtype == "float32":
+            return rest_bytes  # Q may be in tensor memory only
+        if limits.mma == "wgmma" or config.parameters["schedule"] == IN_ORDER:
+            return q_bytes + rest_bytes
+        return max(q_bytes, rest_bytes)  # Q may have moved to registers by the time that the buffers fill
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        schedule = config.parameters["schedule"]
+        if schedule == AHEAD_FIXED:  # no maximum, which is two of the instructions
+            return SoftmaxCost(instructions_per_score=3.5, rescales=False, products_overlap=True)
+        return SoftmaxCost(products_overlap=schedule == AHEAD)
+
+    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+        """Shared memory of the barriers that the loads into `depth` buffers of K and of V complete on."""
+        return 0
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """The constexpr arguments that all forward kernels share."""
+        own = config.parameters
+        return {
+            "HEAD_DIM": shape.head_dim,
+            "HEAD_DIM_V": shape.head_dim_v,
+            "WIDTH": padded_width(shape.head_dim),
+            "WIDTH_V": padded_width(shape.head_dim_v),
+            "CAUSAL": shape.causal is not Causal.NONE,
+            "RAGGED": shape.seqlen_k % config.block_n != 0,
+            "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "SCHEDULE": own["schedule"],
+            "STAGES": config.num_stages,
+        }
+
+    def sizes(self, shape: AttentionShape) -> dict[str, int]:
+        """The run-time integers that all forward kernels share."""
+        values = (
+            shape.num_heads,
+            shape.group_size,
+            shape.batch * shape.num_heads,
+            heads_per_group(shape),
+            shape.seqlen_q,
+            shape.seqlen_k,
+            shape.causal_offset,
+        )
+        return dict(zip(RUN_TIME_SIZES, values, strict=True))
+
+    def options(self, config: KernelConfig) -> dict[str, int]:
+        return {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+    def grid(self, config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
+        return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)
+
+
+def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Buffers of K, and as many of V, that loads fill in turns."""
+    if limits.mma == "none":
+        return 0  # no asynchronous copies: every tile is loaded when it is needed
+    # 16-bit products of wgmma and tcgen05 read the buffers themselves; otherwise one tile of each is in registers
+    return config.num_stages - (limits.mma == "mma" or shape.element_bytes != 2)
+
+
+def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
+    k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
+    v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+    if shape.dtype == "float32" and limits.mma == "wgmma":  # both halves of the operand at hand, besides the buffers
+        return depth * (k_bytes + v_bytes) + 2 * max(k_bytes, v_bytes)
+    if depth == 0 or (config.num_stages == 1 and config.parameters["schedule"] == IN_ORDER):
+        return max(k_bytes, v_bytes)  # they take turns
+    return depth * (k_bytes + v_bytes)
+
+
+def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
+    """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory."""
+    in_order = config.parameters["schedule"] == IN_ORDER
+    if limits.mma == "wgmma":  # several warps share rows; in order, or with one stage, P takes no memory of its own
+        return not in_order and config.num_stages > 1 and config.block_m < ROWS_PER_WARP * config.num_warps
+    # mma.sync splits an accumulator that is wider than high between warps by columns
+    return (
+        limits.mma == "mma"
+        and in_order
+        and shape.element_bytes == 2
+        and config.block_m < padded_width(shape.head_dim_v)
+    )

@@ -1,0 +1,211 @@
+"""What every attention kernel tells about itself: all that search, model, store and dispatcher need to know."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.backward_as_forward import folded_backward
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+Launch = Callable[..., None]
+"""Enqueues a config's kernels on the current stream.
+
+    forward:   launch(q, k, v, out, lse, scale[, extras])
+    backward:  launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])
+
+q [batch, num_heads, seqlen_q, head_dim], k and v [batch, num_heads_kv, seqlen_k, head_dim(_v)], out like q with
+head_dim_v, lse float32 [batch, num_heads, seqlen_q], contiguous (natural log), or None in a forward; scale is
+multiplied to q k^T; every gradient has the sizes of what it belongs to and is written whole. extras: `Extras`, given if
+the shape has features, or 8-bit tensors have scales; the output of these is bfloat16. Packed sequences (varlen) are
+[1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is [pages, num_heads_kv, page_size, dim]."""
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """All that `triton.compile` needs for one config, specialized as the JIT does for contiguous, aligned tensors."""
+
+    function: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    attrs: Mapping[tuple[int, ...], list[list[Any]]]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxCost:
+    """What a config's softmax costs and hides, for the cost model. The defaults are the textbook online softmax.
+
+    instructions_per_score: float32 and conversion instructions for every score, the exponential's own issue included:
+    maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
+    multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
+    address_instructions: of every 16 bytes of a key tile that the threads copy themselves; the copy engine needs none.
+    copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does. persistent:
+    a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
+    a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
+    adds_walked: of every tile a part of what belongs to the rows that are walked along is added to memory in float32.
+    """
+
+    instructions_per_score: float = 5.5
+    rescales: bool = True
+    products_overlap: bool = False
+    address_instructions: float = 0.0
+    copying_warps: int = 0
+    persistent: bool = False
+    products: int = 2
+    merge_overlaps: bool = False
+    adds_walked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLaunch:
+    """A launch of a config beside its longest one, as a plain forward for the models.
+
+    config, shape: its grid and tiles. softmax: what it costs. shared_bytes: of a block.
+    """
+
+    config: KernelConfig
+    shape: AttentionShape
+    softmax: SoftmaxCost
+    shared_bytes: int
+
+
+class AttentionKernel(ABC):
+    """One implementation of a direction of attention.
+
+    A new kernel is one file with one subclass and one line in `registry.py`.
+    """
+
+    name: ClassVar[str]
+    direction: ClassVar[Direction] = Direction.FORWARD
+    features: ClassVar[frozenset[str]] = frozenset()
+    """The `Features.names` that the kernel serves."""
+    dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
+    """The data types that the kernel computes; of these it may refuse some for itself."""
+    historical: ClassVar[bool] = False
+    """Kept to be compared with: it competes only when it is named."""
+    largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]]
+    """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
+
+    def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Why the kernel cannot compute this shape on this compute capability, or None."""
+        if shape.direction is not self.direction:
+            return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
+        if shape.dtype not in self.dtypes:
+            return f"{self.name} computes {', '.join(sorted(self.dtypes))}, but got {shape.dtype}"
+        missing = sorted(shape.features.names - self.features)
+        if missing:
+            return f"{self.name} does not know {', '.join(missing)}"
+        return self.shape_problem(shape, limits)
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Why the kernel cannot compute a shape of its direction and features, or None. A kernel that asks for more
+        than head dimensions in range and room for its smallest blocks adds it."""
+        return self.head_dim_problem(shape) or self._memory_problem(shape, limits)
+
+    def head_dim_problem(self, shape: AttentionShape) -> str | None:
+        """Why a head dimension is out of the kernel's range, or None."""
+        most = self.largest_head_dim
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= most:
+                return f"`{MIN_HEAD_DIM} <= {name} <= {most}` must hold for {self.name}, but got {name}={dim}"
+        return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """The kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel that has
+        more rules than the range of its parameters adds them."""
+        del shape, limits
+        own = config.parameters
+        problems = [
+            f"`{name}` of {self.name} must be one of {choices}, but got {own.get(name)}."
+            for name, choices in self.parameters.items()
+            if own.get(name) not in choices
+        ]
+        if len(own) > len(self.parameters):
+            problems.append(f"{self.name} has the parameters {tuple(self.parameters)}, but got {own}.")
+        return tuple(problems)
+
+    def _memory_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
+        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        if needed <= limit:
+            return None
+        return (
+            f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
+            f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+        )
+
+    @abstractmethod
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Dynamic shared memory of a block that the compiler will allocate."""
+
+    @abstractmethod
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """A config that is good without any tuning; it breaks no rule."""
+
+    @abstractmethod
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        """What to compile offline: the code of a launch without log-sum-exp; imports triton. Where a config launches
+        several functions it is the one that takes longest."""
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """The other functions that the config launches, if any."""
+        del config, shape
+        return ()
+
+    @abstractmethod
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        """A launcher of this config for tensors of this shape; imports triton."""
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        """Why the kernel cannot read these very tensors, whatever the config; or None."""
+        if any(tensor.stride(-1) != 1 for tensor in (q, k, v)):
+            return f"the last dimension of query, key and value must be contiguous for {self.name}"
+        return None
+
+    @property
+    @abstractmethod
+    def source_hash(self) -> str:
+        """16 hexadecimal digits that change with the kernel's device code."""
+
+    def total_warps(self, config: KernelConfig) -> int:
+        """Warps of a block once it is compiled; a kernel whose warps specialise has more than the config names."""
+        return config.num_warps
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        """What the softmax of this config costs; a kernel whose configs differ in it overrides this."""
+        del config
+        return SoftmaxCost()
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """A plain forward whose grid and tiles are those of this config's longest launch, for the models: config and
+        shape themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way
+        round."""
+        return (config, shape) if shape.direction is Direction.FORWARD else folded_backward(config, shape)
+
+    def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch | None:
+        """What follows the longest launch and takes comparably long, None if there is no such launch."""
+        del config, shape, limits
+        return None
+
+    def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Why this config cannot run this shape on this device; empty means feasible. The single statement of
+        feasibility: search, fallback and dispatcher all ask here."""
+        reason = self.unsupported(shape, limits)
+        if reason is not None:
+            return (reason,)
+        problems = self.rule_violations(config, shape, limits)
+        if problems:
+            return problems
+        needed = self.shared_bytes(config, shape, limits)
+        if needed > limits.shared_per_block_optin_bytes:
+            return (
+                f"`shared memory <= {limits.shared_per_block_optin_bytes} B a block` must hold on compute capability "
+                f"{limits.name}, but {config.label} needs {needed} B. Take smaller blocks or fewer stages.",
+            )
+        return ()

@@ -1,0 +1,55 @@
+"""The block sizes that the FlashAttention paper prescribes: a named baseline, not a recommendation.
+
+Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (arXiv 2205.14135),
+Algorithm 1, line 1: with on-chip memory of M elements and head dimension d,
+
+    Bc = ceil(M / 4d)  keys a tile        Br = min(ceil(M / 4d), d)  queries a tile
+
+so that the tiles of Q, K, V and O fill the memory together.
+"""
+
+from dataclasses import replace
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+SMALLEST_BLOCK = 16
+"""The matrix units take no smaller tile."""
+
+NUM_WARPS = 4
+"""Of what the paper leaves open: the usual block of 128 threads, which is Triton's default too."""
+
+
+def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig | None:
+    """The paper's config as this kernel can express it, or None where even its smallest tile of keys does not fit.
+
+    M is the shared memory that one block can have, in elements of the shape's type: it is what a block can address and
+    what the paper calls SRAM; registers hold further tiles, which the paper does not count. Both blocks are rounded
+    down to the kernel's choices. Where the result breaks a rule (buffers and scores need memory that the paper does not
+    count either), block_n is halved until it breaks none. The paper loads a tile when it needs it: num_stages is the
+    kernel's smallest. The kernel's own parameters are its default's. The rule is one of the forward alone, over rows
+    of one head: a backward has none, nor have queries that fill no tile.
+    """
+    if shape.direction is not Direction.FORWARD or shape.seqlen_q < SMALLEST_BLOCK:
+        return None
+    memory_elements = limits.shared_per_block_optin_bytes // shape.element_bytes
+    keys = -(-memory_elements // (4 * shape.head_dim))
+    config = replace(
+        kernel.default_config(shape, limits),
+        block_m=_round_down(min(keys, shape.head_dim), kernel.parameters["block_m"]),
+        block_n=_round_down(keys, kernel.parameters["block_n"]),
+        num_warps=NUM_WARPS,
+        num_stages=min(kernel.parameters["num_stages"]),
+    )
+    while kernel.violations(config, shape, limits):
+        if config.block_n <= SMALLEST_BLOCK:
+            return None
+        config = replace(config, block_n=config.block_n // 2)
+    return config
+
+
+def _round_down(rows: int, choices: tuple[int, ...]) -> int:
+    """The largest choice that is not above `rows`, or the smallest one."""
+    return max((choice for choice in choices if SMALLEST_BLOCK <= choice <= rows), default=min(choices))

@@ -1,0 +1,191 @@
+"""What a call asks of attention beside query, key and value, and under which key its plan is kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from torch import Tensor
+
+from blocktune.kernels.dispatch.plan import ALIGNMENT_BYTES, DTYPE_NAMES, layout_obstacle, plan_key, tensor_obstacle
+from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+EXTRA_TENSORS = (
+    "mask",
+    "alibi_slopes",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "cache_seqlens",
+    "block_table",
+    "tree_mask",
+    "scale_q",
+    "scale_k",
+    "scale_v",
+)
+"""The extras that are tensors."""
+
+_NO_TENSORS = (None,) * len(EXTRA_TENSORS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of attention without its query [batch, num_heads, seqlen_q, head_dim], key and value.
+
+    lengths: (batch, longest seqlen_q, longest seqlen_k) where the tensors do not say them: packed sequences, caches.
+    """
+
+    causal: Causal
+    scale: float
+    features: Features = NO_FEATURES
+    extras: Extras = NO_EXTRAS
+    lengths: tuple[int, int, int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        causal: str,
+        scale: float,
+        window: Sequence[int] = (UNLIMITED, UNLIMITED),
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        deterministic: bool = False,
+        page_size: int = 0,
+        block_mask: BlockMask | None = None,
+        lengths: Sequence[int] | None = None,
+        **tensors: Tensor | None,
+    ) -> Self:
+        """The call with these arguments; which features it has follows from them.
+
+        Args:
+            tensors: those of `EXTRA_TENSORS`.
+
+        Raises:
+            UsageError: a window reaches from nowhere.
+        """
+        left, right = window
+        features = Features(
+            window=(left, right),
+            mask=_mask_kind(tensors.get("mask"), block_mask, tensors.get("tree_mask")),
+            softcap=softcap != 0.0,
+            alibi=tensors.get("alibi_slopes") is not None,
+            dropout=dropout_p != 0.0,
+            varlen=tensors.get("cu_seqlens_q") is not None,
+            cached=tensors.get("cache_seqlens") is not None,
+            page_size=page_size,
+            deterministic=deterministic,
+        )
+        given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        if softcap or dropout_p or block_mask is not None:
+            given |= {"softcap": softcap, "dropout_p": dropout_p, "block_mask": block_mask}
+        extras = Extras(**given) if given else NO_EXTRAS
+        if lengths is not None:
+            batch, seqlen_q, seqlen_k = lengths
+            lengths = batch, seqlen_q, seqlen_k
+        return cls(causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths)
+
+    def features_of(self, direction: Direction) -> Features:
+        """Only a backward can be deterministic or not: every forward is."""
+        if direction is Direction.FORWARD and self.features.deterministic:
+            return replace(self.features, deterministic=False)
+        return self.features
+
+    def shape(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> AttentionShape:
+        """The attention problem of tensors without an `obstacle`. Packed sequences count as the longest of them.
+
+        Raises:
+            UsageError: a size is none of attention.
+        """
+        batch, seqlen_q, seqlen_k = self.lengths or (query.shape[0], query.shape[2], key.shape[2])
+        causal = self.causal
+        if causal is Causal.LOWER_RIGHT and self.lengths is None and seqlen_q == seqlen_k:
+            causal = Causal.UPPER_LEFT  # the same, and the one that is tuned
+        return AttentionShape(
+            batch=batch,
+            num_heads=query.shape[1],
+            num_heads_kv=key.shape[1],
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=query.shape[3],
+            head_dim_v=value.shape[3],
+            dtype=DTYPE_NAMES[query.dtype],
+            causal=causal,
+            direction=direction,
+            features=self.features_of(direction),
+        )
+
+    def kind(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
+        """All that a plan depends on beside lengths and direction. The values in tensors are no part of it, and of
+        packed sequences not even how many tokens there are.
+        """
+        if self.features.varlen:
+            own: Any = tuple(_packed_kind(tensor) for tensor in (query, key, value))
+        else:
+            own = plan_key(query, key, value, False, True)
+        if self.extras is NO_EXTRAS:
+            return own, self.causal, self.features
+        kinds = tuple(
+            (name, tensor.dim(), tensor.dtype, tensor.device)
+            for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True)
+            if tensor is not None
+        )
+        return own, self.causal, self.features, self.block_sizes, kinds
+
+    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> tuple[Any, ...] | None:
+        """The key of the plan, or None for tensors without strides or memory."""
+        kind = self.kind(query, key, value)
+        return None if kind[0] is None else (direction, self.lengths, kind)
+
+    @property
+    def block_sizes(self) -> tuple[int, int] | None:
+        """Queries and keys of a block of the block mask, if there is one: not all tiles divide all of them."""
+        mask = self.extras.block_mask
+        return None if mask is None else (mask.block_q, mask.block_k)
+
+    def obstacle(self, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+        if self.features.cached:  # pages are no batch entries: the entry point has compared the sizes
+            problem = tensor_obstacle(query, key, value)
+        else:
+            problem = layout_obstacle(query, key, value, True)
+        if problem is None and 0 in (self.lengths or ()):
+            return "a length is 0"
+        for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True):
+            if problem is None and tensor is not None and tensor.device != query.device:
+                return f"{name} is on {tensor.device}, but query on {query.device}"
+        return problem
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The extras that are tensors, in the order of `EXTRA_TENSORS`."""
+        extras = self.extras
+        return _NO_TENSORS if extras is NO_EXTRAS else tuple(getattr(extras, name) for name in EXTRA_TENSORS)
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
+        """The call with these tensors in its extras, in the order of `EXTRA_TENSORS`."""
+        if self.extras is NO_EXTRAS:
+            return self
+        changed: dict[str, Any] = dict(zip(EXTRA_TENSORS, tensors, strict=True))
+        return replace(self, extras=replace(self.extras, **changed))
+
+    def with_seed(self, seed: int, offset: int) -> Self:
+        """The call with the number that its dropped pairs are made from."""
+        return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
+
+
+def _packed_kind(tensor: Tensor) -> tuple[Any, ...]:
+    """All of a tensor [1, heads, tokens, dim] but how many tokens there are."""
+    aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return tensor.shape[1], tensor.shape[3], tensor.stride()[1:], tensor.dtype, tensor.device, aligned
+
+
+def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:
+    if block_mask is not None:
+        return MaskKind.BLOCK_SPARSE
+    if tree is not None:
+        return MaskKind.TREE
+    if mask is None:
+        return MaskKind.NONE
+    return MaskKind.ADDITIVE if mask.is_floating_point() else MaskKind.BOOLEAN

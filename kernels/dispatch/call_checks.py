@@ -1,0 +1,165 @@
+"""What a call's numbers and the values in its tensors may be: lengths, pages, shares.
+
+Kernels trust them. The values in tensors on a GPU are looked at once for every kind of call, since that waits for it.
+"""
+
+from itertools import pairwise
+
+from torch import Tensor, aminmax, float32
+from torch import bool as bool_
+
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.values.errors import UsageError
+
+
+def check_values(query: Tensor, key: Tensor, call: Call) -> None:
+    """Raises:
+    UsageError: cu_seqlens do not begin with 0, do not ascend, end beyond the tokens or hold a sequence that is longer
+        than said; cache_seqlens are negative or beyond the cache; a block table names a page that is not there.
+    """
+    extras = call.extras
+    if call.lengths is None:
+        return
+    _, seqlen_q, seqlen_k = call.lengths
+    if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
+        _check_bounds("q", extras.cu_seqlens_q, query.shape[2], seqlen_q)
+        _check_bounds("k", extras.cu_seqlens_k, key.shape[2], seqlen_k)
+    if extras.block_table is not None:
+        _check_table(extras.block_table, key.shape[0])
+    if extras.cache_seqlens is not None:
+        _check_lengths(extras.cache_seqlens, seqlen_k)
+
+
+def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "query, key and value") -> None:
+    """Whether query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]
+    fit each other.
+
+    Raises:
+        UsageError: they do not.
+    """
+    tensors = (query, key, value)
+    if any(tensor.dtype != query.dtype or tensor.device != query.device for tensor in tensors):
+        kinds = ", ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
+        raise UsageError(
+            f"{names} must have one data type and be on one device, but got {kinds}. Convert or move them."
+        )
+    if not query.is_floating_point():
+        raise UsageError(f"{names} must be of a floating-point type, but got {query.dtype}. Convert them.")
+    if any(tensor.dim() != 4 for tensor in tensors):
+        raise UsageError(f"{names} must have four dimensions (batch, heads, length, dim), but got {_shapes(tensors)}.")
+    if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise UsageError(
+            f"{names} must agree in batch, head_dim of queries and keys, and heads and length of keys and values, but "
+            f"got [batch, heads, length, dim] {_shapes(tensors)}. Check which is which."
+        )
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
+        raise UsageError(
+            f"`num_heads % num_heads_kv == 0` must hold, but got {query.shape[1]} query heads and {key.shape[1]} key "
+            "heads. Each key head serves an equal group of query heads."
+        )
+
+
+def _shapes(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+
+
+def check_dropout(dropout_p: float) -> None:
+    """Raises:
+    UsageError: dropout_p is outside [0, 1).
+    """
+    if not 0.0 <= dropout_p < 1.0:
+        raise UsageError(
+            f"`0 <= dropout_p < 1` must hold, but got dropout_p={dropout_p}. Give the share of the pairs to drop."
+        )
+
+
+def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    """Raises:
+    UsageError: the mask is no boolean or floating-point tensor that broadcasts to [..., num_heads, seqlen_q, seqlen_k].
+    """
+    if mask.dtype not in (bool_, query.dtype, float32):
+        raise UsageError(
+            f"`attn_mask` must be boolean (True where the query sees the key), or {query.dtype} or torch.float32 "
+            f"(added to the scores), but got {mask.dtype}. Convert it, such as with `attn_mask != 0`."
+        )
+    leading = zip(reversed(query.shape[:-2]), reversed(key.shape[:-2]), strict=False)
+    wanted = [key.shape[-2], query.shape[-2], *(max(sizes) for sizes in leading)]
+    given = list(reversed(mask.shape))
+    if not 2 <= len(given) <= len(wanted) or any(
+        size not in (1, most) for size, most in zip(given, wanted, strict=False)
+    ):
+        raise UsageError(
+            f"`attn_mask` must broadcast to {tuple(reversed(wanted))}, but got {tuple(mask.shape)}. The last two "
+            "dimensions are queries and keys; give 1 for a dimension that shares the mask."
+        )
+
+
+def check_softcap(softcap: float) -> None:
+    """Raises:
+    UsageError: softcap is negative, infinite or not a number.
+    """
+    if not 0.0 <= softcap < float("inf"):
+        raise UsageError(f"`softcap >= 0` must hold, but got softcap={softcap}. Give 0 for none.")
+
+
+def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tensor) -> Tensor | None:
+    """The slopes as [batch or 1, num_heads].
+
+    Raises:
+        UsageError: they have another shape or data type, or are on another device.
+    """
+    if slopes is None:
+        return None
+    if slopes.dtype is not float32 or tuple(slopes.shape) not in ((num_heads,), (batch, num_heads)):
+        raise UsageError(
+            f"`alibi_slopes` must be float32 [num_heads] or [batch, num_heads] with ({batch=}, {num_heads=}), but got "
+            f"{slopes.dtype} {tuple(slopes.shape)}. Give a slope for every head."
+        )
+    if slopes.device != query.device:
+        raise UsageError(
+            f"`alibi_slopes` must be on the query's device, but got {slopes.device} and {query.device}. Move them."
+        )
+    return slopes if slopes.dim() == 2 else slopes[None]
+
+
+def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> None:
+    values = bounds.tolist()
+    steps = [after - before for before, after in pairwise(values)]
+    if values[0] != 0 or min(steps, default=0) < 0:
+        raise UsageError(
+            f"`cu_seqlens_{letter}` must begin with 0 and ascend, but got {_some(values)}. Give the sums of the "
+            "lengths before each sequence, and of all."
+        )
+    if values[-1] > tokens:
+        raise UsageError(
+            f"`cu_seqlens_{letter}[-1] <= tokens` must hold, but got {values[-1]} and {tokens} tokens. Give lengths "
+            "that add up to no more."
+        )
+    if max(steps, default=0) > longest:
+        raise UsageError(
+            f"`max_seqlen_{letter}` must be no less than the longest sequence, but got {longest} and a sequence of "
+            f"{max(steps)}. Give the length of the longest."
+        )
+
+
+def _check_table(table: Tensor, pages: int) -> None:
+    low, high = (int(bound) for bound in aminmax(table)) if table.numel() else (0, -1)
+    if low < 0 or high >= pages:
+        raise UsageError(
+            f"`0 <= page < {pages}` must hold in block_table, but got pages {low} to {high}. Fill unused places with 0."
+        )
+
+
+def _check_lengths(lengths: Tensor, capacity: int) -> None:
+    if not lengths.numel():
+        return
+    shortest, longest = (int(bound) for bound in aminmax(lengths))
+    if shortest < 0 or longest > capacity:
+        raise UsageError(
+            f"`0 <= cache_seqlens <= {capacity}` must hold, but got lengths from {shortest} to {longest}. "
+            "The cache holds no more; make it larger."
+        )
+
+
+def _some(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"{[*values[:8]]}..."

@@ -1,0 +1,164 @@
+"""`blocktune::attention_forward` and `blocktune::attention_backward`: how a compiled graph calls our kernels.
+
+The graph holds the call, not the config: that is looked up when the op runs, as in an eager call, with the shapes of
+then. Eager calls do not come here, since an op costs more than a launch.
+
+With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
+the CPU that the graph draws anew in every run, when they are called, so a CUDA graph must not hold them: replays would
+drop the same pairs for ever. Their tag tells `torch.compile(mode="reduce-overhead")`, which captures what is before and
+behind.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
+from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import UNLIMITED
+
+if TYPE_CHECKING:
+    from blocktune.kernels.dispatch.engine import Engine
+
+_TENSORS = (*EXTRA_TENSORS, "drawn", "blocks")
+_INPUTS = "Tensor query, Tensor key, Tensor value"
+_ASKED = (
+    "str causal, float scale, int[] window, float softcap, float dropout_p, bool deterministic, int page_size, "
+    "int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
+)
+_LIBRARY = torch.library.Library("blocktune", "DEF")
+_TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
+"""What an op is called besides, and how it is marked."""
+_engines: "list[Engine]" = []
+
+
+def serve(engine: "Engine") -> None:
+    """From now on the ops compute with this engine's plans."""
+    _engines[:] = [engine]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    lse: bool,
+    causal: str,
+    scale: float,
+    window: Sequence[int] = (UNLIMITED, UNLIMITED),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    page_size: int = 0,
+    block_mask: BlockMask | None = None,
+    lengths: Sequence[int] | None = None,
+    **tensors: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`Engine.attend` while a graph is traced. The pairs to drop are drawn in the graph, on the CPU: the op needs the
+    number on the host, and a graph must not wait for a GPU."""
+    blocks, blocks_of = None, [0, 0]
+    if block_mask is not None:
+        blocks, blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
+    asked = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
+    seed = torch.randint(2**62, (2,), dtype=torch.int64, device="cpu") if dropout_p else None
+    given = [*(tensors.get(name) for name in EXTRA_TENSORS), seed, blocks]
+    own = torch.ops.blocktune
+    forward = own.attention_forward if seed is None else own.attention_forward_dropout
+    out, sums = forward(query, key, value, lse, *asked, *given)
+    return out, sums.detach()
+
+
+def _call(
+    causal: str,
+    scale: float,
+    window: Sequence[int],
+    softcap: float,
+    dropout_p: float,
+    deterministic: bool,
+    page_size: int,
+    blocks_of: Sequence[int],
+    lengths: Sequence[int] | None,
+    *tensors: Tensor | None,
+) -> Call:
+    """The call that the arguments of an op say."""
+    *extras, seed, blocks = tensors
+    call = Call.of(
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        deterministic=deterministic,
+        page_size=page_size,
+        block_mask=None if blocks is None else BlockMask(blocks_of[0], blocks_of[1], blocks),
+        lengths=lengths,
+        **dict(zip(EXTRA_TENSORS, extras, strict=True)),
+    )
+    return call if seed is None else call.with_seed(*seed.tolist())
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:
+    return _engines[0].forward(query, key, value, _call(*asked), lse=lse)
+
+
+def _backward(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, *asked: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _engines[0].backward(query, key, value, out, lse, grad, _call(*asked))
+
+
+def _fake_forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:
+    del key, lse
+    packed = asked[-len(_TENSORS) + EXTRA_TENSORS.index("cu_seqlens_q")] is not None
+    rows = query.shape[1:3] if packed else query.shape[:3]
+    return empty_output(query, value.shape[-1]), query.new_empty(rows, dtype=torch.float32)
+
+
+def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    del others
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, _, *asked = inputs
+    ctx.asked = asked[: -len(_TENSORS)]
+    ctx.save_for_backward(query, key, value, *output, *asked[-len(_TENSORS) :])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    query, key, value, out, lse, *tensors = ctx.saved_tensors
+    own, seed = torch.ops.blocktune, tensors[_TENSORS.index("drawn")]
+    backward = own.attention_backward if seed is None else own.attention_backward_dropout
+    gradients = backward(query, key, value, out, lse, grad, *ctx.asked, *tensors)
+    return *gradients, None, *(None for _ in ctx.asked), *(None for _ in tensors)
+
+
+def _no_second(ctx: Any, *grads: Tensor | None) -> None:
+    """Raises:
+    UsageError: always; the gradients of attention have no gradients.
+    """
+    del ctx, grads
+    raise UsageError(
+        "Attention can be differentiated once, but a gradient of its gradients is asked for. Take "
+        "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
+    )
+
+
+for _kind, _tags in _TAGS.items():
+    _forward_op, _backward_op = f"attention_forward{_kind}", f"attention_backward{_kind}"
+    _LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
+    _LIBRARY.define(
+        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, {_ASKED}) -> (Tensor, Tensor, Tensor)",
+        tags=_tags,
+    )
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_forward_op, _forward, _device)
+        _LIBRARY.impl(_backward_op, _backward, _device)
+    torch.library.register_fake(f"blocktune::{_forward_op}", _fake_forward, lib=_LIBRARY)
+    torch.library.register_fake(f"blocktune::{_backward_op}", _fake_backward, lib=_LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_forward_op}", _gradients, setup_context=_keep, lib=_LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_backward_op}", _no_second, lib=_LIBRARY)

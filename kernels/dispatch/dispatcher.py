@@ -1,0 +1,271 @@
+"""Attention for production: PyTorch's scaled_dot_product_attention, with tuned kernels where they can run.
+
+A call builds a key, finds its plan and launches. A key that is new is resolved once, down the ladder of `ladder.py`,
+and remembered. Nothing that is wrong with a store, a config or a kernel reaches the caller: the next rung computes the
+same.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from blocktune.kernels.dispatch import custom_ops as ops
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call_checks import check_mask
+from blocktune.kernels.dispatch.engine import Engine, Plans, run
+from blocktune.kernels.dispatch.plan import (
+    KERNEL_DEVICE,
+    Plan,
+    autocasted,
+    call_obstacle,
+    layout_obstacle,
+    needs_gradients,
+    plan_key,
+    torch_attention,
+)
+from blocktune.kernels.dispatch.sdpa_arguments import call_of, check_options, traced_attention
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+
+
+class Dispatcher(Engine):
+    """Attention with the configs of a source; call it as torch.nn.functional.scaled_dot_product_attention.
+
+    The source is read once per process and device, at the first call that needs it. Threads may share a dispatcher,
+    and it survives a fork. What it decides and why is logged by the logger `blocktune` and told by `explain`.
+
+    Args:
+        source: where configs come from; by default the user's store above the results that ship with the package.
+        strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
+            all else is computed by PyTorch, without an error, and `explain` says so.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Scaled dot product attention, as PyTorch defines it: upper-left causal, zeros where a query sees no key.
+
+        query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
+        heads, L, Ev] has the dimension order of the query. attn_mask is boolean (True where the query sees the key) or
+        added to the scores, and broadcasts to [batch, heads, L, S]. Gradients are computed by our kernels where both
+        directions have one. What they do not run (a mask that requires a gradient, tensors on the CPU, ...) is computed
+        by PyTorch; `explain` with the same arguments says so.
+
+        Raises:
+            UsageError: both attn_mask and is_causal are given, attn_mask has another shape or data type, or dropout_p
+                is outside [0, 1). PyTorch raises for all other wrong arguments.
+        """
+        if is_compiling():
+            return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if attn_mask is None and not dropout_p:
+            plan = self._plans.of(query, key, value, is_causal, enable_gqa)
+            if plan is not None:
+                return plan.run(query, key, value, scale)
+        return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def explain(
+        self,
+        query: Tensor | AttentionShape,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        device: DeviceSpec | str | None = None,
+    ) -> Explanation:
+        """Which config serves a shape, or a call with these arguments, and why not a better one.
+
+        For tensors the answer is what the call does. For a shape it is what aligned, contiguous tensors would get on
+        `device` (a DeviceSpec or a name; by default the current GPU).
+
+        Raises:
+            UnknownDeviceError: no device has this name.
+            UsageError: neither a shape nor three tensors are given.
+        """
+        if isinstance(query, AttentionShape):
+            named = device_named(device) if isinstance(device, str) else device
+            with self._miss_lock():
+                return self._resolver.explain(query, named)
+        if key is None or value is None:
+            raise UsageError(
+                "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
+            )
+        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        plan = found[0][0] if isinstance(found, tuple) else found
+        return plan if isinstance(plan, Explanation) else plan.explanation
+
+    def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
+        """Resolves, compiles and loads what calls with these shapes need, on the current GPU.
+
+        Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
+        a backward with gradients.
+
+        Raises:
+            UsageError: a shape is of 8-bit tensors or causal from the lower right, or has features that this signature
+                cannot ask for.
+        """
+        explanations = []
+        for shape in shapes:
+            if shape.dtype == FP8:
+                raise UsageError(
+                    f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
+                )
+            if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
+                raise UsageError(
+                    f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape."
+                )
+            for transposed in (True, False):
+                tensors, options = _example_tensors(shape, transposed=transposed), _example_options(shape)
+                with torch.enable_grad():
+                    out = self(*tensors, **options)
+                if shape.direction is Direction.BACKWARD:
+                    torch.autograd.grad(out, tensors, torch.zeros_like(out))
+            with torch.enable_grad():
+                explanations.append(self.explain(*tensors, **options))
+        return explanations
+
+    def misses(self) -> dict[AttentionShape, int]:
+        """How often shapes were called that have no measurement of their own on this device, most frequent first.
+
+        Counts go back to the last reload, or to the last time that `MAX_PLANS` plans were reached.
+        """
+        counts: Counter[AttentionShape] = Counter()
+        for plan in (*self._plans.values(), *self._resolver.general_plans.values()):
+            if isinstance(plan, Explanation):
+                continue  # neither counted nor to be had by tuning
+            if plan.explanation.shape is not None and not plan.explanation.is_measured_here:
+                counts[plan.explanation.shape] += plan.calls
+        return dict(counts.most_common())
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Copies and pickles of `attention` are `attention` itself; other dispatchers start anew from their source."""
+        if self is attention:
+            return "attention"
+        return partial(Dispatcher, strict=self._strict), (self._source,)
+
+    def _call_slowly(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor:
+        check_options(attn_mask, dropout_p, is_causal)
+        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if isinstance(found, tuple):
+            plans, call = found
+            return run(plans, query, key, value, call)[0]
+        if isinstance(found, Explanation):
+            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+            return torch_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+        return found.run(query, key, value, scale)
+
+    def _decided(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Plan | tuple[Plans, Call] | Explanation:
+        """The plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
+        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
+        if obstacle is None:
+            if attn_mask is not None:
+                check_mask(attn_mask, query, key)
+            elif not dropout_p and not needs_gradients(query, key, value):
+                return self._plan(query, key, value, is_causal, enable_gqa)
+            if query.dim() != 4 or key.dim() != 4 or (not enable_gqa and query.shape[1] != key.shape[1]):
+                obstacle = layout_obstacle(query, key, value, enable_gqa)
+        if obstacle is not None:
+            return Explanation(rung=Rung.SDPA, reason=obstacle)
+        call = call_of(query, key, attn_mask, dropout_p, is_causal, scale)
+        plans = self.plans(query, key, value, call)
+        return plans if isinstance(plans, Explanation) else (plans, call)
+
+    def _plan(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
+        place = plan_key(query, key, value, is_causal, enable_gqa)
+        plan = self._plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
+        return plan
+
+
+def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """query, key and value of this shape on the current GPU; transposed: laid out [batch, length, heads, head_dim]."""
+
+    def example(heads: int, length: int, dim: int) -> Tensor:
+        sizes = (shape.batch, length, heads, dim) if transposed else (shape.batch, heads, length, dim)
+        tensor = torch.zeros(sizes, dtype=getattr(torch, shape.dtype), device=KERNEL_DEVICE)
+        tensor = tensor.transpose(1, 2) if transposed else tensor
+        return tensor.requires_grad_(shape.direction is Direction.BACKWARD)
+
+    return (
+        example(shape.num_heads, shape.seqlen_q, shape.head_dim),
+        example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim),
+        example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v),
+    )
+
+
+def _example_options(shape: AttentionShape) -> dict[str, Any]:
+    """What a call of this shape gives beside the tensors.
+
+    Raises:
+        UsageError: it is nothing that PyTorch's signature has.
+    """
+    features = shape.features
+    if features.names - {MaskKind.BOOLEAN, MaskKind.ADDITIVE, "dropout"}:
+        raise UsageError(
+            f"`attention` has masks and dropout, but got {features.label!r}. Call the entry point of such calls once."
+        )
+    options: dict[str, Any] = {"is_causal": shape.causal is not Causal.NONE, "enable_gqa": shape.group_size > 1}
+    if features.mask is not MaskKind.NONE:
+        dtype = torch.bool if features.mask is MaskKind.BOOLEAN else getattr(torch, shape.dtype)
+        options["attn_mask"] = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=dtype, device=KERNEL_DEVICE)
+    return options | ({"dropout_p": 0.5} if features.dropout else {})
+
+
+attention = Dispatcher()
+"""The dispatcher of this process: the user's store above the shipped results. Nothing is read before the first call."""
+
+ops.serve(attention)
+
+
+def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:
+    """The config that `attention` takes for a shape, on a device or its name (by default the current GPU), and why.
+
+    Raises:
+        UnknownDeviceError: no device has this name.
+    """
+    return attention.explain(shape, device=device)

@@ -1,0 +1,268 @@
+"""Calls with features, log-sum-exp or gradients: a plan for each direction, or PyTorch, and autograd around.
+
+`Dispatcher` adds the signature of PyTorch's attention and the short way of plain calls to this.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from blocktune.kernels.dispatch import custom_ops as ops
+from blocktune.kernels.dispatch.autograd import Attention, GeneralPlan
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call_checks import check_values
+from blocktune.kernels.dispatch.plan import (
+    autocasted,
+    call_obstacle,
+    empty_output,
+    is_capturing,
+    needs_gradients,
+    strides_like,
+)
+from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
+from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.stored.sources import ConfigSource, default_source
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import Direction
+
+OFFSET_STEP = 4
+"""By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
+
+Plans = tuple[GeneralPlan, GeneralPlan | None]
+"""Of the forward, and of the backward if a gradient is needed."""
+
+
+class Engine:
+    """Plans from the configs of a source. Threads may share it, and it survives a fork.
+
+    Args:
+        source: where configs come from; by default the user's store above the results that ship with the package.
+        strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
+            all else is computed by PyTorch, without an error, and `explain` says so.
+    """
+
+    def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self.use(default_source() if source is None else source)
+
+    @property
+    def source(self) -> ConfigSource:
+        """Where configs come from."""
+        return self._source
+
+    @property
+    def strict(self) -> bool:
+        """Whether only exact measurements are taken."""
+        return self._strict
+
+    def use(self, source: ConfigSource) -> None:
+        """Takes configs from this source from now on, and forgets all plans."""
+        self._source = source
+        self.reload()
+
+    def reload(self) -> None:
+        """Forgets all plans and reads the sources again at the next call. Calls in other threads are not disturbed."""
+        self._resolver = Resolver(self._source, strict=self._strict)
+        self._plans = self._resolver.plans
+        self._checked: set[Any] = set()  # kinds of calls whose values were looked at
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The output, laid out like the query, and the log-sum-exp, which is right if it is asked for and has no
+        gradient. Differentiable. Autocast converts as it does for PyTorch's attention.
+
+        Args:
+            asked: the arguments of `Call.of`.
+
+        Raises:
+            UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
+        """
+        query, key, value = autocasted(query, key, value)
+        if is_compiling():
+            return ops.attend(query, key, value, lse=lse, **asked)
+        call = Call.of(**asked)
+        self.check(query, key, value, call)
+        obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
+        if obstacle is None:
+            plans = self.plans(query, key, value, call)
+            if not isinstance(plans, Explanation):
+                return run(plans, query, key, value, call)
+        if lse or not is_pytorchs(
+            query, key, call
+        ):  # else PyTorch draws the pairs to drop, when a graph is replayed too
+            if is_capturing(query):
+                self._check_capture(query, key, value, call)
+            call = drawn(call, query.device)
+        out, sums = mathematics(query, key, value, call, lse=lse)
+        return _in_order_of(query, out), sums
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Looks at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
+
+        Raises:
+            UsageError: lengths or tables of the call point outside the tensors.
+        """
+        if call.lengths is None:
+            return
+        if query.device.type == "cpu":
+            check_values(query, key, call)
+            return
+        kind = call.kind(query, key, value)
+        if kind in self._checked or is_capturing(query):
+            return
+        check_values(query, key, call)
+        if len(self._checked) >= MAX_PLANS:
+            self._checked.clear()
+        self._checked.add(kind)
+
+    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plans | Explanation:
+        """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
+        which has no `call_obstacle`."""
+        if not call.scale > 0:  # the kernels take a row's maximum before they scale it
+            return Explanation(rung=Rung.SDPA, reason=f"the scale is {call.scale}")
+        backward = None
+        if needs_gradients(query, key, value):
+            found = self.plan(query, key, value, call, Direction.BACKWARD)
+            if isinstance(found, Explanation):
+                return found
+            backward = found
+        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        return forward if isinstance(forward, Explanation) else (forward, backward)
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+    ) -> GeneralPlan | Explanation:
+        """The plan of one direction, or why PyTorch computes it."""
+        place = call.place(query, key, value, direction)
+        plan = self._resolver.general_plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.general_plans.get(place) or resolver.resolve_general(
+                    place, query, key, value, call, direction
+                )
+        return plan
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
+        """`attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has the
+        strides of `empty_output` whoever computes it."""
+        self.check(query, key, value, call)
+        plan = self.plan(query, key, value, call, Direction.FORWARD) if call.scale > 0 else None
+        if isinstance(plan, GeneralPlan):
+            return plan.forward(query, key, value, call)
+        out, sums = mathematics(query, key, value, call, lse=lse or call.features.dropout)
+        return _laid_out(out, empty_output(query, value.shape[-1])), sums
+
+    def backward(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
+        plans = self._plans_of_both(query, key, value, call)
+        if plans is not None:
+            return plans[1].backward(query, key, value, out, lse, grad, call)
+        leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
+        with torch.enable_grad(), autograd_within_an_op():
+            again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
+            found = torch.autograd.grad(again, leaves, grad)
+        dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
+        return dq, dk, dv
+
+    def _plans_of_both(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[GeneralPlan, GeneralPlan] | None:
+        """The plans of forward and backward, if our kernels compute both."""
+        if not call.scale > 0:
+            return None
+        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        backward = self.plan(query, key, value, call, Direction.BACKWARD)
+        if isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan):
+            return forward, backward
+        return None
+
+    def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Raises:
+        UsageError: the mathematics that stand in for the call cannot be captured.
+        """
+        if call.features.dropout:
+            raise UsageError(
+                "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
+                f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
+            )
+        if call.features.varlen:
+            raise UsageError(
+                "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
+                f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
+            )
+
+    def _miss_lock(self) -> threading.RLock:
+        """Only misses take it. A forked child may have inherited it locked by a thread that it does not have."""
+        if os.getpid() != self._pid:
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        return self._lock
+
+
+def run(plans: Plans, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp by our kernels, with pairs to drop that nobody has drawn before."""
+    forward, backward = plans
+    call = drawn(call, query.device)
+    if backward is None:
+        return forward.forward(query, key, value, call)
+    out, lse = Attention.apply(query, key, value, forward, backward, call)
+    return out, lse
+
+
+def drawn(call: Call, device: torch.device) -> Call:
+    """The call with a seed from PyTorch's generator of the device, which moves on; itself without dropout.
+
+    On a GPU that is the generator's seed and its offset, so that nothing waits for the GPU; `torch.manual_seed` and
+    the states that activation checkpointing keeps and restores decide both.
+    """
+    if not call.features.dropout:
+        return call
+    if device.type != "cuda":
+        seed, offset = torch.randint(2**62, (2,)).tolist()
+        return call.with_seed(seed, offset)
+    generator = torch.cuda.default_generators[device.index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + OFFSET_STEP)
+    return call.with_seed(generator.initial_seed() & (2**64 - 1), offset)
+
+
+@contextmanager
+def autograd_within_an_op() -> Iterator[None]:
+    """Autograd records here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
+    autograd then."""
+    keys = [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
+    excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    try:
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+    finally:
+        for key, before in zip(keys, excluded, strict=True):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, before)
+
+
+def _in_order_of(query: Tensor, out: Tensor) -> Tensor:
+    """The output with the dimension order of the query, without writing to memory: a transform may be watching."""
+    strides = strides_like(query.stride(), out.shape)
+    if out.stride() == strides:
+        return out
+    order = sorted(range(out.dim()), key=strides.__getitem__, reverse=True)
+    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.dim())])
+
+
+def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor with the strides of `like`."""
+    return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

@@ -1,0 +1,275 @@
+"""What is decided once for a kind of call, and what can stand in the way of our kernels.
+
+A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or is asked on every call by `PlanTable.of` of
+plan_table.py.
+"""
+
+from collections.abc import Sequence
+from math import inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _is_tracing as is_tracing
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal
+
+scaled_dot_product_attention = functional.scaled_dot_product_attention
+"""PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
+
+KERNEL_DEVICE = "cuda"
+AUTOCAST_DEVICES = ("cpu", "cuda")
+"""Where autocast may be on; a constant, since Dynamo of PyTorch 2.11 cannot trace the question."""
+
+ALIGNMENT_BYTES = 16
+DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
+EIGHT_BITS = getattr(torch, FP8)
+
+
+def torch_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """PyTorch's attention of tensors that its backends read right.
+
+    With an address or a stride that is no multiple of 16 bytes cuDNN computes garbage without an error (relative error
+    above 1, seen with torch 2.11 and cuDNN 9.19), and the memory-efficient backend raises: such tensors are copied.
+    """
+    query, key, value = (_realigned(tensor) for tensor in (query, key, value))
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _realigned(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda or type(tensor) is not Tensor or dispatch_modes() or functorch_transform() is not None:
+        return tensor
+    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+    if any(step % ALIGNMENT_BYTES for step in steps):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+class SdpaPlan:
+    """PyTorch computes the call."""
+
+    __slots__ = ("calls", "enable_gqa", "explanation", "is_causal")
+
+    def __init__(self, explanation: Explanation, *, is_causal: bool, enable_gqa: bool) -> None:
+        self.explanation = explanation
+        self.is_causal = is_causal
+        self.enable_gqa = enable_gqa
+        self.calls = 0
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        self.calls += 1
+        return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=self.enable_gqa)
+
+
+class KernelPlan:
+    """One of our kernels computes the call, with a config that is bound and was launched once."""
+
+    __slots__ = ("calls", "explanation", "head_dim_v", "is_causal", "launch", "scale")
+
+    def __init__(
+        self, explanation: Explanation, launch: Launch, query: Tensor, head_dim_v: int, *, is_causal: bool
+    ) -> None:
+        self.explanation = explanation
+        self.launch = launch
+        self.is_causal = is_causal
+        self.scale = 1.0 / sqrt(query.shape[-1])
+        self.head_dim_v = None if head_dim_v == query.shape[-1] else head_dim_v
+        self.calls = 0
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        self.calls += 1
+        if scale is not None and not scale > 0:  # the kernels take a row's maximum before they scale it
+            return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=True)
+        out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
+        self.launch(query, key, value, out, None, self.scale if scale is None else scale)
+        return out
+
+
+Plan = KernelPlan | SdpaPlan
+
+
+def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
+    """A new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
+    dtype = torch.bfloat16 if query.dtype is EIGHT_BITS else query.dtype
+    if head_dim_v == query.shape[-1]:
+        return torch.empty_like(query, dtype=dtype)
+    shape = (*query.shape[:-1], head_dim_v)
+    return query.new_empty_strided(shape, strides_like(query.stride(), shape), dtype=dtype)
+
+
+def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
+
+    A broadcast dimension (stride 0) has no place in memory and comes last.
+    """
+    dense, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: strides[dim] or inf):
+        dense[dim] = step
+        step *= shape[dim]
+    return tuple(dense)
+
+
+def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> tuple[Any, ...] | None:
+    """All that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a key.
+
+    Pointers count by their alignment only: Triton compiles other code for aligned ones, and descriptors need it.
+    """
+    try:
+        pointers = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        aligned = not (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT_BYTES
+        return (
+            query.shape,  # first what differs most between calls
+            key.shape,
+            value.shape,
+            query.stride(),
+            key.stride(),
+            value.stride(),
+            query.dtype,
+            key.dtype,
+            value.dtype,
+            query.device,
+            key.get_device(),
+            value.get_device(),
+            aligned or tuple(pointer % ALIGNMENT_BYTES == 0 for pointer in pointers),
+            is_causal,
+            enable_gqa,
+        )
+    except RuntimeError:
+        return None
+
+
+def call_obstacle(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
+) -> str | None:
+    """Why this very call goes to PyTorch, whatever its plan; or None."""
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if query.dtype is EIGHT_BITS:
+        return "8-bit tensors are for `attention_fp8`"
+    problem = trace_obstacle(*tensors)
+    if problem is not None:
+        return problem
+    if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
+        return "attn_mask requires a gradient, which our kernels do not compute"
+    if dropout_p and is_capturing(query):
+        return "a captured CUDA graph would drop the same pairs in every replay"
+    return None
+
+
+def trace_obstacle(*tensors: Tensor) -> str | None:
+    """Why nothing can be launched for these tensors now, whoever asks; or None."""
+    if not all(type(tensor) is Tensor for tensor in tensors):
+        return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
+    if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
+        return "the call is being traced or watched by a dispatch mode"
+    if functorch_transform() is not None or forward_ad._current_level >= 0:
+        return "a functorch transform or forward-mode differentiation is active"
+    return None
+
+
+def is_capturing(query: Tensor) -> bool:
+    """Whether the current stream records a CUDA graph."""
+    return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
+def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
+    but for float64."""
+    device = query.device.type
+    if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
+        return query, *others
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(_converted(tensor, device, dtype) for tensor in (query, *others))
+
+
+def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
+    if tensor is None or tensor.device.type != device or not tensor.is_floating_point():
+        return tensor
+    return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+
+
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether autograd records this call."""
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+
+
+def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+    return tensor_obstacle(query, key, value) or _size_obstacle(query, key, value, enable_gqa)
+
+
+def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """`layout_obstacle` as far as each tensor goes, whatever the sizes of the others."""
+    tensors = (query, key, value)
+    if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        return f"the tensors must be on one {KERNEL_DEVICE} device, not {' and '.join(devices)}"
+    if any(tensor.dtype != query.dtype for tensor in tensors) or query.dtype not in DTYPE_NAMES:
+        dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+        return f"the data type must be one of {', '.join(ELEMENT_BYTES)} for all, not {' and '.join(dtypes)}"
+    if any(tensor.dim() != 4 for tensor in tensors):
+        return "query, key and value must have four dimensions (batch, heads, length, head_dim)"
+    if not all(tensor.numel() for tensor in tensors):
+        return "a tensor is empty"
+    if any(tensor.stride(-1) != 1 for tensor in tensors):
+        return "the last dimension must be contiguous"
+    return None
+
+
+def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    batch, heads, _, head_dim = query.shape
+    heads_kv = key.shape[1]
+    if key.shape[:3] != value.shape[:3] or key.shape[0] != batch or key.shape[3] != head_dim:
+        sizes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
+        return f"the sizes {sizes} need broadcasting or do not match"
+    if heads != heads_kv and (not enable_gqa or heads % heads_kv):
+        return f"{heads} query heads need {heads_kv} key heads times a whole number, and enable_gqa"
+    return None
+
+
+def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> AttentionShape:
+    """The attention problem of tensors without a `layout_obstacle`."""
+    batch, num_heads, seqlen_q, head_dim = query.shape
+    return AttentionShape(
+        batch=batch,
+        num_heads=num_heads,
+        num_heads_kv=key.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=key.shape[2],
+        head_dim=head_dim,
+        head_dim_v=value.shape[3],
+        dtype=DTYPE_NAMES[query.dtype],
+        causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
+    )
+
+
+def on_its_device(launch: Launch, index: int) -> Launch:
+    """The launch with the tensors' device as the current one, which is where Triton launches. Itself with one GPU."""
+    if torch.cuda.device_count() < 2:
+        return launch
+
+    def guarded(*arguments: Any) -> None:
+        if torch.cuda.current_device() == index:
+            launch(*arguments)
+        else:
+            with torch.cuda.device(index):
+                launch(*arguments)
+
+    return guarded

@@ -1,0 +1,132 @@
+"""Plans by key, and the short way to the two that were asked for last.
+
+The layers of a model call with tensors of equal kind, one after the other. A key asks each of them for size, strides,
+data type and so on, and is hashed: most of 2 us. The guards that PyTorch puts around compiled graphs ask all of it of
+three tensors in one call.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _is_tracing as is_tracing
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch.autograd import forward_ad
+
+from blocktune.kernels.dispatch.plan import ALIGNMENT_BYTES, Plan, plan_key
+
+logger = logging.getLogger("blocktune")
+
+Guard = Callable[[Any, Any, Any], bool]
+"""Whether three tensors are of the kinds that it was made for."""
+
+
+def _never(query: Any, key: Any, value: Any) -> bool:
+    del query, key, value
+    return False
+
+
+Way = tuple[Guard, bool, bool, Plan | None]
+"""The short way to a plan: for tensors that the guard lets through, with these options (is_causal, enable_gqa)."""
+
+_NO_WAY: Way = (_never, False, False, None)
+
+
+class PlanTable(dict[Any, Plan]):
+    """Plans by `plan_key`."""
+
+    __slots__ = ("_recent", "_ways")
+
+    def __init__(self) -> None:
+        self._recent: tuple[Way, Way] = (_NO_WAY, _NO_WAY)
+        self._ways: dict[Any, Way] = {}  # by key
+
+    def clear(self) -> None:
+        super().clear()
+        self._recent, self._ways = (_NO_WAY, _NO_WAY), {}
+
+    def of(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan | None:
+        """The plan of a call about which nothing but its key decides; None where there is none, or something else does:
+        `call_obstacle` has the same questions with reasons."""
+        if (
+            type(query) is not Tensor
+            or type(key) is not Tensor
+            or type(value) is not Tensor
+            or is_any_autocast_enabled()
+            or dispatch_modes()
+            or functorch_transform() is not None
+            or is_tracing()
+            or forward_ad._current_level >= 0
+        ):
+            return None
+        if query.is_nested or key.is_nested or value.is_nested:
+            return None  # before the guard: nested tensors without strides would end the process there
+        try:
+            is_aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr()) % ALIGNMENT_BYTES
+        except RuntimeError:
+            return None  # sparse tensors have no memory to point to
+        recent = self._recent
+        if is_aligned:
+            for guard, causal, gqa, plan in recent:
+                if causal == is_causal and gqa == enable_gqa and guard(query, key, value):
+                    return plan
+        if is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            return None
+        place = plan_key(query, key, value, is_causal, enable_gqa)
+        way = self._ways.get(place)
+        if way is None or (way in recent and way[0] is not _never):  # has just failed: inference mode is part of it
+            way = self._new_way(place, query, key, value, is_causal, enable_gqa)
+        if way is not _NO_WAY:
+            self._recent = way, recent[0]
+        return way[3]
+
+    def _new_way(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Way:
+        plan = self.get(place)
+        if plan is None:
+            return _NO_WAY
+        addresses = {query.data_ptr(), key.data_ptr(), value.data_ptr()}
+        is_short = (
+            not (query.requires_grad or key.requires_grad or value.requires_grad)  # they may be recorded next time
+            and len(addresses) == 3
+            and not any(address % ALIGNMENT_BYTES for address in addresses)
+        )
+        way: Way = guard_of(query, key, value) if is_short else _never, is_causal, enable_gqa, plan
+        self._ways[place] = way
+        return way
+
+
+def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:
+    """Whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these, each of its own.
+
+    Addresses are not asked for. One tensor in two places never passes. A tensor that refuses to tell its sizes or
+    strides ends the process: nobody may ask about one.
+    """
+    make = _guards()
+    return _never if make is None else make(query, key, value)
+
+
+@cache
+def _guards() -> Callable[[Tensor, Tensor, Tensor], Guard] | None:
+    """What makes guards; None where this PyTorch has none that say what they should: they are private to it. Without
+    them all goes by keys, with the same answers."""
+
+    def make(query: Tensor, key: Tensor, value: Tensor) -> Guard:
+        kinds = torch._C._dynamo.guards.TensorGuards
+        check: Guard = kinds(query, key, value, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check
+
+    try:
+        one, other, third = (torch.empty(1, 2, 3, 4, device="cpu") for _ in range(3))
+        guard = make(one, other, third)
+        wrong = other.half(), other.mT, other[..., :3], other.clone().requires_grad_(), other.to("meta")
+        if guard(one, other, third) and not any(guard(one, tensor, third) for tensor in wrong):
+            return make
+        logger.info("PyTorch's guards answer otherwise than expected; plans are looked up by key.")
+    except Exception as error:  # whatever another version of PyTorch says to such a call
+        logger.info("PyTorch's guards are not to be had (%s); plans are looked up by key.", error)
+    return None

@@ -1,0 +1,311 @@
+"""The miss path of the dispatcher: from tensors that nobody has called with yet to a plan that has run once."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.plan import (
+    KernelPlan,
+    Plan,
+    SdpaPlan,
+    empty_output,
+    is_capturing,
+    layout_obstacle,
+    on_its_device,
+    shape_of,
+)
+from blocktune.kernels.dispatch.plan_table import PlanTable
+from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection.block_tiles import within_blocks
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
+from blocktune.kernels.selection.misses import watch
+from blocktune.kernels.stored.sources import ConfigSource, read_source
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+logger = logging.getLogger("blocktune")
+
+MAX_PLANS = 4096
+"""Plans kept at once. A model that decodes token by token makes a new shape with every step; they must not pile up."""
+
+
+class Resolver:
+    """Finds plans and keeps all that was learned on the way: plans, devices, configs, and what failed to launch.
+
+    Not for several threads at once; reading `plans` is. strict: only exact measurements are taken.
+    """
+
+    def __init__(self, source: ConfigSource, *, strict: bool = False) -> None:
+        self.plans = PlanTable()
+        self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
+        self._source = source
+        self._strict = strict
+        self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
+        self._tables: dict[
+            str, tuple[ConfigTable, tuple[str, ...]]
+        ] = {}  # with the sources' problems, by DeviceSpec.key
+        self._failures: dict[tuple[Any, ...], str] = {}
+
+    def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
+        """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
+
+        Raises:
+            UsageError: a CUDA graph is being captured, and one of our kernels would have to be loaded.
+            torch.OutOfMemoryError: there is no memory for the output.
+        """
+        obstacle = layout_obstacle(query, key, value, enable_gqa) if place is not None else "a tensor has no strides"
+        remember = place is not None
+        if obstacle is not None:
+            result: KernelPlan | Explanation = Explanation(rung=Rung.SDPA, reason=obstacle)
+        elif is_capturing(query):
+            result, remember = self._while_capturing(shape_of(query, key, value, is_causal), query), False
+        else:
+            result = self._descend(query, key, value, is_causal)
+        if isinstance(result, Explanation):
+            plan: Plan = SdpaPlan(result, is_causal=is_causal, enable_gqa=enable_gqa)
+        else:
+            plan = result
+        if remember:
+            self._remember(place, plan)
+        return plan
+
+    def resolve_general(
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+    ) -> GeneralPlan | Explanation:
+        """The plan for calls of this `Call.place`, or why PyTorch has to compute them.
+
+        It is remembered, unless a CUDA graph is being captured.
+
+        Raises:
+            UsageError: a size is none of attention, or a CUDA graph is being captured, and one of our kernels would
+                have to be loaded.
+            torch.OutOfMemoryError: there is no memory for outputs and gradients.
+        """
+        problem = call.obstacle(query, key, value) if place is not None else "a tensor has no strides"
+        if problem is not None:
+            return Explanation(rung=Rung.SDPA, reason=problem)
+        shape = call.shape(query, key, value, direction)
+        if is_capturing(query):
+            return self._while_capturing(shape, query)
+        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
+        result = found if isinstance(found, Explanation) else GeneralPlan(*found)
+        if len(self.general_plans) >= MAX_PLANS:
+            self.general_plans.clear()
+        self.general_plans[place] = result
+        if isinstance(result, GeneralPlan):
+            watch(result)
+        return result
+
+    def _climb_general(
+        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[Explanation, Launch] | Explanation:
+        """The first config down the ladder that launches this call in this direction."""
+        index, (out, lse) = query.device.index, new_results(query, value, call)
+        extras = extras_of(call, shape.direction)
+        if shape.direction is Direction.FORWARD and not extras:
+            return self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
+        arguments: tuple[Any, ...] = (query, key, value, out, lse, call.scale, *extras)
+        if shape.direction is Direction.BACKWARD:
+            gradients = new_gradients(query, key, value, call)
+            inputs = (query, key, value, out.zero_(), lse.zero_(), torch.zeros_like(out))
+            arguments = (*inputs, *gradients, call.scale, *extras)
+        blocks = call.block_sizes
+        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, blocks), blocks)
+
+    def _tried_once(
+        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], block_sizes: Any
+    ) -> Launch | str:
+        """A launcher that has launched these arguments, or why the config does not launch."""
+
+        def attempt() -> Launch:
+            launch, query = get_kernel(config.kernel).bind(config, shape), arguments[0]
+            with torch.cuda.device_of(query):
+                if isinstance(launch, ExtrasLaunch) and not shape.features.varlen:
+                    launch = launch.pinned(*arguments)  # a plan of packed sequences serves any number of tokens
+                else:
+                    launch(*arguments)
+            return on_its_device(launch, query.device.index)
+
+        return self._guarded(config, shape, arguments[:3], attempt, block_sizes)
+
+    def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
+        """What serves a shape on a device, the current one by default, without launching anything."""
+        if device is None:
+            for plan in (*self.plans.values(), *self.general_plans.values()):
+                explanation = plan if isinstance(plan, Explanation) else plan.explanation
+                if explanation.shape == shape:
+                    return explanation
+            found = self._device(None)
+            if isinstance(found, str):
+                return Explanation(rung=Rung.SDPA, reason=found, shape=shape)
+            device = found
+        table, warnings = self._table(device)
+        passed_over: list[Rejection] = []
+        for step in climb_down(table, shape, device.limits, strict=self._strict):
+            if isinstance(step, Candidate):
+                return Explanation.of(step, shape, passed_over, warnings, device.key)
+            passed_over.append(step)
+        return _nothing_fits(shape, passed_over, warnings, device.key)
+
+    def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
+        """A plan with the first config down the ladder that launches; or why there is none."""
+        shape = shape_of(query, key, value, is_causal)
+        found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
+        if isinstance(found, Explanation):
+            return found
+        explanation, launch = found
+        return KernelPlan(explanation, launch, query, shape.head_dim_v, is_causal=is_causal)
+
+    def climb(
+        self,
+        shape: AttentionShape,
+        index: int | None,
+        attempt: Callable[[KernelConfig], Launch | str],
+        block_sizes: tuple[int, int] | None = None,
+    ) -> tuple[Explanation, Launch] | Explanation:
+        """The first config down the ladder that launches, on the device with this CUDA index; or why there is none.
+
+        attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
+        of the blocks of a block mask, if there is one.
+        """
+        device = self._device(index)
+        if isinstance(device, str):
+            return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
+        table, warnings = self._table(device)
+        passed_over: list[Rejection] = []
+        for step in climb_down(table, shape, device.limits, strict=self._strict):
+            if isinstance(step, Candidate) and block_sizes is not None:
+                step = within_blocks(step, block_sizes, shape, device.limits)
+            if isinstance(step, Rejection):
+                passed_over.append(step)
+                continue
+            launch = attempt(step.config)
+            if isinstance(launch, str):
+                passed_over.append(Rejection(step.rung, launch))
+                continue
+            explanation = Explanation.of(step, shape, passed_over, warnings, device.key)
+            logger.info("%s", explanation.headline)
+            return explanation, launch
+        return _nothing_fits(shape, passed_over, warnings, device.key)
+
+    def _tried(
+        self,
+        config: KernelConfig,
+        shape: AttentionShape,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lse: Tensor | None = None,
+    ) -> Launch | str:
+        """A launcher that has launched these tensors, with log-sum-exp or not, or why the config does not launch."""
+
+        def attempt() -> Launch:
+            out = empty_output(query, shape.head_dim_v)
+            return _launched(get_kernel(config.kernel).bind(config, shape), query, key, value, out, lse)
+
+        return self._guarded(config, shape, (query, key, value), attempt)
+
+    def _guarded(
+        self,
+        config: KernelConfig,
+        shape: AttentionShape,
+        tensors: Sequence[Tensor],
+        attempt: Callable[[], Launch],
+        block_sizes: tuple[int, int] | None = None,
+    ) -> Launch | str:
+        """What the attempt yields, or why it fails.
+
+        A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them,
+        but for these blocks of a block mask only: not every tile divides all of them.
+        """
+        problem = get_kernel(config.kernel).layout_problem(*tensors)
+        if problem is not None:
+            return problem
+        sizes = (shape.dtype, shape.head_dim, shape.head_dim_v, block_sizes)
+        kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
+        if kind in self._failures:
+            return self._failures[kind]
+        try:
+            return attempt()
+        except torch.OutOfMemoryError:
+            raise  # no fault of the config: PyTorch would need the same memory
+        except Exception as error:  # compilers and drivers raise what they like
+            reason = f"{config.label} does not launch: {type(error).__name__}: {error}"
+            logger.warning("%s: %.500s. The next rung is taken.", shape.label, reason)
+            self._failures[kind] = reason
+            return reason
+
+    def _device(self, index: int | None) -> DeviceSpec | str:
+        if index not in self._devices:
+            try:
+                self._devices[index] = current_device(index)
+            except Exception as error:  # besides our own errors, warnings that the user has turned into errors
+                self._devices[index] = f"the device is not known: {error}"
+                logger.warning("%s", self._devices[index])
+        return self._devices[index]
+
+    def _table(self, device: DeviceSpec) -> tuple[ConfigTable, tuple[str, ...]]:
+        if device.key not in self._tables:
+            rows, problems = read_source(self._source, device)
+            for problem in problems:
+                logger.warning("%s", problem)
+            self._tables[device.key] = ConfigTable(rows), tuple(problems)
+        return self._tables[device.key]
+
+    def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
+        """Why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
+
+        Raises:
+            UsageError: one of our kernels would compute it. The graph would hold something else, for good.
+        """
+        device = self._device(query.device.index)
+        explanation = self.explain(shape, None if isinstance(device, str) else device)
+        if explanation.rung is Rung.SDPA:
+            return explanation
+        raise UsageError(
+            f"A call must have run once before a CUDA graph captures it, since no kernel can be loaded meanwhile, but "
+            f"{shape.label} is new. Call it before, or `attention.warmup([shape])`."
+        )
+
+    def _remember(self, place: Any, plan: Plan) -> None:
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        self.plans[place] = plan
+        watch(plan)
+
+
+def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
+    """The shortest launcher of a bound config, after it has computed these tensors."""
+    arguments = (query, key, value, out, lse, 1.0)
+    launch = bound
+    with torch.cuda.device_of(query):
+        if isinstance(bound, TritonLaunch):
+            launch = bound.pinned(*arguments)
+        else:
+            bound(*arguments)
+    return on_its_device(launch, query.device.index)
+
+
+def _nothing_fits(
+    shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
+) -> Explanation:
+    wanted = f" with {shape.features.label}" if shape.features else ""
+    gradients = "gradients are needed, and " if shape.direction is Direction.BACKWARD else ""
+    return Explanation(
+        rung=Rung.SDPA,
+        reason=f"{gradients}no config of our kernels runs this shape{wanted} on this device",
+        shape=shape,
+        passed_over=tuple(passed_over),
+        warnings=warnings,
+        device=device,
+    )

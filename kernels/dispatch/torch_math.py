@@ -1,0 +1,138 @@
+"""What computes a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by autograd."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, torch_attention
+from blocktune.kernels.values.features import UNLIMITED, MaskKind
+from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import Causal, Direction
+from blocktune.kernels.values.tree_mask import WORD_BITS
+
+
+def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call; without `lse` the latter may hold anything, and the scores stay out of memory
+    where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except there."""
+    device = query.device.type
+    with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
+        if not lse and is_pytorchs(query, key, call):
+            causal = call.causal is not Causal.NONE
+            options = {"scale": call.scale, "enable_gqa": query.shape[1] != key.shape[1]}
+            out = torch_attention(query, key, value, call.extras.mask, call.extras.dropout_p, causal, **options)
+            return out, query.new_zeros(query.shape[:3], dtype=torch.float32)
+        if call.features.cached:
+            return _over_cache(query, key, value, call)
+        if call.extras.block_mask is not None:
+            seen = call.extras.block_mask.to_dense(query.shape[2], key.shape[2])
+            seen = seen.tril() if call.causal is Causal.UPPER_LEFT else seen
+            return masked_attention(query, key, value, seen, call.scale)
+        return _by_definition(query, key, value, call)
+
+
+def is_pytorchs(query: Tensor, key: Tensor, call: Call) -> bool:
+    """Whether scaled_dot_product_attention computes the same: its diagonal, and no other feature than its own."""
+    names = call.features_of(Direction.FORWARD).names
+    if call.causal is Causal.NONE:
+        return names <= {str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "dropout"}
+    upper_left = call.causal is Causal.UPPER_LEFT or query.shape[2] == key.shape[2]
+    return upper_left and names <= {"dropout"}
+
+
+def _by_definition(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    out, sums = attention_reference(
+        query,
+        key,
+        value,
+        causal=call.causal,
+        scale=call.scale,
+        dtype=torch.float64 if query.dtype is torch.float64 else torch.float32,
+        features=call.features_of(Direction.FORWARD),
+        extras=call.extras,
+    )
+    return out.to(query.dtype), sums.detach().float()
+
+
+def masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale * query key^T) value over the keys that are seen, and the natural log-sum-exp, in float32 inside.
+
+    query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)], seen a
+    boolean tensor broadcastable to [batch, num_heads, seqlen_q, seqlen_k]; what stands in unseen keys, NaN included,
+    changes nothing. A row that sees no key gives 0 and -inf. All scores are in memory. softcap: scores go through
+    softcap * tanh(score / softcap), unless it is 0. bias: is added to them then, broadcastable likewise.
+
+    Returns:
+        the output like query, and the log-sum-exp float32 [batch, num_heads, seqlen_q], which has no gradient.
+    """
+    group, wide = query.shape[1] // key.shape[1], torch.promote_types(query.dtype, torch.float32)
+    wide_key, wide_value = (tensor.to(wide).repeat_interleave(group, 1) for tensor in (key, value))
+    scores = query.to(wide) @ wide_key.mT * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    if bias is not None:
+        scores = scores + bias
+    scores = torch.where(seen, scores, float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    probabilities = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
+    anyone = seen.expand(scores.shape).any(-2)  # 0 * NaN is NaN: a value that nobody sees is taken as 0
+    clean = torch.where(anyone[..., None], wide_value, 0.0)
+    return (probabilities @ clean).to(query.dtype), lse.detach().float()
+
+
+def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Without a look at the lengths, so that a CUDA graph may capture it."""
+    extras = call.extras
+    key, value = (gathered(cache, extras.block_table) for cache in (key, value))
+    assert extras.cache_seqlens is not None
+    lengths = extras.cache_seqlens.long()[:, None, None]
+    distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
+    seen = _seen(distance, lengths, call)
+    slopes = extras.alibi_slopes
+    bias = None if slopes is None else -slopes[..., None, None] * distance.abs()[:, None]
+    return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
+
+
+def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
+    """The cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one behind the other."""
+    return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> Tensor:
+    """[batch, seqlen_q, seqlen_k], how many keys the key stands behind the one on the query's diagonal."""
+    keys = torch.arange(seqlen_k, device=lengths.device)[None, None]
+    rows = torch.arange(seqlen_q, device=lengths.device)[None, :, None]
+    return keys - rows - (0 if causal is Causal.UPPER_LEFT else lengths - seqlen_q)
+
+
+def _seen(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:
+    """[batch, seqlen_q, seqlen_k], True where the query sees the key."""
+    keys = torch.arange(distance.shape[2], device=lengths.device)[None, None]
+    seen = (keys < lengths).expand(-1, distance.shape[1], -1)
+    left, right = call.features.window or (UNLIMITED, UNLIMITED)
+    if call.causal is not Causal.NONE:
+        seen = seen & (distance <= 0)
+    elif right != UNLIMITED:
+        seen = seen & (distance <= right)
+    if left != UNLIMITED:
+        seen = seen & (distance >= -left)
+    tree = call.extras.tree_mask
+    return seen if tree is None else seen & _in_tree(tree, keys, lengths, distance.shape[1])
+
+
+def _in_tree(tree: Tensor, keys: Tensor, lengths: Tensor, seqlen_q: int) -> Tensor:
+    """True for keys before the drafts, and for the drafts whose bit is set."""
+    drafts = keys - (lengths - seqlen_q)
+    inside = drafts.clamp(0, seqlen_q - 1).expand(-1, seqlen_q, -1)
+    words = tree.long().gather(2, inside // WORD_BITS)
+    return (drafts < 0) | ((words >> inside % WORD_BITS & 1) != 0)

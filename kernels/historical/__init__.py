@@ -1,0 +1,1 @@
+"""Kernels that are kept for comparison; they compete only when they are named."""

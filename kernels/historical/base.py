@@ -1,0 +1,27 @@
+"""What the kernels of the ladder have in common: they compute any plain forward and compete only when named."""
+
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+
+class HistoricalKernel(AttentionKernel):
+    """Base of kernels that are kept to be compared with."""
+
+    historical = True
+    preferences: ClassVar[tuple[tuple[int, ...], ...]]
+    """Default configs as values of `parameters`, best first."""
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names = tuple(self.parameters)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+
+def strides_of(*tensors: Any) -> tuple[int, ...]:
+    """The strides of (batch, head, row) of each tensor, in elements."""
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])

@@ -1,0 +1,263 @@
+"""FlashAttention-2 forward over keys that were transposed in advance: a tile of keys arrives as the product wants it.
+
+A kernel of its own writes K as contiguous [batch, num_heads_kv, head_dim, seqlen_k]; both kernels are one launch and
+are timed together. Matrix units that read a shared tile either way round, and tiles whose columns Triton permutes,
+leave no bank conflicts that it could avoid: this kernel is kept to be measured against that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+import triton
+import triton.language as tl
+
+from blocktune.kernels.base.flash_kernel import IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides, padded_width
+from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
+from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.portable.forward.pointers import FlashForward
+from blocktune.kernels.portable.forward.softmax import online_step
+from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile, mask_scores, store_rows
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+_PLAIN = FlashForward()
+"""Its tiles are the same but for the orientation of the keys, and so is what they take."""
+
+TRANSPOSED = 5
+"""The place of the transposed keys among the leading arguments."""
+
+
+@triton.jit(do_not_specialize=("num_heads_kv", "seqlen_k"))
+def transpose_keys_kernel(
+    K, KT, stride_kb, stride_kh, stride_kn, stride_tb, stride_th, stride_td, num_heads_kv, seqlen_k,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """KT [batch, num_heads_kv, HEAD_DIM, seqlen_k] of K [batch, num_heads_kv, seqlen_k, HEAD_DIM]; strides of (batch,
+    head, row) in elements, the last is 1. This program turns BLOCK rows of one head of K."""
+    tiles = tl.cdiv(seqlen_k, BLOCK)
+    batch_head = tl.program_id(0) // tiles
+    batch = (batch_head // num_heads_kv).to(tl.int64)
+    head = (batch_head % num_heads_kv).to(tl.int64)
+    start = tl.program_id(0) % tiles * BLOCK
+    # [BLOCK, WIDTH]
+    k = load_matrix(K + batch * stride_kb + head * stride_kh, start, stride_kn, seqlen_k, BLOCK, HEAD_DIM, WIDTH, True)
+    dims = tl.arange(0, WIDTH)
+    keys = start + tl.arange(0, BLOCK)
+    # [WIDTH, BLOCK]
+    pointers = KT + batch * stride_tb + head * stride_th + dims.to(tl.int64)[:, None] * stride_td + keys[None, :]
+    tl.store(pointers, k.T, (dims[:, None] < HEAD_DIM) & (keys[None, :] < seqlen_k))
+
+
+@triton.jit
+def load_turned(
+    base,
+    key,
+    stride_td,
+    seqlen_k,
+    BLOCK: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHECK_KEYS: tl.constexpr,
+):
+    """Keys key..key+BLOCK-1 of a [DIM, seqlen_k] matrix as [WIDTH, BLOCK], zeros outside."""
+    dims = tl.arange(0, WIDTH)
+    keys = key + tl.arange(0, BLOCK)
+    # [WIDTH, BLOCK]
+    pointers = base + dims.to(tl.int64)[:, None] * stride_td + keys[None, :]
+    if CHECK_KEYS and DIM != WIDTH:
+        return tl.load(pointers, mask=(dims[:, None] < DIM) & (keys[None, :] < seqlen_k), other=0.0)
+    elif CHECK_KEYS:
+        return tl.load(pointers, mask=keys[None, :] < seqlen_k, other=0.0)
+    elif DIM != WIDTH:
+        return tl.load(pointers, mask=dims[:, None] < DIM, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def attend_turned(
+    q, kt_base, v_base, acc, l_i, m_i, first, stop, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
+    scale_log2,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Key tiles first..stop-1 one after another, as `attend_in_order` has it. Returns acc, l_i, m_i."""
+    for tile in tl.range(first, stop, num_stages=STAGES):
+        # [WIDTH, BLOCK_N]
+        kt = load_turned(kt_base, tile * BLOCK_N, stride_td, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED)
+        # [BLOCK_M, BLOCK_N]
+        scores = tl.dot(q, kt, input_precision=PRECISION)
+        if MASKED:
+            scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
+        p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
+        # [BLOCK_N, WIDTH_V]
+        v = load_matrix(v_base, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED)
+        # [BLOCK_M, WIDTH_V]
+        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+    return acc, l_i, m_i
+
+
+@triton.jit(do_not_specialize=RUN_TIME_SIZES)
+def flash_fwd_transposed_kernel(
+    Q, V, Out, Lse, scale_log2, KT,
+    stride_qb, stride_qh, stride_qm, stride_tb, stride_th, stride_td,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The tensors of `flash_fwd_kernel` with KT [batch, num_heads / group_size, HEAD_DIM, seqlen_k] in the place of K,
+    strides of (batch, head, dim). This program computes BLOCK_M rows of one (batch, head)."""
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    head_kv = head // group_size
+    row_start = tile_m * BLOCK_M
+    kt_base = KT + batch * stride_tb + head_kv * stride_th
+    v_base = V + batch * stride_vb + head_kv * stride_vh
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(
+        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
+    )
+    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
+    acc, l_i, m_i = attend_turned(
+        q, kt_base, v_base, acc, l_i, m_i, 0, full, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
+        scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES, PRECISION,
+    )  # fmt: skip
+    if CAUSAL or RAGGED:
+        acc, l_i, m_i = attend_turned(
+            q, kt_base, v_base, acc, l_i, m_i, full, stop, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
+            scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1, PRECISION,
+        )  # fmt: skip
+    lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
+    store_rows(
+        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransposedLaunch(TritonLaunch):
+    """What `bind` returns; transpose(k, kt) runs before the attention in every launch."""
+
+    transpose: Any
+
+    def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Any:
+        arguments = self.leading(q, k, v, out, lse, scale)
+        self.transpose(k, arguments[TRANSPOSED])
+        return self.function[self.grid](*arguments, *self.trailing(q, k, v, out), **self.options)
+
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
+        """Launches once; there is no shorter way for two kernels of which nobody is in a hurry."""
+        self._launch(q, k, v, out, lse, scale)
+        return self
+
+
+class FlashForwardTransposed(HistoricalKernel):
+    """FlashAttention-2 with keys transposed in advance. transpose_rows: keys that a program of the transpose turns."""
+
+    name = "flash_fwd_transposed"
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (64, 128),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3),
+        "transpose_rows": (32, 64, 128),
+    }
+    preferences = (
+        (64, 64, 4, 2, 64),
+        (64, 32, 4, 2, 64),
+        (64, 32, 4, 1, 32),
+    )
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """As the plain kernel's; plain multiply-adds take the tiles as float32."""
+        widened = 4 // shape.element_bytes if limits.mma == "none" else 1
+        return widened * _PLAIN.shared_bytes(plain_config(config), shape, limits)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return _PLAIN.softmax_cost(plain_config(config))
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_transposed_kernel, transpose_keys_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        tensor = TensorArgument(shape.dtype)
+        arguments: dict[str, Any] = dict.fromkeys(("Q", "V", "Out", "KT"), tensor) | {"Lse": None, "scale_log2": 1.0}
+        for letter in "qvo":
+            arguments |= contiguous_strides(shape, letter)
+        arguments |= _turned_strides(shape) | _PLAIN.sizes(shape) | _constants(config, shape)
+        return specialize(flash_fwd_transposed_kernel, arguments, _PLAIN.options(config))
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        tensor = TensorArgument(shape.dtype)
+        arguments: dict[str, Any] = {"K": tensor, "KT": tensor} | contiguous_strides(shape, "k")
+        arguments |= _turned_strides(shape) | _transpose_arguments(config, shape)
+        return (specialize(transpose_keys_kernel, arguments, {"num_warps": 4}),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TransposedLaunch:
+        fixed = (*_PLAIN.sizes(shape).values(), *_constants(config, shape).values())
+        return TransposedLaunch(
+            function=flash_fwd_transposed_kernel,
+            grid=_PLAIN.grid(config, shape),
+            leading=_leading,
+            trailing=partial(_trailing, _turned_strides(shape), fixed),
+            options=_PLAIN.options(config),
+            transpose=partial(_transpose, config, shape),
+        )
+
+
+def plain_config(config: KernelConfig) -> KernelConfig:
+    """The same blocks of the plain kernel, whose tiles are computed in order."""
+    return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    shared = _PLAIN.constants(plain_config(config), shape)
+    return {name: value for name, value in shared.items() if name != "SCHEDULE"}
+
+
+def _turned_strides(shape: AttentionShape) -> dict[str, int]:
+    """Of contiguous [batch, num_heads_kv, head_dim, seqlen_k], in elements."""
+    head = shape.head_dim * shape.seqlen_k
+    return {"stride_tb": shape.num_heads_kv * head, "stride_th": head, "stride_td": shape.seqlen_k}
+
+
+def _transpose_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    return {
+        "num_heads_kv": shape.num_heads_kv,
+        "seqlen_k": shape.seqlen_k,
+        "HEAD_DIM": shape.head_dim,
+        "WIDTH": padded_width(shape.head_dim),
+        "BLOCK": config.parameters["transpose_rows"],
+    }
+
+
+def _transpose(config: KernelConfig, shape: AttentionShape, k: Any, kt: Any) -> None:
+    arguments = _transpose_arguments(config, shape)
+    tiles = -(-shape.seqlen_k // arguments["BLOCK"])
+    strides = (*strides_of(k), *_turned_strides(shape).values())
+    grid = (tiles * shape.batch * shape.num_heads_kv, 1, 1)
+    transpose_keys_kernel[grid](k, kt, *strides, *arguments.values(), num_warps=4)
+
+
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    """The arguments that change with every call, new memory for the transposed keys among them."""
+    batch, heads, rows, dim = k.shape
+    kt = torch.empty((batch, heads, dim, rows), dtype=k.dtype, device=k.device)
+    return q, v, out, lse, scale * LOG2_E, kt
+
+
+def _trailing(turned: Mapping[str, int], fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    return *strides_of(q), *turned.values(), *strides_of(v, out), *fixed

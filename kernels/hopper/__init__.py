@@ -1,0 +1,1 @@
+"""Kernels in Gluon for compute capability 9.0."""

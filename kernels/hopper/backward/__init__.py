@@ -1,0 +1,1 @@
+"""The Hopper backward kernel, for narrow and for wide heads."""

@@ -1,0 +1,251 @@
+"""Attention backward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, five products.
+
+Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
+and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions
+and what makes them fast are in hopper_bwd_tiles.py; heads wider than 128 have a kernel of their own with 64 keys
+(hopper_bwd_wide.py). It takes what kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256
+elements, both causal masks, windows, a soft cap and packed sequences.
+
+The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
+fixed one (hopper_bwd_bounds.py); dk and dv always are.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import contiguous_strides
+from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
+from blocktune.kernels.hopper.backward.layout import (
+    BLOCK_M,
+    BLOCK_N,
+    HEAD_DIM_DIVISOR,
+    MIN_HEAD_DIM,
+    PANEL,
+    WIDE_BLOCK_N,
+    Rows,
+    descriptor_width,
+    dq_part,
+    form_arguments,
+    form_of,
+    is_deferred,
+    is_plain,
+    is_wide,
+    keys_of_block,
+    panels,
+    width_of,
+)
+from blocktune.kernels.hopper.backward.pre_and_post import (
+    finish_kernel,
+    finish_rows_kernel,
+    prepare_kernel,
+    prepare_rows_kernel,
+)
+from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
+from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper.common.descriptors import undescribable
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+GROUP_BYTES = 32 << 20
+"""Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
+
+
+class FlashBackwardHopper(AttentionKernel):
+    """The warp-specialised backward kernel of Hopper.
+
+    fold_lse, fold_delta: the statistics of a query are the initial accumulators of its products. named_barriers: bit 0
+    for the exchange of dS, bit 1 for the release of stages. persistent: as many blocks as multiprocessors.
+    """
+
+    name = "flash_bwd_hopper"
+    direction = Direction.BACKWARD
+    features = frozenset(("window", "softcap", "varlen", "deterministic"))
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (BLOCK_M,),
+        "block_n": (WIDE_BLOCK_N, BLOCK_N),
+        "num_warps": (WARPS,),
+        "num_stages": (2, 3, 4),
+        "fold_lse": (0, 1),
+        "fold_delta": (0, 1),
+        "named_barriers": (0, 1, 2, 3),
+        "persistent": (0, 1),
+    }
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if limits.cc != (9, 0):
+            return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
+        if shape.element_bytes != 2:
+            return f"{self.name} computes float16 and bfloat16, but got {shape.dtype}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_DIVISOR:
+                return (
+                    f"`{MIN_HEAD_DIM} <= {name} <= {MAX_HEAD_DIM}`, in steps of {HEAD_DIM_DIVISOR}, must hold for "
+                    f"{self.name}, but got {name}={dim}"
+                )
+        return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: what goes with the shape."""
+        problems = super().rule_violations(config, shape, limits)
+        if problems:
+            return problems
+        own, features = config.parameters, shape.features
+        if config.block_n != keys_of_block(shape):
+            return (
+                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
+                f"but got {config.block_n}.",
+            )
+        if is_wide(shape) and own["named_barriers"] & 2:
+            return (
+                f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
+                f"{own['named_barriers']}.",
+            )
+        if features.softcap and own["fold_lse"]:
+            return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
+        if (features.varlen or features.deterministic) and not own["persistent"]:
+            return (f"`persistent` 1 of {self.name} must hold for {features.label}: tiles come from a counter.",)
+        return ()
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by half; barriers."""
+        row_bytes = width_of(shape) * shape.element_bytes
+        if is_wide(shape):
+            rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
+            statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
+            exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
+            return rows * row_bytes + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
+        stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
+        ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
+        dq_bytes = 2 * 64 * dq_part(shape) * 4
+        return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """At head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full; others
+        start from that, wider heads with as many stages as fit."""
+        stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
+        if is_wide(shape):
+            stages = 2 if width_of(shape) == 256 else 3
+            fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
+        if shape.features.softcap:
+            fold_lse, fold_delta = 0, 1
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1)
+        return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
+
+    def total_warps(self, config: KernelConfig) -> int:
+        return 3 * WARPS
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        persistent = bool(config.parameters["persistent"])
+        return SoftmaxCost(
+            rescales=False, products_overlap=True, copying_warps=WARPS, persistent=persistent, products=5
+        )
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(
+            prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
+            finish_rows_kernel,
+        )  # fmt: skip
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        leading = (1,) * (3 if shape.features.varlen else 2)
+        query = DescriptorArgument(shape.dtype, (*leading, BLOCK_M, descriptor_width(shape)), swizzled=True)
+        key = DescriptorArgument(shape.dtype, (*leading, keys_of_block(shape), descriptor_width(shape)), swizzled=True)
+        statistic = DescriptorArgument("float32", (BLOCK_M,), swizzled=True)
+        arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
+        arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
+        arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
+        form = form_arguments(
+            shape, _rows(shape), 1.0 if shape.features.softcap else None, _lengths(shape), _turns(shape)
+        )
+        arguments |= dict(zip(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"), form, strict=True))
+        function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
+        return specialize(function, arguments, {"num_warps": WARPS})
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
+        strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
+        before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
+        before |= {"dq_sums": sums, "counter": TensorArgument("int32")}
+        before |= dict(zip(("stride_ob", "stride_oh", "stride_om"), strides_o, strict=True))
+        before |= dict(zip(("stride_gb", "stride_gh", "stride_gm"), strides_o, strict=True))
+        after: dict[str, Any] = {"dq_sums": sums, "dq": own, "scale": 1.0}
+        after |= dict(zip(("stride_b", "stride_h", "stride_m"), strides_q, strict=True))
+        lengths = {"num_heads": shape.num_heads, "seqlen_q": shape.seqlen_q}
+        before, after, options = before | lengths, after | lengths, {"num_warps": WARPS}
+        after |= {"HEAD_DIM": shape.head_dim, "TRANSPOSED": is_deferred(shape)}
+        if is_plain(shape):
+            before |= {"HEAD_DIM": shape.head_dim, "ROWS": PASS_ROWS}
+            after |= {"HALF": dq_part(shape)}
+            return specialize(prepare_kernel, before, options), specialize(finish_kernel, after, options)
+        rows = _rows(shape)
+        common = {"cu_q": _lengths(shape).cu_seqlens_q, "rows": rows.of_head, "WIDTH": width_of(shape)}
+        before |= common | {"turns": _turns(shape), "programs": rows.longest // PASS_ROWS, "ROWS": PASS_ROWS}
+        before |= {"stride_lb": shape.num_heads * shape.seqlen_q, "stride_lh": shape.seqlen_q}
+        before |= {"HEAD_DIM_V": shape.head_dim_v, "BLOCK_M": BLOCK_M}
+        after |= common | {"programs": rows.longest // BLOCK_M, "PART": dq_part(shape)}
+        return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
+        sizes, constants = tuple(_sizes(shape).values()), tuple(_constants(config, shape).values())
+        return BackwardLaunch(shape, sizes, constants, bool(config.parameters["persistent"]))
+
+
+def _rows(shape: AttentionShape) -> Rows:
+    return Rows.of(shape, shape.batch * shape.seqlen_q if shape.features.varlen else shape.seqlen_q)
+
+
+def _turns(shape: AttentionShape) -> TensorArgument | None:
+    return TensorArgument("int32") if shape.features.deterministic else None
+
+
+def _lengths(shape: AttentionShape) -> Extras:
+    """What stands for the beginnings of packed sequences."""
+    stand_in: Any = TensorArgument("int32") if shape.features.varlen else None
+    return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
+
+
+def _heads_per_group(shape: AttentionShape) -> int:
+    """Key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
+    head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size
+    return min(shape.batch * shape.num_heads_kv, max(1, GROUP_BYTES // head_bytes))
+
+
+def _sizes(shape: AttentionShape) -> dict[str, int]:
+    heads = shape.batch * shape.num_heads_kv
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads_kv, shape.group_size, heads, _heads_per_group(shape))
+    return dict(zip(SIZES, values, strict=True))
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    own, causal = config.parameters, shape.causal is not Causal.NONE
+    if is_wide(shape):
+        first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first |= {"CAUSAL": causal}
+    else:
+        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > 1}
+        first |= {"DEFER": is_deferred(shape)}
+    return first | {
+        "FOLD_LSE": bool(own["fold_lse"]),
+        "FOLD_DELTA": bool(own["fold_delta"]),
+        "NAMED": own["named_barriers"],
+        "PERSISTENT": bool(own["persistent"]),
+        "FORM": form_of(shape),
+    }
+
+
+def _sums_stand_in(shape: AttentionShape) -> Any:
+    from triton import language as tl
+    from triton.runtime.jit import MockTensor
+
+    return sums_descriptor(MockTensor(tl.float32), 64, dq_part(shape))

@@ -1,0 +1,137 @@
+"""What the Hopper backward makes of a shape, on the host: the width of its products, its form, and its workspace."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from blocktune.kernels.base.flash_kernel import LOG2_E
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+BLOCK_M = 64
+"""Queries of a step."""
+BLOCK_N = 128
+"""Keys of a block, 64 for each of its two computing warpgroups."""
+WIDE_BLOCK_N = 64
+"""Keys of a block whose heads are wider than 128: both warpgroups work on all of them."""
+WIDTHS = (64, 128, 192, 256)
+"""Columns of the products; a head that is narrower is filled up with zeros."""
+PANEL = 64
+"""Columns of a panel, of which wider heads than 128 are made."""
+MIN_HEAD_DIM = 40
+"""Below, half of the narrowest product or more would be zeros."""
+HEAD_DIM_DIVISOR = 8
+"""16 bytes, what the copy engine moves."""
+LENGTH_DIVISOR = 128
+"""Of both lengths in the plain form."""
+SMALLEST_SCALE = 1e-30
+"""Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (1 << bit for bit in range(8))
+"""Bits of `FORM`; hopper_bwd_bounds.py tells what they mean."""
+
+
+def width_of(shape: AttentionShape) -> int:
+    """Columns of the products of this shape, whose heads are not wider than the widest."""
+    widest = max(shape.head_dim, shape.head_dim_v)
+    return next(width for width in WIDTHS if widest <= width)
+
+
+def is_wide(shape: AttentionShape) -> bool:
+    return width_of(shape) > 128
+
+
+def is_deferred(shape: AttentionShape) -> bool:
+    """Whether dq of a block is computed behind the next one, which takes registers that a width of 128 has not."""
+    return width_of(shape) == 64
+
+
+def keys_of_block(shape: AttentionShape) -> int:
+    return WIDE_BLOCK_N if is_wide(shape) else BLOCK_N
+
+
+def panels(shape: AttentionShape) -> int:
+    """Of a wide head."""
+    return width_of(shape) // PANEL
+
+
+def descriptor_width(shape: AttentionShape) -> int:
+    """Columns that one copy moves."""
+    return PANEL if is_wide(shape) else width_of(shape)
+
+
+def dq_part(shape: AttentionShape) -> int:
+    """Columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is transposed."""
+    return BLOCK_M // 2 if is_deferred(shape) else 64
+
+
+def is_plain(shape: AttentionShape) -> bool:
+    """Whether all tiles are whole, and nothing is masked but the diagonal of equal lengths."""
+    square = shape.causal is Causal.NONE or shape.seqlen_q == shape.seqlen_k
+    whole = shape.seqlen_q % LENGTH_DIVISOR == 0 and shape.seqlen_k % LENGTH_DIVISOR == 0
+    exact = shape.head_dim == shape.head_dim_v == width_of(shape) <= 128
+    return square and whole and exact and not shape.features
+
+
+def form_of(shape: AttentionShape) -> int:
+    """`FORM` of the device code."""
+    if is_plain(shape):
+        return 0
+    features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
+    bounded = shape.causal is not Causal.NONE or right != UNLIMITED
+    bits = {
+        UPPER: bounded,
+        LOWER: left != UNLIMITED,
+        EDGE: features.varlen or shape.seqlen_k % keys_of_block(shape) != 0,
+        MOVING: features.varlen and (bounded or left != UNLIMITED) and shape.causal is not Causal.UPPER_LEFT,
+        SOFTCAP: features.softcap,
+        ORDERED: features.deterministic,
+        PACKED: features.varlen,
+        GENERAL: True,
+    }
+    return sum(bit for bit, wanted in bits.items() if wanted)
+
+
+def bounds_of(shape: AttentionShape) -> tuple[int, int]:
+    """(upper, lower): query i sees keys i + lower .. i + upper. Of packed sequences: where their lengths are equal."""
+    diagonal = 0 if shape.features.varlen else shape.diagonal
+    left, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    upper = 0 if shape.causal is not Causal.NONE else max(right, 0)
+    return diagonal + upper, diagonal - max(left, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The workspace of a shape: `of_head` padded rows for every query head (packed) or every head and batch entry.
+
+    count: of all heads. longest: padded rows of the longest sequence.
+    """
+
+    of_head: int
+    count: int
+    longest: int
+
+    @classmethod
+    def of(cls, shape: AttentionShape, tokens: int) -> Self:
+        """tokens: rows of the query tensor, seqlen_q unless sequences are packed."""
+        longest = -(-shape.seqlen_q // BLOCK_M) * BLOCK_M
+        if shape.features.varlen:
+            of_head = -(-tokens // BLOCK_M) * BLOCK_M + shape.batch * BLOCK_M
+            return cls(of_head, of_head * shape.num_heads, longest)
+        return cls(longest, longest * shape.num_heads * shape.batch, longest)
+
+
+def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tuple[float, float, float | None]:
+    """(scale, scale_log2, cap_in) of the kernel."""
+    own = scale if abs(scale) > SMALLEST_SCALE else SMALLEST_SCALE
+    if not shape.features.softcap:
+        return float(scale), own * LOG2_E, None
+    return float(scale), extras.softcap * LOG2_E, 2.0 * LOG2_E * own / extras.softcap
+
+
+def form_arguments(
+    shape: AttentionShape, rows: Rows, cap_in: float | None, extras: Extras, turns: Any
+) -> tuple[Any, ...]:
+    """rows, upper, lower, cap_in, cu_q, cu_k and turns of the kernel, all None in the plain form."""
+    if is_plain(shape):
+        return (None,) * 7
+    return rows.of_head, *bounds_of(shape), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns

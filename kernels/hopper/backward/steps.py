@@ -1,0 +1,260 @@
+"""One step of the Hopper attention backward, in Gluon: a block of queries against 64 keys of a warpgroup.
+
+What makes it fast is told in hopper_bwd_tiles.py.
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
+from blocktune.kernels.hopper.common.device_functions import advance
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@builtin
+def reduce_add(desc, coord, src, _semantic=None):
+    """Adds a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+# Triton 3.6 compiles the instruction, but has no function for it.
+add_out = getattr(tma, "async_atomic_add", None) or reduce_add
+
+
+@gluon.constexpr_function
+def barrier_asm(operation, threads):
+    return f"bar.{operation} $1, {threads}; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def bar_arrive(number, THREADS: gl.constexpr):
+    ASM: gl.constexpr = barrier_asm("arrive", THREADS)
+    return gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def bar_sync(number, THREADS: gl.constexpr):
+    ASM: gl.constexpr = barrier_asm("sync", THREADS)
+    return gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+# Named barriers: 8 .. 11 dS of warpgroup 0 and 1 in buffer 0 and 1 (256 threads), 12 .. 15 the stages (288 threads:
+# the warp that copies too).
+@gluon.jit
+def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
+    if NAMED & 1:
+        bar_arrive(8 + 2 * W + buffer, 256)
+    else:
+        mbarrier.arrive(ds_full.index(buffer), count=1)
+
+
+@gluon.jit
+def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
+    if NAMED & 1:
+        bar_sync(8 + 2 * (1 - W) + buffer, 256)
+    else:
+        mbarrier.wait(ds_full.index(buffer), phase)
+
+
+@gluon.jit
+def release(empty, slot, NAMED: gl.constexpr):
+    if NAMED & 2:
+        bar_arrive(12 + slot, 288)
+    else:
+        mbarrier.arrive(empty.index(slot), count=1)
+
+
+@gluon.jit
+def no_products_yet():
+    """Waits for products when none was issued.
+
+    Without such a wait ptxas takes accumulators that are filled for the results of earlier products, and lets the first
+    loop of a kernel wait for S before it issues dP (its note C7517).
+    """
+    WAIT: gl.constexpr = "wgmma.wait_group.sync.aligned 0; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
+    """The initial accumulator of S^T or dP^T: a value for each query; zeros, which are not used, if not `on`."""
+    BLOCK_M: gl.constexpr = values.shape[0]
+    zeros = gl.zeros([KEYS, BLOCK_M], gl.float32, S_L)
+    if on:
+        return zeros + (values.load(gl.SliceLayout(0, S_L)) * factor)[None, :]
+    else:
+        return zeros
+
+
+@gluon.jit
+def probabilities(
+    s, lse, scale_log2, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """exp(S^T - lse), from the scores of queries m .. and of this warpgroup's keys `key` .."""
+    if FOLD_LSE:
+        p = gl.exp2(s * scale_log2)
+    else:
+        p = gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
+    if MASK and FORM:
+        p = keep_seen(p, m, key, bounds, S_L, FORM)
+    elif MASK:
+        queries = m + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
+        keys = key + gl.arange(0, s.shape[0], gl.SliceLayout(1, S_L))
+        p = gl.where(queries[None, :] >= keys[:, None], p, 0.0)
+    return p
+
+
+@gluon.jit
+def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.constexpr):
+    D: gl.constexpr = k_smem.shape[1]
+    BLOCK_M: gl.constexpr = ds.shape[1]
+    if DEFER:  # dQ^T [head dimension, half of the queries] = K^T (registers) dS^T
+        half = ds.slice(W * (BLOCK_M // 2), BLOCK_M // 2, dim=1)
+        zeros = gl.zeros([D, BLOCK_M // 2], gl.float32, DQ_L)
+        return warpgroup_mma(kt, half, zeros, use_acc=False, is_async=True)
+    else:  # dQ [queries, half of the head dimension] = dS K
+        half = k_smem.slice(W * (D // 2), D // 2, dim=1)
+        zeros = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ_L)
+        return warpgroup_mma(ds.permute((1, 0)), half, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def in_register_order(dq):
+    """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
+    HALF: gl.constexpr = dq.shape[1]
+    x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
+    return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])
+
+
+@gluon.jit
+def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
+    """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
+    HALF: gl.constexpr = dq.shape[1]
+    x = in_register_order(dq)
+    tma.store_wait(0)
+    dq_smem.store(x)
+    fence_async_shared()
+    add_out(dq_desc, [(row // 64 * 2 + W) * HALF, 0], dq_smem)
+
+
+@gluon.jit
+def give_dq(
+    dq, args, row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """Adds dQ of the queries from m on to the sums, to their rows from `row` on; in turn if that is asked for."""
+    dq_desc = args[0]
+    dq_smem = args[8].index(W)
+    if FORM & 32:
+        n, seen, turns = order
+        BLOCK_M: gl.constexpr = args[3].shape[1]
+        HALF: gl.constexpr = dq.shape[1]
+        x = in_register_order(dq)
+        turn = turns + row // BLOCK_M * 2 + W
+        count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
+        pass_turn(turn - 2, gl.where(m > first, count, -1))  # of the block before
+        tma.store_wait(0)
+        dq_smem.store(x)
+        fence_async_shared()
+        await_turn(turn, count)
+        add_out(dq_desc, [(row // BLOCK_M * 2 + W) * HALF, 0], dq_smem)
+    else:
+        add_dq(dq, dq_desc, dq_smem, row, W)
+
+
+@gluon.jit
+def end_turns(args, row, m, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+    """Hands on the turn of a head's last block of queries, from m on, which `row` is the place of."""
+    BLOCK_M: gl.constexpr = args[3].shape[1]
+    n, seen, turns = order
+    pass_turn(turns + row // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
+
+
+@gluon.jit
+def step(
+    args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+    W: gl.constexpr, MASK: gl.constexpr, STAGES: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
+    DQ_L: gl.constexpr, DEFER: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
+
+    bounds: (upper, lower, keys); order: (tile, whether it is seen, turns); None where FORM has no use for them.
+    """
+    (
+        _dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, _dq_smem, q_full, do_full, empty,
+        ds_full, scale_log2, cap_in,
+    ) = args  # fmt: skip
+    dtype: gl.constexpr = k_smem.dtype
+    BLOCK_M: gl.constexpr = q_smem.shape[1]
+    BLOCK_N: gl.constexpr = k_smem.shape[0]
+    KEYS: gl.constexpr = BLOCK_N // 2
+    P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
+    mbarrier.wait(q_full.index(slot), phase)
+    s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, KEYS, S_L)
+    s_t = warpgroup_mma(ka, q_smem.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
+    mbarrier.wait(do_full.index(slot), phase)
+    LATE: gl.constexpr = FORM & 16  # a soft cap takes the registers that dP would wait in
+    if not LATE:
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    if DEFER:
+        if NAMED & 1:
+            if m > first:
+                wait_ds(ds_full, 1 - b, b_phase, W, NAMED)
+        else:
+            mbarrier.wait(ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
+        dq_t = issue_dq(kt, k_smem, ds_smem.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
+        s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
+    else:
+        s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
+    if LATE:
+        s = bend(s, cap_in)
+    p = probabilities(
+        s, lse_smem.index(slot), scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
+    )  # fmt: skip
+    p_low = gl.convert_layout(p.to(dtype), P_L)
+    if LATE:
+        p = p * (1.0 - s * s)
+        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    dv_t = warpgroup_mma(p_low, do_smem.index(slot), dv, is_async=True)
+    if DEFER:
+        dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
+    else:
+        dp = warpgroup_mma_wait(1, deps=(dp_t,))
+    if FOLD_DELTA:
+        ds = (p * dp).to(dtype)
+    else:
+        ds = (p * (dp - delta_smem.index(slot).load(gl.SliceLayout(0, S_L))[None, :])).to(dtype)
+    ds_smem.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
+    fence_async_shared()
+    ds_low = gl.convert_layout(ds, P_L)
+    send_ds(ds_full, b, W, NAMED)
+    if DEFER:
+        dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
+        if m > first:
+            give_dq(dq, args, row + m - BLOCK_M, m - BLOCK_M, first, bounds, order, W, BLOCK_N, FORM)
+        dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
+    else:
+        wait_ds(ds_full, b, b_phase, W, NAMED)
+        dq_t = issue_dq(kt, k_smem, ds_smem.index(b), W, DEFER, DQ_L)
+        dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
+        dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
+        give_dq(dq, args, row + m, m, first, bounds, order, W, BLOCK_N, FORM)
+        dk = warpgroup_mma_wait(0, deps=(dk_t,))
+    release(empty, slot, NAMED)
+    slot, phase = advance(slot, phase, STAGES)
+    b, b_phase = advance(b, b_phase, 2)
+    return dk, dv, slot, phase, b, b_phase

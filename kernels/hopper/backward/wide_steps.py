@@ -1,0 +1,232 @@
+"""One step of the Hopper attention backward for heads wider than 128, in Gluon, of each of the two warpgroups.
+
+How they share the work is told in hopper_bwd_wide.py.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.steps import (
+    add_out,
+    bar_arrive,
+    bar_sync,
+    in_register_order,
+    per_query,
+    probabilities,
+)
+from blocktune.kernels.hopper.common.device_functions import advance
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="assignment,var-annotated"
+
+# Triton 3.9, whose copies have this name, gives every product registers of its own for the operand. That is more than
+# there are for four products at once, and its ptxas would let no instruction run beside another one.
+COPIED = gl.constexpr(hasattr(tma, "async_load"))
+
+LATE = gl.constexpr(3)
+"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (hopper_bwd_wide.py)."""
+
+
+@gluon.jit
+def send(full, number: gl.constexpr, NAMED: gl.constexpr):
+    """P (number 0) or dS (1) of this step is written."""
+    if NAMED & 1:
+        bar_arrive(8 + number, 256)
+    else:
+        mbarrier.arrive(full.index(number), count=1)
+
+
+@gluon.jit
+def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
+    if NAMED & 1:
+        bar_sync(8 + number, 256)
+    else:
+        mbarrier.wait(full.index(number), parity)
+
+
+@gluon.jit
+def from_register_order(x, S_L: gl.constexpr):
+    """The inverse of `in_register_order`, for 64 columns."""
+    x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
+    return gl.convert_layout(gl.reshape(x, [64, 64]), S_L)
+
+
+@gluon.jit
+def hidden_zero():
+    """0, as only the assembler knows, and anew in every step.
+
+    Addresses of operands that it is a part of stay in the step, a few instructions on the uniform datapath. Those that
+    LLVM knows to be the same in all steps, 44 numbers of 64 bits, it computes ahead of the loop, and they spill.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def product(a, b, slot, acc, FOLD: gl.constexpr):
+    """a b^T over all panels, those of b in a slot, on top of `acc` if FOLD; not waited for."""
+    PANELS: gl.constexpr = a.shape[0]
+    start = hidden_zero()
+    slot = slot + start
+    acc = warpgroup_mma(a.index(start), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
+    for panel in gl.static_range(1, PANELS):
+        acc = warpgroup_mma(a.index(start + panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
+    return acc
+
+
+@gluon.jit
+def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
+    """Every panel of the gradients plus a times that panel of b in a slot; not waited for, unless COPIED."""
+    sums = ()
+    slot = slot + hidden_zero()
+    for panel in gl.static_range(PANELS):
+        added = warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True)
+        if COPIED and PANELS == 4:
+            added = warpgroup_mma_wait(0, deps=(added,))
+        sums = sums + (added,)  # noqa: RUF005
+    return sums
+
+
+@gluon.jit
+def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
+    """dQ of one panel; not waited for."""
+    k_panel = k_smem.index(hidden_zero() + panel)
+    zeros = gl.zeros([64, 64], gl.float32, DQ_L)
+    return warpgroup_mma(ds.permute((1, 0)), k_panel, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def give_panel(dq, dq_desc, dq_smem, row, panel: gl.constexpr, PANELS: gl.constexpr):
+    """Adds dQ of one panel to the sums of the 64 rows from `row` on."""
+    x = in_register_order(dq)
+    tma.store_wait(0)
+    dq_smem.store(x)
+    fence_async_shared()
+    add_out(dq_desc, [(row // 64 * PANELS + panel) * 64, 0], dq_smem)
+
+
+@gluon.jit
+def give_held(gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr):
+    """Adds the panel that is left of the block of queries before m, whose place is `row`."""
+    if m > first:
+        give_panel(gradients[PANELS], dq_desc, dq_smem, row - 64, panel, PANELS)
+
+
+@gluon.jit
+def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+    """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
+    if FORM & 32:
+        n, seen, turns = order
+        turn = turns + row // 64 * 2 + W
+        count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
+        pass_turn(turn - 2, gl.where(m > first, count, -1))
+        await_turn(turn, count)
+
+
+@gluon.jit
+def step_of_scores(
+    args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
+    NAMED: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
+    (
+        dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, _delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
+        do_full, do_empty, exchanged, scale_log2, cap_in,
+    ) = args  # fmt: skip
+    dtype: gl.constexpr = k_smem.dtype
+    PANELS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    place = row + m
+    mbarrier.wait(q_full.index(slot), phase)
+    s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, BLOCK_N, S_L)
+    s_t = product(k_smem, q_smem, slot, s_acc, FOLD_LSE)
+    s = warpgroup_mma_wait(0, deps=(s_t,))
+    if FORM & 16:
+        s = bend(s, cap_in)
+    p = probabilities(s, lse_smem.index(slot), scale_log2, m, n0, bounds, MASK, S_L, FOLD_LSE, FORM)
+    p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
+    if FORM & 16:
+        p = p * (1.0 - s * s)
+    p_smem.store(in_register_order(p))
+    send(exchanged, 0, NAMED)
+    mbarrier.arrive(q_empty.index(slot), count=1)
+    mbarrier.wait(do_full.index(do_slot), do_phase)
+    dv_t = accumulate(gradients, p_low, do_smem, do_slot, PANELS)
+    if PANELS == LATE:
+        give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
+    receive(exchanged, 1, parity, NAMED)
+    dq_t = issue_panel(ds_smem, k_smem, 0, S_L)
+    next_t = issue_panel(ds_smem, k_smem, 1, S_L)
+    if PANELS == 4:
+        v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
+        gradients = (v0, v1, v2, v3)
+    else:
+        v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
+        gradients = (v0, v1, v2)
+    mbarrier.arrive(do_empty.index(do_slot), count=1)
+    take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
+    give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
+    dq = warpgroup_mma_wait(0, deps=(next_t,))
+    if PANELS == LATE:
+        gradients = gradients + (dq,)  # noqa: RUF005
+    else:
+        give_panel(dq, dq_desc, dq_smem.index(0), place, 1, PANELS)
+    slot, phase = advance(slot, phase, STAGES)
+    do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
+    return gradients, slot, phase, do_slot, do_phase, parity ^ 1
+
+
+@gluon.jit
+def step_of_gradients(
+    args, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
+    (
+        dq_desc, k_smem, v_smem, q_smem, do_smem, _lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
+        do_full, do_empty, exchanged, _scale_log2, _cap_in,
+    ) = args  # fmt: skip
+    dtype: gl.constexpr = k_smem.dtype
+    PANELS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    ORDER_L: gl.constexpr = in_register_order(gl.zeros([64, 64], gl.float32, S_L)).type.layout
+    place = row + m
+    mbarrier.wait(do_full.index(do_slot), do_phase)
+    dp_acc = per_query(delta_smem.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
+    dp_t = product(v_smem, do_smem, do_slot, dp_acc, FOLD_DELTA)
+    receive(exchanged, 0, parity, NAMED)
+    p = from_register_order(p_smem.load(ORDER_L), S_L)
+    dp = warpgroup_mma_wait(0, deps=(dp_t,))
+    if not FOLD_DELTA:
+        dp = dp - delta_smem.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
+    ds = (p * dp).to(dtype)
+    ds_smem.store(ds)
+    fence_async_shared()
+    ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
+    send(exchanged, 1, NAMED)
+    mbarrier.arrive(do_empty.index(do_slot), count=1)
+    dq_t = issue_panel(ds_smem, k_smem, 2, S_L)
+    if PANELS == 4:
+        next_t = issue_panel(ds_smem, k_smem, 3, S_L)
+    mbarrier.wait(q_full.index(slot), phase)
+    dk_t = accumulate(gradients, ds_low, q_smem, slot, PANELS)
+    dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
+    take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
+    give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
+    if PANELS == 4:
+        dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
+        give_panel(dq, dq_desc, dq_smem.index(1), place, 3, PANELS)
+    gradients = warpgroup_mma_wait(0, deps=dk_t)
+    mbarrier.arrive(q_empty.index(slot), count=1)
+    slot, phase = advance(slot, phase, STAGES)
+    do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
+    return gradients, slot, phase, do_slot, do_phase, parity ^ 1

@@ -1,0 +1,344 @@
+"""The Hopper attention backward for heads wider than 128, in Gluon: two warpgroups that compute, one warp that copies.
+
+dK and dV of 64 keys and 256 columns fill two warpgroups' registers, so the warpgroups share the products instead of the
+keys, all five once:
+
+    warpgroup 0:  S^T = K Q^T,  P,   dV += P^T dO,   its part of dQ = dS K
+    warpgroup 1:  dP^T = V dO^T, dS,  dK += dS^T Q,   its part of dQ
+
+P goes from 0 to 1 in float32 and in the order of the registers, which are the same in both: 16-byte accesses, no
+layout to be changed. dS comes back as the operand of dQ. Heads are panels of 64 columns, three or four: operands,
+accumulators, copies and parts of dQ alike; a last panel that is not full ends with zeros.
+
+What makes it fast, and is easily lost when the code changes:
+
+1. No step loads a spilled register. Addresses of operands are computed in every step (`hidden_zero`).
+2. A warpgroup has memory for one panel of dQ on its way to the sums, and two panels in a step, or 1 of three panels
+   one. With three panels (`LATE`) the second one of 0 stays in registers until the copy engine has read the first, and
+   is added beside the next dV; with four every panel is added at once, and dK's products hide the wait of 1. On an H200
+   with 8192 keys, late against at once, in TFLOP/s: three panels 514 against 392 full, 501 against 394 causal; four
+   panels 474 against 507 and 462 against 494: there it takes 32 registers of a step that has none left. (What was
+   late had the two buffers of 3 as well.)
+3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
+
+Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
+writes P of step j + 1 behind its wait for dS of step j, which 1 sent behind its reading of P; 1 writes dS of step j + 1
+behind its wait for P of step j + 1, which 0 sent after its products with dS of step j were complete. Both wait in every
+step for what the other sends in that step, and a tile has at least one (`query_range`), so that phases agree for one
+step as for many. Q, and dO apart from it, are released by both warpgroups in every step (count 2), and the producer
+waits for a slot from its second filling on: the parity it starts with lets the first ones pass.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from blocktune.kernels.hopper.backward.bounds import (
+    bounds_of,
+    copy_rows,
+    copy_rows_out,
+    locate_keys,
+    next_tile,
+    pass_turn,
+    query_range,
+    sequence,
+    turn_of,
+)
+from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row, hear_tile, tell_tile
+from blocktune.kernels.hopper.backward.wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
+from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="assignment,var-annotated"
+
+
+@gluon.jit
+def wide_step(
+    args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    W: gl.constexpr, MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    if W == 0:
+        return step_of_scores(
+            args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+            MASK, STAGES, DO_STAGES, S_L, FOLD_LSE, NAMED, FORM,
+        )  # fmt: skip
+    else:
+        return step_of_gradients(
+            args, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+            STAGES, DO_STAGES, S_L, FOLD_DELTA, NAMED, FORM,
+        )  # fmt: skip
+
+
+@gluon.jit
+def wide_head(
+    args, gradients, kv_empty, last, n0, row, first, low, high, end, bounds, order,
+    slot, phase, do_slot, do_phase, parity,
+    W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0."""
+    BLOCK_M: gl.constexpr = args[3].shape[1]
+    PANELS: gl.constexpr = args[1].shape[0]
+    BLOCK_N: gl.constexpr = args[1].shape[1]
+    if W == 1:
+        low = first + 0
+        high = end + 0
+    if W == 0 and FORM & 7:
+        for m in range(first, low, BLOCK_M):
+            gradients, slot, phase, do_slot, do_phase, parity = wide_step(
+                args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+                W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+            )  # fmt: skip
+    for m in range(low, high, BLOCK_M):
+        gradients, slot, phase, do_slot, do_phase, parity = wide_step(
+            args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+            W, False, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+        )  # fmt: skip
+    if W == 0 and FORM & 2:
+        for m in range(high, end, BLOCK_M):
+            gradients, slot, phase, do_slot, do_phase, parity = wide_step(
+                args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+                W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+            )  # fmt: skip
+    if PERSISTENT:
+        mbarrier.arrive(kv_empty, count=1, pred=last)
+    if W == 0 and PANELS == LATE:
+        give_panel(gradients[PANELS], args[0], args[9].index(0), row + end - BLOCK_M, 1, PANELS)
+    if FORM & 32:
+        n, seen, turns = order
+        m = end - BLOCK_M
+        pass_turn(turns + (row + m) // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
+    return gradients, slot, phase, do_slot, do_phase, parity
+
+
+@gluon.jit
+def wide_consumer(
+    args, ends, sizes, gradient_desc, scale, turns, W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
+    PERSISTENT: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """dV (W 0) or dK (W 1) of every tile of this block, and a part of the tile's dQ."""
+    kv_full, kv_empty, tile_smem, tile_full, tile_empty = ends
+    (
+        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
+    ) = sizes  # fmt: skip
+    k_smem = args[1]
+    dtype: gl.constexpr = k_smem.dtype
+    PANELS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    BLOCK_M: gl.constexpr = args[3].shape[1]
+    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
+    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
+    key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
+    slot = 0
+    phase = 0
+    do_slot = 0
+    do_phase = 0
+    parity = 0
+    kv_phase = 0
+    tile_slot = 0
+    tile_phase = 0
+    if FORM & 96:
+        tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    else:
+        tile = gl.program_id(0)
+    while tile < key_tiles * batch_heads:
+        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n0 = n * BLOCK_N
+        entry = batch_head // num_heads_kv
+        begin_q, len_q = sequence(cu_q, entry, seqlen_q, FORM)
+        begin_k, len_k = sequence(cu_k, entry, seqlen_k, FORM)
+        above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        bounds = (above, below, len_k)
+        order = (n, seen, turns)
+        gradients = ()
+        for _ in gl.static_range(PANELS + 1 if W == 0 and PANELS == LATE else PANELS):
+            gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
+        mbarrier.wait(kv_full, kv_phase)
+        kv_phase ^= 1
+        for member in range(group_size):
+            row = head_row(batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM)
+            gradients, slot, phase, do_slot, do_phase, parity = wide_head(
+                args, gradients, kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds, order,
+                slot, phase, do_slot, do_phase, parity,
+                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
+            )  # fmt: skip
+        if PERSISTENT:
+            tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        else:
+            tile = key_tiles * batch_heads
+        head = batch_head % num_heads_kv
+        for panel in gl.static_range(PANELS):
+            gradient = gradients[panel]
+            if W == 1:
+                gradient = gradient * scale
+            if panel != 1:
+                tma.store_wait(panel // 2)
+            half = staging.index(panel % 2)
+            half.store(gradient.to(dtype))
+            fence_async_shared()
+            copy_rows_out(
+                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, half), FORM
+            )  # fmt: skip
+    tma.store_wait(0)
+
+
+@gluon.jit
+def copy_panels(
+    desc, entry, head, row, begin, length, barrier, memory, slot, PANELS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """All panels of 64 rows, into a slot."""
+    for panel in gl.static_range(PANELS):
+        tile = as_block(desc, memory.index(slot * PANELS + panel))
+        copy_rows(desc, entry, head, row, panel * 64, begin, length, barrier, tile, FORM)
+
+
+@gluon.jit
+def wide_producer(
+    args, ends, sizes, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
+    (
+        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
+        q_full, q_empty, do_full, do_empty, counter,
+    ) = args  # fmt: skip
+    kv_full, kv_empty, tile_smem, tile_full, tile_empty = ends
+    (
+        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
+    ) = sizes  # fmt: skip
+    PANELS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    BLOCK_M: gl.constexpr = q_smem.shape[1]
+    ROW_BYTES: gl.constexpr = PANELS * q_desc.block_type.nbytes + lse_desc.block_type.nbytes
+    key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
+    slot = 0
+    phase = 1
+    do_slot = 0
+    do_phase = 1
+    kv_phase = 1
+    tile_slot = 0
+    tile_phase = 1
+    if FORM & 96:
+        tile = next_tile(
+            counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
+        )  # fmt: skip
+        tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    else:
+        tile = gl.program_id(0)
+    while tile < key_tiles * batch_heads:
+        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n0 = n * BLOCK_N
+        entry = batch_head // num_heads_kv
+        head_kv = batch_head % num_heads_kv
+        begin_q, len_q = sequence(cu_q, entry, seqlen_q, FORM)
+        begin_k, len_k = sequence(cu_k, entry, seqlen_k, FORM)
+        above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        first, _low, _high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        for member in range(group_size):
+            head = head_kv * group_size + member
+            stat_row = head_row(
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM
+            )  # fmt: skip
+            for m in range(first, end, BLOCK_M):
+                mbarrier.wait(q_empty.index(slot), phase)
+                mbarrier.expect(q_full.index(slot), ROW_BYTES)
+                copy_panels(q_desc, entry, head, m, begin_q, len_q, q_full.index(slot), q_smem, slot, PANELS, FORM)
+                copy_in(lse_desc, [stat_row + m], q_full.index(slot), lse_smem.index(slot))
+                if (m == first) & (member == 0):  # right behind the first Q
+                    mbarrier.wait(kv_empty, kv_phase)
+                    mbarrier.expect(kv_full, 2 * PANELS * k_desc.block_type.nbytes)
+                    copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, kv_full, k_smem, 0, PANELS, FORM)
+                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, kv_full, v_smem, 0, PANELS, FORM)
+                    kv_phase ^= 1
+                mbarrier.wait(do_empty.index(do_slot), do_phase)
+                full = do_full.index(do_slot)
+                mbarrier.expect(full, ROW_BYTES)
+                copy_panels(do_desc, entry, head, m, begin_q, len_q, full, do_smem, do_slot, PANELS, FORM)
+                copy_in(delta_desc, [stat_row + m], full, delta_smem.index(do_slot))
+                slot, phase = advance(slot, phase, STAGES)
+                do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
+        if PERSISTENT:
+            tile = next_tile(
+                counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
+            )  # fmt: skip
+            tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        else:
+            tile = key_tiles * batch_heads
+
+
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
+def flash_bwd_hopper_wide_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
+    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
+    turns,
+    PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr, FOLD_LSE: gl.constexpr,
+    FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
+    the sums of dq have PANELS of them for every 64 queries. FORM is not zero."""
+    dtype: gl.constexpr = q_desc.dtype
+    RANK: gl.constexpr = len(q_desc.block_type.shape)
+    BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    v_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
+    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * PANELS, BLOCK, 64], TILE_L)
+    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
+    p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK], delta_desc.layout)
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
+    do_empty = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
+    exchanged = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    mbarrier.init(kv_full, count=1)
+    mbarrier.init(kv_empty, count=2)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=2)
+    for i in gl.static_range(DO_STAGES):
+        mbarrier.init(do_full.index(i), count=1)
+        mbarrier.init(do_empty.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(exchanged.index(i), count=1)
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=2)
+    fence_async_shared()
+    # run-time values only: a constexpr put into a tuple becomes a tensor
+    steps = (
+        dq_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
+        do_full, do_empty, exchanged, scale_log2, cap_in,
+    )  # fmt: skip
+    sizes = (
+        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
+    )  # fmt: skip
+    ends = (kv_full, kv_empty, tile_smem, tile_full, tile_empty)
+    copies = (
+        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
+        q_full, q_empty, do_full, do_empty, counter,
+    )  # fmt: skip
+    gl.warp_specialize([
+        (wide_consumer, (
+            steps, ends, sizes, dv_desc, scale, turns, 0,
+            STAGES, DO_STAGES, CAUSAL, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
+        )),
+        (wide_consumer, (
+            steps, ends, sizes, dk_desc, scale, turns, 1,
+            STAGES, DO_STAGES, CAUSAL, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
+        )),
+        (wide_producer, (copies, ends, sizes, STAGES, DO_STAGES, CAUSAL, PERSISTENT, FORM)),
+    ], [4, 1], [240, 24])  # fmt: skip

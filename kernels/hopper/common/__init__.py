@@ -1,0 +1,1 @@
+"""Device functions and tensor descriptors that the Hopper kernels share."""

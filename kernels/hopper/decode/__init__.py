@@ -1,0 +1,1 @@
+"""Decoding on Hopper in one launch."""

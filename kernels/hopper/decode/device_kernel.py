@@ -1,0 +1,150 @@
+"""Decoding on Hopper in one launch, in Gluon: the kernel of kernels/hopper/decode/kernel.py.
+
+What makes it fast is told in kernels/hopper/decode/tiles.py.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from blocktune.kernels.hopper.decode.tiles import (
+    block_barrier,
+    key_layout,
+    key_offsets,
+    key_range,
+    keys_of,
+    load_pages,
+    load_queries,
+    load_words,
+    merge_parts,
+    merge_warps,
+    outer_layout,
+    probabilities,
+    product_layout,
+    result_layout,
+    store_part,
+    store_result,
+    value_layout,
+    values_of,
+)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+SIZES = (
+    "num_heads",
+    "group_size",
+    "total_rows",
+    "seqlen_k",
+    "stride_table",
+)
+"""Integers that are not compiled in. A single query is: that saves divisions."""
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def flash_decode_hopper_kernel(
+    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, scale_log2, stride_table,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, total_rows, seqlen_q, seqlen_k,
+    WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr,
+):  # fmt: skip
+    """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
+
+    Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
+    PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
+    the workspace, and Counter: zeros, one for each (key head, batch), and zeros at the end; both None with one split.
+    Lengths int32 [batch] or None: all have seqlen_k keys. Strides of K and V are in words of 32 bits. CAUSAL: query i
+    sees the keys up to i + d, where d is 0 (FROM_START) or length - seqlen_q.
+    """
+    W: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = BLOCK_N // W
+    PRODUCT: gl.constexpr = product_layout(W)
+    K_A: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 8)
+    Q_B: gl.constexpr = gl.DotOperandLayout(1, PRODUCT, 8)
+    V_A: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    P_B: gl.constexpr = gl.DotOperandLayout(1, PRODUCT, 2)
+    K_L: gl.constexpr = key_layout(W)
+    V_L: gl.constexpr = value_layout(W)
+    K_ROWS: gl.constexpr = outer_layout(K_L)
+    V_ROWS: gl.constexpr = outer_layout(V_L)
+    PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
+    OUT: gl.constexpr = result_layout(W, ROWS)
+    batch = gl.program_id(2).to(gl.int64)
+    head_kv = gl.program_id(0)
+    length = seqlen_k
+    if Lengths is not None:
+        length = gl.minimum(gl.load(Lengths + batch), seqlen_k)
+    diagonal = length - seqlen_q
+    if FROM_START:
+        diagonal = 0
+    stop_key = length
+    if CAUSAL:
+        stop_key = gl.minimum(length, seqlen_q + diagonal)
+    tiles = (gl.maximum(stop_key, 0) + BLOCK_N - 1) // BLOCK_N
+    first, stop = key_range(tiles, SPLITS)
+    k_base = K.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_kh
+    v_base = V.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_vh
+    table = Table
+    if PAGE_SIZE == 0:
+        k_base += batch * stride_kb
+        v_base += batch * stride_vb
+    else:
+        table += batch * stride_table
+
+    # The first tile is on its way before anything else is done. Branches, here and in the loop, because ptxas moves no
+    # load across them: else it waits for the queries first, and issues loads where it expects them to be needed.
+    k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
+    v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
+    k_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+    v_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+    if first < stop:
+        k_offsets = key_offsets(first, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_offsets = key_offsets(first, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+        k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
+        v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+        k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+
+    rows = group_size * seqlen_q
+    packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
+    head = head_kv * group_size + packed // seqlen_q
+    q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
+    q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
+
+    nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
+    maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
+    sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
+    acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
+    last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
+    if CAUSAL:
+        query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
+        last = gl.minimum(last, (query + diagonal)[None, :])
+    for tile in range(first, stop):
+        scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
+        if tile + 1 < stop:
+            k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
+            k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
+            k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+        p, maximum, sums, factor = probabilities(scores, last, maximum, sums, tile, scale_log2, W, KEYS)
+        p = gl.convert_layout(p.to(q.dtype), P_B)
+        acc = mma_v2(values_of(v, q.dtype, V_A), p, acc * factor[:, None, :])
+        if tile + 1 < stop:
+            v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+            v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+            v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+
+    o, m, l = merge_warps(acc, maximum, sums, OUT)
+    place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
+    finished = SPLITS == 1
+    if SPLITS > 1:
+        store_part(Work, o, m, l, place, rows, total_rows, WIDTH_V, SPLITS)
+        block_barrier()  # all of this block is written before the counter says so
+        counter = Counter + gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+        finished = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+    if finished:
+        if SPLITS > 1:
+            gl.store(counter, 0)
+            o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
+        out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
+        store_result(out, Lse, o, m, l, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)

@@ -1,0 +1,232 @@
+"""Decoding on Hopper in one launch: every warp has keys of its own in registers, and the last block merges the shares.
+
+The device functions are in kernels/hopper/decode/tiles.py. This kernel takes 16-bit types, head dimensions of 64 and
+128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages, and
+leaves everything else to `flash_decode`.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import LOG2_E, contiguous_strides
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.hopper.common.descriptors import is_describable
+from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
+from blocktune.kernels.hopper.decode.scratch import scratch
+from blocktune.kernels.portable.decode.kernel import MAX_PAGE, MIN_PAGE, folded_decode, visible_keys
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+WIDTHS = (64, 128)
+"""Head dimensions: a warp loads 64 columns of a value at once, and more than 128 leave no registers for a tile."""
+HALF_TILE = 8
+"""Rows of a product's smallest tile; block_m is two of them."""
+MAX_ROWS = 2 * HALF_TILE
+"""Packed rows, which read all keys once; with 32 it took 1.3 to 1.5 times as long as `flash_decode` on an H200."""
+MIN_KEYS = 16
+"""Of a warp's tile: one product sums over so many."""
+MAX_WORDS = 184
+"""32-bit registers of a thread for the tile in flight, queries, scores and output: with more the compiler spills."""
+DEFAULT_WARPS = 8
+LONG_STREAM_BYTES = 1 << 28
+"""Of keys and values; from here on `stream` made no difference or a loss of 4 % on an H200."""
+MAX_BATCH = 65535
+"""Blocks of a grid's third dimension."""
+MAX_WORKSPACE = (1 << 31) - 1
+"""Floats of it are counted with 32 bits."""
+MAX_WORD_OFFSET = 1 << 31
+"""Offsets inside the keys of an entry are counted in words of 32 bits."""
+
+
+class FlashDecodeHopper(AttentionKernel):
+    """Split-KV decoding with packed query heads in one launch. block_n counts the keys of all warps of a block.
+
+    splits: shares of the keys, each a block of its own. stream: keys and values leave the L2 cache first.
+    """
+
+    name = "flash_decode_hopper"
+    features: ClassVar[frozenset[str]] = frozenset({"cached", "paged"})
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (16,),
+        "block_n": (64, 128, 256, 512),
+        "num_warps": (4, 8),
+        "num_stages": (1,),
+        "splits": (1, 2, 4, 8, 16, 32, 64),
+        "stream": (0, 1),
+    }
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if limits.cc != (9, 0):
+            return f"{self.name} was measured on Hopper (compute capability 9.0) alone, but got {limits.name}"
+        if shape.element_bytes != 2:
+            return f"{self.name} computes float16 and bfloat16, but got {shape.dtype}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if dim not in WIDTHS:
+                return f"`{name} in {WIDTHS}` must hold for {self.name}, but got {name}={dim}"
+        rows = shape.group_size * shape.seqlen_q
+        if rows > MAX_ROWS:
+            return f"`group_size * seqlen_q <= {MAX_ROWS}` must hold for {self.name}, but got {rows} rows"
+        if shape.batch > MAX_BATCH:
+            return f"`batch <= {MAX_BATCH}` must hold for {self.name}, but got batch={shape.batch}"
+        page = shape.features.page_size
+        if page and not MIN_PAGE <= page <= MAX_PAGE:
+            return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
+        return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: a warp's keys are a whole tile, and fit its registers."""
+        problems = super().rule_violations(config, shape, limits)
+        if problems:
+            return problems
+        keys, words = config.block_n // config.num_warps, _words(config, shape)
+        if keys < MIN_KEYS or words > MAX_WORDS:
+            return (
+                f"`block_n / num_warps >= {MIN_KEYS}` keys a warp and `tiles <= {MAX_WORDS}` registers a thread must "
+                f"hold for {self.name}, but got {keys} and {words}. Take another block_n.",
+            )
+        if _workspace(config, shape) > MAX_WORKSPACE:
+            return (
+                f"`splits * rows * (head_dim_v + 2) <= {MAX_WORKSPACE}` must hold for {self.name}, but got "
+                f"{_workspace(config, shape)}. Take fewer splits.",
+            )
+        return ()
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Where the warps' outputs, maxima and sums meet, in float32."""
+        del limits
+        return config.num_warps * rows_of_tile(shape) * (shape.head_dim_v + 2) * 4
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """What was best on an H200 or within 4 % of it: eight warps of 16 keys, and shares that give every
+        multiprocessor a block, if there are keys enough."""
+        del limits
+        block_n = DEFAULT_WARPS * MIN_KEYS
+        tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv
+        useful = [splits for splits in self.parameters["splits"] if splits <= tiles]
+        splits = next((splits for splits in useful if 4 * blocks * splits >= 3 * MULTIPROCESSORS), useful[-1])
+        once = int(_key_bytes(shape) < LONG_STREAM_BYTES)
+        return KernelConfig(self.name, 16, block_n, DEFAULT_WARPS, 1, (("splits", splits), ("stream", once)))
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(merge_overlaps=True)
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        return config, folded_decode(config.parameters["splits"], shape)
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        for name, tensor in (("key", k), ("value", v)):
+            if not is_describable(tensor) or tensor.shape[2] * tensor.stride(2) // 2 >= MAX_WORD_OFFSET:
+                return (
+                    f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
+                    f"keys of an entry must span less than 8 GiB, for {self.name}"
+                )
+        return super().layout_problem(q, k, v)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_decode_hopper_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        features, merged = shape.features, config.parameters["splits"] > 1
+        integers = TensorArgument("int32")
+        arguments: dict[str, Any] = {name: TensorArgument(shape.dtype) for name in ("Q", "K", "V", "Out")}
+        arguments |= {"Lse": None, "Work": TensorArgument("float32") if merged else None}
+        arguments |= {"Counter": integers if merged else None, "Lengths": integers if features.cached else None}
+        arguments |= {"Table": integers if features.page_size else None, "scale_log2": 1.0, "stride_table": 0}
+        arguments |= _example_strides(shape) | _sizes(shape) | _constants(config, shape)
+        return specialize(flash_decode_hopper_kernel, arguments, {"num_warps": config.num_warps})
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        splits = config.parameters["splits"]
+        needed = (shape.batch * shape.num_heads_kv, _workspace(config, shape)) if splits > 1 else (0, 0)
+        return (ExtrasLaunch if shape.features else TritonLaunch)(
+            flash_decode_hopper_kernel,
+            (shape.num_heads_kv, splits, shape.batch),
+            partial(_leading, *needed),
+            partial(_trailing, (*_sizes(shape).values(), *_constants(config, shape).values())),
+            {"num_warps": config.num_warps},
+        )
+
+
+def rows_of_tile(shape: AttentionShape) -> int:
+    """Of the tile of a key head's rows: a product's smallest, or two of them."""
+    return HALF_TILE if shape.group_size * shape.seqlen_q <= HALF_TILE else 2 * HALF_TILE
+
+
+def _key_bytes(shape: AttentionShape) -> int:
+    """Of all keys and values."""
+    dims = shape.head_dim + shape.head_dim_v
+    return shape.batch * shape.num_heads_kv * visible_keys(shape) * dims * shape.element_bytes
+
+
+def _workspace(config: KernelConfig, shape: AttentionShape) -> int:
+    """Floats of all shares' outputs, maxima and sums."""
+    rows = shape.batch * shape.num_heads * shape.seqlen_q
+    return config.parameters["splits"] * rows * (shape.head_dim_v + 2)
+
+
+def _words(config: KernelConfig, shape: AttentionShape) -> int:
+    """Registers of a thread for keys and values of a tile and queries, 16 bits each, and for scores and output."""
+    keys, rows = config.block_n // config.num_warps, rows_of_tile(shape)
+    halves = keys * (shape.head_dim + shape.head_dim_v) + rows * (shape.head_dim + 2 * shape.head_dim_v)
+    return (halves + 2 * keys * rows) // 64
+
+
+def _sizes(shape: AttentionShape) -> dict[str, int]:
+    """The run-time integers of the kernel that the shape says, in order."""
+    return {
+        "num_heads": shape.num_heads,
+        "group_size": shape.group_size,
+        "total_rows": shape.batch * shape.num_heads * shape.seqlen_q,
+        "seqlen_q": shape.seqlen_q,
+        "seqlen_k": shape.seqlen_k,
+    }
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments, in order."""
+    return {
+        "WIDTH": shape.head_dim,
+        "WIDTH_V": shape.head_dim_v,
+        "PAGE_SIZE": shape.features.page_size,
+        "CAUSAL": shape.causal is not Causal.NONE,
+        "FROM_START": shape.causal is Causal.UPPER_LEFT,
+        "ROWS": rows_of_tile(shape),
+        "BLOCK_N": config.block_n,
+        "SPLITS": config.parameters["splits"],
+        "STREAM": bool(config.parameters["stream"]),
+    }
+
+
+def _example_strides(shape: AttentionShape) -> dict[str, int]:
+    """Those of contiguous tensors, and of pages, which take the place of batch entries; of keys and values in words."""
+    strides = contiguous_strides(shape, "q")
+    rows = shape.features.page_size or shape.seqlen_k
+    for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
+        values = (shape.num_heads_kv * rows * dim // 2, rows * dim // 2, dim // 2)
+        strides |= {f"stride_{letter}{axis}": value for axis, value in zip("bhn", values, strict=True)}
+    return strides | contiguous_strides(shape, "o")
+
+
+def _leading(
+    counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """The arguments that change with every call, so many counters and floats of workspace among them."""
+    work, counter = scratch(q.device, counters, floats) if counters else (None, None)
+    table = extras.block_table
+    lengths = extras.cache_seqlens
+    return (
+        *(q, k, v, out, lse, work, counter, lengths, table, scale * LOG2_E),
+        0 if table is None else table.stride(0),
+    )
+
+
+def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    keys, values = ((stride >> 1 for stride in tensor.stride()[:3]) for tensor in (k, v))
+    return *q.stride()[:3], *keys, *values, *out.stride()[:3], *fixed

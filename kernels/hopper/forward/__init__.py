@@ -1,0 +1,1 @@
+"""The Hopper forward kernels, for long and for short sequences."""

@@ -1,0 +1,257 @@
+"""The Hopper forward of kernels/hopper/forward/kernel.py for short sequences: tiles meet without a gap.
+
+The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short_warps.py. With few keys a
+tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of three
+panels are left to the other kernel.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from blocktune.kernels.base.flash_kernel import LOG2_E
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.forward.kernel import (
+    BARRIER_BYTES,
+    REGISTERS,
+    ROWS,
+    SHARED_BYTES,
+    SIZES,
+    WARPS,
+    FlashForwardHopper,
+    describe_rows,
+    mask_constants,
+    panels_of,
+    sizes_of,
+    tile_width,
+    tiles,
+    trailing,
+)
+from blocktune.kernels.hopper.forward.short_warps import consumer, producer
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+MOST_KEYS = {64: 2048, 128: 1024, 256: 1024}
+"""By the columns of a tile. With more, steps count and not what is between tiles: on an H200 this kernel then takes as
+much time as the other one, or up to 3 % more."""
+PANEL = 64
+"""Columns of the output that leave at once: 128 bytes, as wide as one swizzle."""
+
+
+@gluon.jit(do_not_specialize=["lse_rows", *SIZES[:-1]])
+def flash_fwd_hopper_short_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, lse_rows,
+    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
+    ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
+    O_SLOTS: gl.constexpr, JOINED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+):  # fmt: skip
+    """Descriptors of q, k, v and the output with blocks of 64 rows (q, output) or BLOCK_N (k, v) and a head's columns
+    (q, k, v) or a panel's (output); lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again
+    at the end. scale_log2: the softmax scale times log2(e).
+
+    Query i sees the keys up to i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block
+    may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. O_SLOTS: panels of
+    memory that a consumer has for its output. JOINED: tiles meet in a step.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    QK_W: gl.constexpr = q_desc.block_type.shape[3]
+    V_W: gl.constexpr = v_desc.block_type.shape[3]
+    O_W: gl.constexpr = o_desc.block_type.shape[3]
+    QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
+    V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
+    O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
+    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
+    v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, 1, V_L)
+    o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS * O_SLOTS, 64, O_W], O_L)
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
+        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    for i in gl.static_range(2):
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+    fence_async_shared()
+    # run-time arguments only: a constexpr put into a tuple becomes a tensor
+    rows = (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, scale_log2, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, lse_rows,
+    )  # fmt: skip
+    copies = (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    )  # fmt: skip
+    gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    elif CONSUMERS == 3:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (consumer, (rows, 3, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
+                        O_SLOTS, JOINED)),
+            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+        ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+
+
+class FlashForwardHopperShort(FlashForwardHopper):
+    """The forward kernel of Hopper for few keys. Parameters and launches are those of `FlashForwardHopper`."""
+
+    name = "flash_fwd_hopper_short"
+    features: ClassVar[frozenset[str]] = frozenset()
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = FlashForwardHopper.parameters
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if (told := super().shape_problem(shape, limits)) is not None:
+            return told
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if panels_of(tile_width(dim)) > 1:
+                return (
+                    f"{self.name} has tiles of 64, 128 or 256 columns, but {name}={dim} takes {tile_width(dim)}: "
+                    f"{FlashForwardHopper.name} has those"
+                )
+        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+        if shape.seqlen_k > MOST_KEYS[width]:
+            return (
+                f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at {width} columns, but got "
+                f"seqlen_k={shape.seqlen_k}: with more keys {FlashForwardHopper.name} is as fast, or faster"
+            )
+        return None
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q of all consumers, the slots of K and V, and the panels of the output; barriers take another half KiB."""
+        return _loaded_bytes(config, shape) + output_panels(config, shape) * _panel_bytes(config, shape)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """What was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
+        found = dict(super().default_config(shape, limits).parameters)
+        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
+            found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
+        return KernelConfig.of(self.name, found)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_hopper_short_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        blocks = (DescriptorArgument(shape.dtype, (1, 1, *block), swizzled=True) for block in _blocks(config, shape))
+        arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
+        arguments |= {"lse": None, "counter": TensorArgument("int32"), "scale_log2": 1.0, "lse_rows": shape.seqlen_q}
+        arguments |= _sizes(shape) | _constants(config, shape)
+        return specialize(flash_fwd_hopper_short_kernel, arguments, {"num_warps": WARPS})
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
+        fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
+        return TritonLaunch(
+            flash_fwd_hopper_short_kernel,
+            (min(multiprocessors(), count), 1, 1),
+            _leading,
+            partial(trailing, fixed),
+            {"num_warps": WARPS},
+            tuple((slot, partial(describe_rows, *block)) for slot, block in enumerate(_blocks(config, shape))),
+        )
+
+
+def output_panels(config: KernelConfig, shape: AttentionShape) -> int:
+    """Panels of memory that a consumer has for its output on its way out: all that it has, or as many as there is room
+    for and divide these, which take turns."""
+    room = SHARED_BYTES - BARRIER_BYTES - _loaded_bytes(config, shape)
+    count = tile_width(shape.head_dim_v) // PANEL
+    panel_bytes = _panel_bytes(config, shape)
+    return max((n for n in range(1, count + 1) if count % n == 0 and n * panel_bytes <= room), default=1)
+
+
+def joins_tiles(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Whether the scores of a tile's first block are computed together with the last product of the tile before, as in
+    any step. Both need their slot at once: no warpgroup may skip blocks in between. Three and four consumers fill the
+    gap for each other, and have no registers for it."""
+    masks = mask_constants(config.block_n, shape)
+    skips = masks["RIGHT"] and not (masks["ALIGNED"] and config.block_m == config.block_n)
+    return config.block_m == 2 * ROWS and not skips
+
+
+def _loaded_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Of Q of all consumers and of the slots of K and V."""
+    row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
+    return config.block_m * row + config.num_stages * config.block_n * (row + row_v)
+
+
+def _panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Of a panel of the output of all consumers."""
+    return config.block_m * PANEL * shape.element_bytes
+
+
+def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) that a copy of q, k, v and the output moves."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    return (ROWS, width), (config.block_n, width), (config.block_n, width_v), (ROWS, PANEL)
+
+
+def _sizes(shape: AttentionShape) -> dict[str, int]:
+    """As the other kernel's, without a left bound."""
+    return {name: size for name, size in sizes_of(shape).items() if name != "left"}
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    consumers, own, masks = config.block_m // ROWS, config.parameters, mask_constants(config.block_n, shape)
+    consumer_regs, producer_regs = REGISTERS[consumers]
+    return {
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "CONSUMERS": consumers,
+        **{name: masks[name] for name in ("RAGGED", "RIGHT", "ALIGNED")},
+        "SPLIT_RELEASE": bool(own["split_release"]),
+        "EARLY_P": bool(own["early_p"]),
+        "KEEP_P": bool(own["keep_p"]),
+        "O_SLOTS": output_panels(config, shape),
+        "JOINED": joins_tiles(config, shape),
+        "CONSUMER_REGS": consumer_regs,
+        "PRODUCER_REGS": producer_regs,
+    }
+
+
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    return q, k, v, out, lse, tile_counter(q.device), scale * LOG2_E

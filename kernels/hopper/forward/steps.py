@@ -1,0 +1,305 @@
+"""One step of the Hopper attention forward, in Gluon: which keys it sees, its copies, products and softmax.
+
+Tiles of shared memory are a tuple: (tiles [count, rows, width],), or where the width is no power of two (96 and 192),
+but three panels of W columns, (tiles [count, rows, 2 W], tiles [count, rows, W]): products take the first two panels
+together and then the third. Copies move one panel at a time; a swizzle is as wide as one, so that a tile [rows, 2 W]
+lies in memory as two of them do.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from blocktune.kernels.hopper.common.device_functions import (
+    advance,
+    as_block,
+    copy_in,
+    copy_out,
+    pin,
+    reinterpret,
+    rescale,
+    row_max,
+    thread_sum,
+    times_rows,
+)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+# ---- where the keys are
+
+
+@gluon.jit
+def sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT: gl.constexpr):
+    """Of a packed sequence: where its queries and keys begin, how many there are, and the bounds of the keys that query
+    0 sees; from the lower right they are relative to the distance of the last query and the last key."""
+    begin_q = gl.load(cu_q + batch)
+    begin_k = gl.load(cu_k + batch)
+    length_q = gl.load(cu_q + batch + 1) - begin_q
+    length_k = gl.load(cu_k + batch + 1) - begin_k
+    if LOWER_RIGHT:
+        right += length_k - length_q
+        left += length_k - length_q
+    return begin_q, begin_k, length_q, length_k, right, left
+
+
+@gluon.jit
+def key_range(
+    row, seqlen_q, seqlen_k, right, left, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, RIGHT: gl.constexpr,
+    LEFT: gl.constexpr,
+):  # fmt: skip
+    """(first, last): the blocks of keys that queries row .. row + ROWS - 1 walk along, from the last to the first.
+
+    There is always one, if need be one that nobody sees: no tile is without a step, and the pipeline has no exception.
+    """
+    high = seqlen_k
+    if RIGHT:
+        high = gl.minimum(high, gl.minimum(row + ROWS, seqlen_q) + right)
+    last = gl.maximum(high - 1, 0) // BLOCK_N
+    first = last * 0
+    if LEFT:
+        first = gl.minimum(gl.maximum(row + left, 0) // BLOCK_N, last)
+    return first, last
+
+
+@gluon.jit
+def row_bounds(
+    row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
+    ROW_S: gl.constexpr,
+):  # fmt: skip
+    """(last, first): the keys that queries row .. row + ROWS - 1 see, each its own; first only counts if LEFT."""
+    rows = row + gl.arange(0, ROWS, ROW_S)
+    last = rows + right
+    if not RIGHT:
+        last = gl.full([ROWS], seqlen_k - 1, gl.int32, ROW_S)
+    elif RAGGED:
+        last = gl.minimum(last, seqlen_k - 1)
+    return last, rows + left
+
+
+@gluon.jit
+def hide(qk, last, first, column, BOUND: gl.constexpr, LEFT: gl.constexpr, S_L: gl.constexpr):
+    """The scores of the keys from `column` on, -inf where the query does not see the key. BOUND: `last` says something
+    (of full blocks without a right bound it does not)."""
+    columns = column + gl.arange(0, qk.shape[1], gl.SliceLayout(0, S_L))
+    if BOUND:
+        qk = gl.where(last[:, None] >= columns[None, :], qk, float("-inf"))
+    if LEFT:
+        qk = gl.where(first[:, None] <= columns[None, :], qk, float("-inf"))
+    return qk
+
+
+# ---- copies
+
+
+@gluon.jit
+def panel(memory, place, PART: gl.constexpr, PANELS: gl.constexpr):
+    """What one copy moves of tile `place`."""
+    if PANELS == 1:
+        return memory[0].index(place)
+    elif PART == 2:
+        return memory[1].index(place)
+    else:
+        both = memory[0].index(place)
+        ROWS: gl.constexpr = both.shape[0]
+        W: gl.constexpr = both.shape[1] // 2
+        return reinterpret(both, both.dtype, [2, ROWS, W], both.layout).index(PART)
+
+
+@gluon.jit
+def load_rows(
+    desc, batch, head, row, begin, length, barrier, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
+
+    The end of a packed sequence is inside the tensor. Its descriptor (hopper_descriptors.describe_packed) has a
+    dimension of 2^30 rows that ends where the sequence ends, so that the copy engine clips there, too.
+    """
+    W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
+    for part in gl.static_range(PANELS):
+        block = as_block(desc, panel(memory, place, part, PANELS))
+        if VARLEN:
+            copy_in(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], barrier, block)
+        else:
+            copy_in(desc, [batch, head, row, part * W], barrier, block)
+
+
+@gluon.jit
+def store_rows(
+    desc, batch, head, row, begin, length, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """The way back of `load_rows`: what lies beyond the end is not written."""
+    W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
+    for part in gl.static_range(PANELS):
+        block = as_block(desc, panel(memory, place, part, PANELS))
+        if VARLEN:
+            copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], block)
+        else:
+            copy_out(desc, [batch, head, row, part * W], block)
+
+
+@gluon.jit
+def release(k_empty, v_empty, slot, SPLIT_RELEASE: gl.constexpr):
+    mbarrier.arrive(k_empty.index(slot), count=1)
+    if SPLIT_RELEASE:
+        mbarrier.arrive(v_empty.index(slot), count=1)
+
+
+@gluon.jit
+def hand_back(
+    count, full, k_empty, v_empty, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
+):  # fmt: skip
+    """Gives slots back unused. Each is awaited first: an arrival ahead of its turn would count for the slot's use
+    before, which other warpgroups may not have finished."""
+    for i in range(count):
+        mbarrier.wait(full.index(slot), phase)
+        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        slot, phase = advance(slot, phase, STAGES)
+    return slot, phase
+
+
+# ---- products
+
+
+@gluon.jit
+def scores(q_smem, q_place, k_smem, slot, zeros, PANELS: gl.constexpr):
+    """Issues Q K^T [64, BLOCK_N]."""
+    q, k = q_smem[0].index(q_place), k_smem[0].index(slot).permute((1, 0))
+    qk = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+    if PANELS == 3:
+        qk = warpgroup_mma(q_smem[1].index(q_place), k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
+    return qk
+
+
+@gluon.jit
+def no_sums(ROWS: gl.constexpr, PANELS: gl.constexpr, W: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
+    """The accumulators of the second product: one, or two where V has three panels."""
+    if PANELS == 1:
+        return (gl.zeros([ROWS, W], gl.float32, O_L),)
+    else:
+        return gl.zeros([ROWS, 2 * W], gl.float32, O_L), gl.zeros([ROWS, W], gl.float32, REST_L)
+
+
+@gluon.jit
+def rescaled(acc, factor, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
+    if PANELS == 1:
+        return (rescale(acc[0], factor, gl.SliceLayout(1, O_L)),)
+    else:
+        first = rescale(acc[0], factor, gl.SliceLayout(1, O_L))
+        return first, rescale(acc[1], factor, gl.SliceLayout(1, REST_L))
+
+
+@gluon.jit
+def add_product(p, v_smem, slot, acc, PANELS: gl.constexpr, REST_P: gl.constexpr):
+    """Issues acc += P V."""
+    if PANELS == 1:
+        return (warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True),)
+    else:
+        first = warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True)
+        return first, warpgroup_mma(gl.convert_layout(p, REST_P), v_smem[1].index(slot), acc[1], is_async=True)
+
+
+@gluon.jit
+def finished(acc, PANELS: gl.constexpr):
+    """The accumulators, once no product is in flight."""
+    if PANELS == 1:
+        return (warpgroup_mma_wait(0, deps=(acc[0],)),)
+    else:
+        first, rest = warpgroup_mma_wait(0, deps=(acc[0], acc[1]))
+        return first, rest
+
+
+@gluon.jit
+def finished_and_kept(acc, p, PANELS: gl.constexpr):
+    """`finished`, with P named in the wait, which changes nothing but ptxas' schedule."""
+    if PANELS == 1:
+        first, p = warpgroup_mma_wait(0, deps=(acc[0], p))
+        return (first,)
+    else:
+        first, rest, p = warpgroup_mma_wait(0, deps=(acc[0], acc[1], p))
+        return first, rest
+
+
+# ---- softmax
+
+
+@gluon.jit
+def bent(qk, bend):
+    """tanh(qk * bend / (2 log2 e)) = 1 - 2 / (1 + 2^(qk * bend)): an exponential that overflows gives 1."""
+    return 1.0 - 2.0 * reciprocal(1.0 + gl.exp2(qk * bend))
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x to the last bit but one."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def reference(maximum, ALIGNED: gl.constexpr):
+    """What a row's scores are compared with. A row that has seen no key keeps -inf as its maximum, and -inf minus -inf
+    would be NaN."""
+    if ALIGNED:
+        return maximum
+    else:
+        return gl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@gluon.jit
+def step(
+    memory, q_place, state, slot, phase, previous, column, mask, scale, bend, no_acc,
+    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
+    SOFTCAP: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
+    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
+):  # fmt: skip
+    """The scores of one block beside the second product of the block before, and its softmax beside that product.
+
+    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
+    sums of the block before. MASKED: some pair of the block may be hidden.
+    """
+    q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
+    acc, p, factor, maximum, sums = state
+    TAU: gl.constexpr = 8.0
+    dtype: gl.constexpr = q_smem[0].dtype
+    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
+    qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, QK_PANELS)
+    # beside the scores: rescale the accumulator, convert P, give the previous slot back
+    acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
+    if EARLY_P:
+        p_low = p
+    else:
+        p_low = gl.convert_layout(pin(p).to(dtype), P_L)
+    if SPLIT_RELEASE:
+        mbarrier.arrive(v_empty.index(previous), count=1)
+    else:
+        mbarrier.arrive(k_empty.index(previous), count=1)
+    acc_t = add_product(p_low, v_smem, slot, acc, V_PANELS, REST_P)
+    qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
+    if SPLIT_RELEASE:
+        mbarrier.arrive(k_empty.index(slot), count=1)
+    # softmax, while the second product runs
+    if SOFTCAP:
+        qk = bent(qk, bend)
+    if (RIGHT or LEFT) and not ALIGNED:
+        last, first, highest, lowest = mask
+        if (column > highest) | (column < lowest):
+            qk = hide(qk, last, first, column, RAGGED or RIGHT, LEFT, S_L)
+    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
+    new = gl.where(new - maximum > TAU, new, maximum)
+    base = reference(new, ALIGNED)
+    p = gl.exp2(qk * scale - base[:, None])
+    factor = gl.exp2(maximum - base)
+    sums = times_rows(sums, factor) + thread_sum(p)
+    previous = slot + 0
+    slot, phase = advance(slot, phase, STAGES)
+    # operands of the next step; also the branch that keeps the wait for the product below the softmax
+    mbarrier.wait(full.index(slot), phase)
+    if KEEP_P:
+        acc = finished_and_kept(acc_t, p_low, V_PANELS)
+    else:
+        acc = finished(acc_t, V_PANELS)
+    if EARLY_P:
+        p = gl.convert_layout(pin(p).to(dtype), P_L)
+    return (acc, p, factor, new, sums), slot, phase, previous

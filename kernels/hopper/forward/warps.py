@@ -1,0 +1,372 @@
+"""Attention forward on Hopper's own instructions, in Gluon: the device functions of kernels/hopper/forward/kernel.py.
+
+A block has one producer warp, which copies tiles by TMA, and CONSUMERS warpgroups of 64 query rows each, which compute.
+What makes it fast, each measured alone (FlashAttention-3, arXiv 2407.08608, section 3, except 1, which is
+FlashAttention-4's):
+
+1. Lazy rescale: the running maximum is raised only when it is 2^TAU too small. Otherwise the factor is exactly 1, and
+   the warp branches around the multiplications of the accumulator.
+2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs beside the
+   second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
+   branch that stops it.
+3. One barrier wait a step: slot g holds K of block i and V of block i-1 behind one `full` barrier.
+4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
+5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
+   block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
+   of block take three times the instructions, and hold so many values that they spill.)
+
+Why nothing hangs, whatever the lengths:
+
+- Producer and consumers derive a tile's blocks, first .. last, from the same numbers by the same function, `key_range`.
+  There is at least one block (nobody may see it: it is masked), so that every tile takes last - first + 2 slots: K of
+  the first step alone, then K of a block and V of the one before, then V alone. A slot is filled once, awaited once by
+  every consumer, and released once by every consumer (with SPLIT_RELEASE once for K and once for V).
+- A consumer whose rows see fewer blocks than the tile awaits and releases the others unused, before its first and after
+  its last own one: `hand_back` counts (last - own_last) + (own_last - own_first + 2) + (own_first - first) slots, which
+  is that very number.
+- With one block only there are two slots: scores, product. Two stages are enough for any number: a consumer holds at
+  most the slot of the step before and the one at hand, both full, and releases the former after it has awaited the
+  latter; the producer fills them in the same order.
+- Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
+  the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).
+- Tiles of packed sequences that have no queries are passed over by the producer alone. Consumers see none of them: they
+  get all their tiles, the first one too, from the ring `tile_smem`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, row_max, thread_sum
+from blocktune.kernels.hopper.forward.steps import (
+    add_product,
+    bent,
+    finished,
+    hand_back,
+    hide,
+    key_range,
+    load_rows,
+    no_sums,
+    reference,
+    release,
+    rescaled,
+    row_bounds,
+    scores,
+    sequence,
+    step,
+    store_rows,
+)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@gluon.jit
+def next_live(
+    tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """The tile itself if it has queries, or else the next one from the counter that has; beyond all tiles if none."""
+    dead = True
+    while (tile < q_tiles * batch_heads) & dead:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, CAUSAL)
+        batch = batch_head // num_heads
+        dead = m * BLOCK_M >= gl.load(cu_q + batch + 1) - gl.load(cu_q + batch)
+        if dead:
+            tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    return tile
+
+
+@gluon.jit
+def publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase):
+    mbarrier.wait(tile_empty.index(tile_slot), tile_phase)
+    tile_smem.index(tile_slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(tile_full.index(tile_slot), count=1)
+    return advance(tile_slot, tile_phase, 2)
+
+
+@gluon.jit
+def receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase):
+    mbarrier.wait(tile_full.index(tile_slot), tile_phase)
+    tile = tile_smem.index(tile_slot).load(gl.BlockedLayout([1], [32], [4], [0])).item()
+    mbarrier.arrive(tile_empty.index(tile_slot), count=1)
+    tile_slot, tile_phase = advance(tile_slot, tile_phase, 2)
+    return tile, tile_slot, tile_phase
+
+
+@gluon.jit
+def load_first_keys(
+    keys, full, k_empty, v_empty, k_smem, slot, phase,
+    K_BYTES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, PANELS: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Step 0 of a tile: K of its first block, alone."""
+    k_desc, batch, head_kv, row, begin, length = keys
+    mbarrier.wait(k_empty.index(slot), phase)
+    if SPLIT_RELEASE:
+        mbarrier.wait(v_empty.index(slot), phase)
+    mbarrier.expect(full.index(slot), K_BYTES)
+    load_rows(k_desc, batch, head_kv, row, begin, length, full.index(slot), k_smem, slot, PANELS, VARLEN)
+
+
+@gluon.jit
+def producer(
+    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
+    LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr, SHARE_O: gl.constexpr,
+    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr,
+):  # fmt: skip
+    """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
+    (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, counter, cu_q, cu_k, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+        left,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    VARLEN: gl.constexpr = cu_q is not None
+    LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
+    Q_BYTES: gl.constexpr = QK_PANELS * q_desc.block_type.nbytes
+    K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    slot = 0
+    phase = 1
+    q_phase = 1
+    tile_slot = 0
+    tile_phase = 1
+    tile = gl.program_id(0)
+    if VARLEN:
+        tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
+        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        head_kv = head // group_size
+        if VARLEN:
+            begin_q, begin_k, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
+        else:
+            begin_q, begin_k, length_q, length_k, high, low = 0, 0, seqlen_q, seqlen_k, right, left
+        first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
+        keys = k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k
+        if SHARE_O:  # Q has to wait for the output of the tile before
+            load_first_keys(
+                keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
+            )
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(q_empty.index(c), q_phase)
+            mbarrier.expect(q_full.index(c), Q_BYTES)
+            load_rows(
+                q_desc, batch, head, m * BLOCK_M + c * ROWS, begin_q, length_q, q_full.index(c), q_smem, c, QK_PANELS,
+                VARLEN,
+            )  # fmt: skip
+            if c == 0 and not SHARE_O:  # right behind the first Q
+                load_first_keys(
+                    keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
+                )
+        q_phase ^= 1
+        slot, phase = advance(slot, phase, STAGES)
+        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        if VARLEN:
+            tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
+        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
+            row = (last - 1 - i) * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full.index(slot), k_smem, slot, QK_PANELS, VARLEN)
+            if SPLIT_RELEASE:
+                mbarrier.wait(v_empty.index(slot), phase)
+            load_rows(
+                v_desc, batch, head_kv, row + BLOCK_N, begin_k, length_k, full.index(slot), v_smem, slot, V_PANELS,
+                VARLEN,
+            )  # fmt: skip
+            slot, phase = advance(slot, phase, STAGES)
+        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
+        if SPLIT_RELEASE:
+            mbarrier.wait(v_empty.index(slot), phase)
+        mbarrier.expect(full.index(slot), V_BYTES)
+        load_rows(
+            v_desc, batch, head_kv, first * BLOCK_N, begin_k, length_k, full.index(slot), v_smem, slot, V_PANELS, VARLEN
+        )
+        slot, phase = advance(slot, phase, STAGES)
+    # the last block to finish leaves the counters at zero for the next launch
+    done = gl.atomic_add(counter + 1, 1)
+    if done == gl.num_programs(0) - 1:
+        gl.atomic_xchg(counter, 0)
+        gl.atomic_xchg(counter + 1, 0)
+
+
+@gluon.jit
+def consumer(
+    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
+    RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, SHARE_O: gl.constexpr,
+    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr,
+):  # fmt: skip
+    """Computes rows 64 C .. 64 C + 63 of every tile of this block.
+
+    EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
+    the wait for their product, which changes nothing but ptxas' schedule.
+    """
+    (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
+        tile_empty, cu_q, cu_k, scale, bend, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, left,
+        lse_rows,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    LN_2: gl.constexpr = 0.6931471805599453
+    O_WIDTH: gl.constexpr = v_smem[0].shape[2]
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    VARLEN: gl.constexpr = cu_q is not None
+    LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
+    SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    W: gl.constexpr = O_WIDTH if V_PANELS == 1 else O_WIDTH // 2
+    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, O_WIDTH, 16])
+    REST_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, W, 16])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
+    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
+    slot = 0
+    phase = 0
+    q_phase = 0
+    tile_slot = 0
+    tile_phase = 0
+    tile = gl.program_id(0)
+    if VARLEN:
+        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        row_start = m * BLOCK_M + C * ROWS
+        if VARLEN:
+            begin_q, _, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
+        else:
+            begin_q, length_q, length_k, high, low = 0, seqlen_q, seqlen_k, right, left
+        first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
+        own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
+        if LEFT:
+            own_first = gl.maximum(own_first, first)
+            own_last = gl.maximum(own_last, first)
+        if SKIPS:  # blocks wholly right of what these rows see
+            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+
+        # step 0: the scores of the first block
+        mbarrier.wait(q_full.index(C), q_phase)
+        mbarrier.wait(full.index(slot), phase)
+        qk_t = scores(q_smem, C, k_smem, slot, no_acc, QK_PANELS)
+        qk = warpgroup_mma_wait(0, deps=(qk_t,))
+        # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
+        previous = slot + 0
+        slot, phase = advance(slot, phase, STAGES)
+        if SPLIT_RELEASE:
+            mbarrier.arrive(k_empty.index(previous), count=1)
+        if SOFTCAP:
+            qk = bent(qk, bend)
+        last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
+        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
+        maximum = row_max(qk, ROW_S) * scale
+        p = gl.exp2(qk * scale - reference(maximum, ALIGNED)[:, None])
+        sums = thread_sum(p)
+        if EARLY_P:
+            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
+        acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
+        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
+        mbarrier.wait(full.index(slot), phase)
+        state = acc, p, factor, maximum, sums
+        # blocks of keys from `lowest` to `highest` on are wholly visible
+        highest = length_k - BLOCK_N
+        if RIGHT:
+            highest = gl.minimum(length_k, row_start + high + 1) - BLOCK_N
+        lowest = 0
+        if LEFT:
+            lowest = row_start + ROWS - 1 + low
+        mask = last_seen, first_seen, highest, lowest
+
+        # steps 1 ..: the scores of this block beside the second product of the one before
+        steps = own_last - own_first
+        for i in range(steps):
+            state, slot, phase, previous = step(
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, bend, no_acc,
+                ALIGNED, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP, SPLIT_RELEASE, EARLY_P, KEEP_P, QK_PANELS, V_PANELS, S_L,
+                O_L, REST_L,
+            )  # fmt: skip
+        acc, p, factor, maximum, sums = state
+
+        # last step: the second product alone
+        acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
+        if not EARLY_P:
+            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
+        acc_t = add_product(p, v_smem, slot, acc, V_PANELS, REST_P)
+        if SPLIT_RELEASE:
+            mbarrier.arrive(v_empty.index(previous), count=1)
+        else:
+            mbarrier.arrive(k_empty.index(previous), count=1)
+        if not SHARE_O:
+            mbarrier.arrive(q_empty.index(C), count=1)
+        q_phase ^= 1
+        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+        acc = finished(acc_t, V_PANELS)
+        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        slot, phase = advance(slot, phase, STAGES)
+        if LEFT:  # blocks wholly left of what these rows see
+            slot, phase = hand_back(own_first - first, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+        o_tiles = o_smem
+        o_place = C
+        if SHARE_O:
+            o_tiles = in_place_of(q_smem, C, v_smem, V_PANELS)
+            o_place = 0
+        if row_start < length_q:
+            tma.store_wait(0)
+            write(acc, total, o_tiles, o_place, ALIGNED, V_PANELS, O_L, REST_L)
+            fence_async_shared()
+            store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
+            if lse is not None:
+                row = batch_head.to(gl.int64) * lse_rows
+                if VARLEN:
+                    row = head.to(gl.int64) * lse_rows + begin_q
+                rows = row_start + gl.arange(0, ROWS, ROW_S)
+                gl.store(lse + row + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < length_q)
+        if SHARE_O:  # the output has left, and the next Q may come
+            tma.store_wait(0)
+            mbarrier.arrive(q_empty.index(C), count=1)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def in_place_of(q_smem, place, v_smem, PANELS: gl.constexpr):
+    """A tile of as many rows as Q's tile `place` has, and of V's columns, in its memory."""
+    dtype: gl.constexpr = q_smem[0].dtype
+    ROWS: gl.constexpr = q_smem[0].shape[1]
+    WIDTH: gl.constexpr = v_smem[0].shape[2]
+    LAYOUT: gl.constexpr = v_smem[0].layout
+    first = reinterpret(q_smem[0].index(place), dtype, [1, ROWS, WIDTH], LAYOUT)
+    if PANELS == 1:
+        return (first,)
+    else:
+        return first, reinterpret(q_smem[1].index(place), dtype, [1, ROWS, WIDTH // 2], LAYOUT)
+
+
+@gluon.jit
+def write(
+    acc, total, memory, place, ALIGNED: gl.constexpr, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
+):  # fmt: skip
+    """The accumulators over the sums of their rows, into tile `place` of shared memory."""
+    dtype: gl.constexpr = memory[0].dtype
+    memory[0].index(place).store(divided(acc[0], total, ALIGNED, O_L).to(dtype))
+    if PANELS == 3:
+        memory[1].index(place).store(divided(acc[1], total, ALIGNED, REST_L).to(dtype))
+
+
+@gluon.jit
+def divided(acc, total, ALIGNED: gl.constexpr, LAYOUT: gl.constexpr):
+    """acc over the sums of its rows; zeros where a row sees no key, whatever the values are."""
+    total = gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))
+    inverse = 1.0 / total
+    acc = acc * inverse[:, None]
+    if not ALIGNED:
+        acc = gl.where((total == 0.0)[:, None], 0.0, acc)
+    return acc

@@ -1,0 +1,1 @@
+"""The 8-bit Hopper forward kernel."""

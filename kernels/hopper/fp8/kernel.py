@@ -1,0 +1,270 @@
+"""Attention forward of float8_e4m3fn for Hopper (compute capability 9.0) in Gluon, with bfloat16 output.
+
+A launch is two kernels: kernels/hopper/fp8/transpose_values.py writes the values transposed, since 8-bit wgmma takes nothing
+else, and the warps of kernels/hopper/fp8/warps.py compute. Query, key and value may have scales. Any lengths, both
+causal masks, grouped heads, heads from 48 to 256 elements that 16 divides, of values to 128; no windows, soft caps or
+packed sequences.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from blocktune.kernels.base.feature_arguments import broadcast_strides
+from blocktune.kernels.base.flash_kernel import LOG2_E, heads_per_group
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.launch import ExtrasLaunch
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.common.descriptors import describe, undescribable
+from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, tiles
+from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
+from blocktune.kernels.hopper.fp8.steps import sums_are_shared
+from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
+from blocktune.kernels.hopper.fp8.warps import consumer, producer
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+WIDTHS = (64, 128, 256)
+"""Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
+MIN_HEAD_DIM = 48
+MAX_HEAD_DIM_V = 128
+"""Two accumulators of 64 x 256 are more than a warpgroup's registers, and one alone loses a quarter of 16,384 values
+with one sign (`hopper_fp8_steps.stretch_of`)."""
+ALIGNED_ELEMENTS = 16
+"""Of a head: the copy engine's rows begin at multiples of 16 bytes."""
+SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
+SCALES = ("scale_q", "scale_k", "scale_v")
+STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh")
+
+
+@gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
+def flash_fwd_fp8_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, scale_q, scale_k, scale_v,
+    scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
+    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
+):  # fmt: skip
+    """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
+    kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
+    counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k,
+    scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
+
+    Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
+    reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    QK_W: gl.constexpr = q_desc.block_type.shape[3]
+    V_W: gl.constexpr = v_desc.block_type.shape[2]
+    QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
+    V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
+    O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
+    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
+    # a tile of the output, or 64 rows of float32 sums and then the output
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if sums_are_shared(CONSUMERS) else 64, V_W, 1, O_L)
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+    fence_async_shared()
+    # run-time arguments only: a constexpr put into a tuple becomes a tensor
+    rows = (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem,
+        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    )  # fmt: skip
+    copies = (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full,
+        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    )  # fmt: skip
+    gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT)),
+        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    elif CONSUMERS == 3:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT)),
+        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
+            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT)),
+        ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+
+
+class FlashForwardFp8(AttentionKernel):
+    """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers."""
+
+    name = "flash_fwd_fp8"
+    dtypes = frozenset(("float8_e4m3fn",))
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (128, 192, 256),
+        "block_n": (64, 128),
+        "num_warps": (4,),
+        "num_stages": (2, 3, 4, 5, 6),
+        "q_registers": (0, 1),
+    }
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if limits.cc != (9, 0):
+            return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
+        sizes = ("head_dim", shape.head_dim, WIDTHS[-1]), ("head_dim_v", shape.head_dim_v, MAX_HEAD_DIM_V)
+        for name, dim, most in sizes:
+            if not MIN_HEAD_DIM <= dim <= most or dim % ALIGNED_ELEMENTS:
+                return (
+                    f"`{MIN_HEAD_DIM} <= {name} <= {most}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
+                    f"{self.name}, but got {name}={dim}"
+                )
+        return None
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
+        width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        of_sum = 4 if sums_are_shared(config.block_m // ROWS) else 2
+        return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """The fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave registers
+        for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
+        width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
+        masked = many and shape.causal is not Causal.NONE
+        values = {
+            "block_m": 4 * ROWS if masked else 3 * ROWS if many else 2 * ROWS,
+            "block_n": 64 if masked else 128,
+            "num_warps": WARPS,
+            "num_stages": 6 if masked else 3 if width == WIDTHS[-1] else 4,
+            "q_registers": int(width == WIDTHS[1] or (many and not masked)),
+        }
+        return KernelConfig.of(self.name, values)
+
+    def total_warps(self, config: KernelConfig) -> int:
+        return WARPS * (config.block_m // ROWS) + WARPS
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        problem = undescribable(self.name, query=q, key=k) or super().layout_problem(q, k, v)
+        if problem is not None:
+            return problem
+        needed = (stride for stride, size in zip(v.stride()[:3], v.shape, strict=False) if size > 1)
+        if v.data_ptr() % WORD_BYTES or any(stride % WORD_BYTES for stride in needed):
+            return f"{WORD_BYTES} must divide the address and the strides in bytes of value for {self.name}"
+        return None
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_fp8_kernel, transpose_values_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        blocks = _blocks(config, shape)
+        dtypes = (shape.dtype, shape.dtype, shape.dtype, shape.out_dtype)
+        arguments: dict[str, Any] = {
+            f"{letter}_desc": DescriptorArgument(dtype, (1, 1, *block), swizzled=True)
+            for letter, dtype, block in zip("qkvo", dtypes, blocks, strict=True)
+        }
+        arguments |= {"lse": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
+        arguments |= dict.fromkeys(SCALES) | dict.fromkeys(STRIDES, 0)
+        return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), {"num_warps": WARPS})
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """The pass that transposes the values."""
+        del config
+        tensor, row = TensorArgument(shape.dtype), shape.head_dim_v
+        head = shape.seqlen_k * row
+        arguments: dict[str, Any] = {"V": tensor, "VT": tensor}
+        arguments |= {"stride_vb": shape.num_heads_kv * head, "stride_vh": head, "stride_vn": row}
+        return (specialize(transpose_values_kernel, arguments | turned_sizes(shape), TURNING),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TurnedLaunch:
+        tile_count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
+        attend = ExtrasLaunch(
+            flash_fwd_fp8_kernel,
+            (min(multiprocessors(), tile_count), 1, 1),
+            _leading,
+            partial(_trailing, tuple(_rest(config, shape).values())),
+            {"num_warps": WARPS},
+            tuple((slot, partial(_describe, *block)) for slot, block in enumerate(_blocks(config, shape))),
+        )
+        return TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
+
+
+def tile_width(head_dim: int) -> int:
+    """Columns of a tile that holds heads of this dimension."""
+    return next(width for width in WIDTHS if width >= head_dim)
+
+
+def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) that a copy of q, k, the transposed values and the output moves."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    return (ROWS, width), (config.block_n, width), (width_v, config.block_n), (ROWS, width_v)
+
+
+def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The sizes and constants of a launch. A row that sees its last key at most needs no check of the end of the
+    keys, and one block is masked alone if the diagonal meets the edge of one."""
+    heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
+    consumers = config.block_m // ROWS
+    inside = causal and right <= shape.seqlen_k - shape.seqlen_q
+    return dict(zip(SIZES, values, strict=True)) | {
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "CONSUMERS": consumers,
+        "RAGGED": shape.seqlen_k % config.block_n != 0 and not inside,
+        "RIGHT": causal,
+        "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
+        "Q_REGISTERS": bool(config.parameters["q_registers"]),
+        "CONSUMER_REGS": REGISTERS[consumers][0],
+        "PRODUCER_REGS": REGISTERS[consumers][1],
+    }
+
+
+def _describe(rows: int, columns: int, tensor: Any) -> Any:
+    return describe(tensor, rows, columns)
+
+
+def _leading(
+    q: Any, k: Any, turned: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """The values come as `TurnedLaunch` has them written."""
+    scales = extras.scale_q, extras.scale_k, extras.scale_v
+    strides = (stride for tensor in scales for stride in broadcast_strides(tensor, 2))
+    return q, k, turned, out, lse, tile_counter(q.device), scale * LOG2_E, *scales, *strides
+
+
+def _trailing(fixed: tuple[Any, ...], *tensors: Any) -> tuple[Any, ...]:
+    del tensors
+    return fixed

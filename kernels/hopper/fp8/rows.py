@@ -1,0 +1,121 @@
+"""What a thread of the 8-bit Hopper forward knows of its rows: device functions of kernels/hopper/fp8/steps.py.
+
+A thread of a warpgroup has two rows of 64, r and r + 8, and three others have the same. Numbers of rows stand here as
+[64, 4], one for each of these threads: the running maximum and what follows from it four times the same, and what each
+thread makes of its own columns. Nothing of it leaves its thread but where the maximum is raised, which is rare.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@gluon.jit
+def by_thread(x):
+    """[64, N] of an accumulator as [64, N / 8, 4, 2]: behind the rows the third dimension counts their threads."""
+    return gl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def as_rows(x, numbers):
+    """[64, 4] in the layout that `thread_sum` gives; no data moves."""
+    PAIRS: gl.constexpr = gl.SliceLayout(1, numbers.type.layout)
+    return gl.convert_layout(x, gl.SliceLayout(2, PAIRS))
+
+
+@gluon.jit
+def thread_sum(x):
+    """[64, N / 8, 4, 2] to [64, 4]; the four threads of a row are added once a tile."""
+    return gl.sum(gl.sum(x, 1), 2)
+
+
+@gluon.jit
+def beside(x, numbers):
+    """[64, 4] as [64, 1, 4, 1], as it is wanted beside numbers [64, N / 8, 4, 2]; no data moves."""
+    return gl.expand_dims(gl.expand_dims(as_rows(x, numbers), 2), 1)
+
+
+@gluon.jit
+def across(x, acc, O_L: gl.constexpr):
+    """[64, 4] as [64, WIDTH], as an accumulator has it; no data moves."""
+    numbers = by_thread(acc)
+    wide, _ = gl.broadcast(beside(x, numbers), numbers)
+    return gl.convert_layout(gl.reshape(wide, [acc.shape[0], acc.shape[1]]), O_L)
+
+
+@gluon.constexpr_function
+def greatest_asm(goal, kind, sources):
+    """Assembly for the greatest of registers in `goal`, in two chains."""
+    half = len(sources) // 2
+    lines = [f"max.{kind} {goal}, {sources[0]}, {sources[1]};"]
+    lines += [f"max.{kind} {goal}b, {sources[half]}, {sources[half + 1]};"]
+    for i in range(2, half):
+        lines += [f"max.{kind} {goal}, {goal}, {sources[i]};", f"max.{kind} {goal}b, {goal}b, {sources[half + i]};"]
+    return [*lines, f"max.{kind} {goal}, {goal}, {goal}b;"]
+
+
+@gluon.constexpr_function
+def raise_asm(count, shift, tau):
+    """Assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised`, skipped by a
+    warp that has nothing to raise. Operands: bases and factors as results, bases, scores and their scale as arguments,
+    `count` of each; of what belongs to rows those at the places 0 and 2 count.
+
+    Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
+    that of the numbers, and below it is enough that they are below, unless the base is low as well. Then zero itself
+    fails the test, and what is skipped otherwise begins with the maximum of the numbers.
+    """
+    bases, scores, scale, limit = 2 * count, 3 * count, f"${4 * count}", float(shift + tau)
+    head = ["{", ".reg .pred p, q, r;", f".reg .s32 s<{count}>, top, topb;", ".reg .f32 high, highb, low, above;"]
+    head += [f"mov.b32 s{i}, ${scores + i};" for i in range(count)]
+    body = []
+    for row in range(2):
+        at, mine = 2 * row, [i for i in range(count) if i % 4 // 2 == row]
+        head += [f"mov.f32 ${at}, ${bases + at};", f"mov.f32 ${count + at}, 0f3F800000;"]
+        head += greatest_asm("top", "s32", [f"s{i}" for i in mine])
+        head += ["max.s32 top, top, 0;", "mov.b32 high, top;", f"neg.f32 low, ${at};"]
+        head += [f"fma.rn.f32 above, high, {scale}, low;", f"setp.gt.f32 {'pq'[row]}, above, {limit};"]
+        body += greatest_asm("high", "f32", [f"${scores + i}" for i in mine])
+        for lanes in (2, 1):
+            body += [f"shfl.sync.bfly.b32 highb, high, {lanes}, 0x1f, 0xffffffff;", "max.f32 high, high, highb;"]
+        body += [f"neg.f32 low, ${at};", f"fma.rn.f32 above, high, {scale}, low;", f"setp.gt.f32 r, above, {limit};"]
+        body += [f"sub.f32 above, {float(shift)}, above;", "ex2.approx.ftz.f32 above, above;"]
+        body += [f"@r fma.rn.f32 ${at}, high, {scale}, {float(-shift)};", f"@r mov.f32 ${count + at}, above;"]
+    head += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra SKIP;"]
+    return "\n".join([*head, *body, "SKIP:", "}"])
+
+
+@gluon.constexpr_function
+def raise_constraints(count):
+    return ",".join(["=&f"] * 2 * count + ["f"] * 3 * count)
+
+
+@gluon.jit
+def first_of(a, b):
+    return a
+
+
+@gluon.jit
+def of_threads(x):
+    """[64, N / 8, 4, 2] with one number in all places of a thread's row, as [64, 4]."""
+    return gl.reduce(gl.reduce(x, 1, first_of), 2, first_of)
+
+
+@gluon.jit
+def raised(base, s, scale):
+    """What is subtracted from the scaled scores of rows [64, 4] from this block of keys on, and the factor of what was
+    summed up before.
+
+    s: the block's scores, which are scaled here. A base is SHIFT less than the running maximum when it was raised, and
+    the maximum may have grown by TAU before it is raised again. So most warps only compare: they exchange no numbers,
+    and no exponential waits for an exchange.
+    """
+    SHIFT: gl.constexpr = 4
+    TAU: gl.constexpr = 4
+    COUNT: gl.constexpr = s.shape[1] * 4
+    ASM: gl.constexpr = raise_asm(COUNT, SHIFT, TAU)
+    CONSTRAINTS: gl.constexpr = raise_constraints(COUNT)
+    base, factor = gl.inline_asm_elementwise(
+        ASM, CONSTRAINTS, [beside(base, s), s, scale], dtype=(gl.float32, gl.float32), is_pure=False, pack=COUNT
+    )
+    return of_threads(base), of_threads(factor)

@@ -1,0 +1,213 @@
+"""Attention forward of 8-bit tensors on Hopper, in Gluon: the warps of kernels/hopper/fp8/kernel.py.
+
+The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes it fast and why nothing hangs: one
+producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
+windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
+from blocktune.kernels.hopper.forward.steps import (
+    finished,
+    hide,
+    key_range,
+    load_rows,
+    no_sums,
+    row_bounds,
+    store_rows,
+)
+from blocktune.kernels.hopper.forward.warps import divided, publish, receive
+from blocktune.kernels.hopper.fp8.rows import by_thread, thread_sum
+from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
+from blocktune.kernels.hopper.fp8.steps import (
+    add_values,
+    as_operand,
+    begin_stretch,
+    end_stretch,
+    load_values,
+    no_stretches,
+    packed,
+    queries,
+    scale_of,
+    scores,
+    softmax,
+    step,
+    stretch_of,
+    sum_of_stretches,
+    sums_are_shared,
+)
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+
+@gluon.jit
+def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr):
+    """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
+    (
+        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty,
+        counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    K_BYTES: gl.constexpr = k_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    slot = 0
+    q_phase = 1
+    tile_slot = 0
+    tile_phase = 1
+    tile = gl.program_id(0)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        head_kv = head // group_size
+        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(q_empty.index(c), q_phase)
+            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
+            if c == 0:  # right behind the first Q
+                await_slot(slot, CONSUMERS)
+                mbarrier.expect(full.index(slot), K_BYTES)
+                load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+        q_phase ^= 1
+        slot = following(slot, STAGES)
+        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
+            row = (last - 1 - i) * BLOCK_N
+            await_slot(slot, CONSUMERS)
+            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
+            slot = following(slot, STAGES)
+        await_slot(slot, CONSUMERS)  # the last step: V alone
+        mbarrier.expect(full.index(slot), V_BYTES)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
+        slot = following(slot, STAGES)
+    for place in gl.static_range(STAGES):  # no named barrier is left half full
+        await_slot(place, CONSUMERS)
+    # the last block to finish leaves the counters at zero for the next launch
+    done = gl.atomic_add(counter + 1, 1)
+    if done == gl.num_programs(0) - 1:
+        gl.atomic_xchg(counter, 0)
+        gl.atomic_xchg(counter + 1, 0)
+
+
+@gluon.jit
+def consumer(
+    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
+    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
+    (
+        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem, tile_full,
+        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
+        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
+    ) = args  # fmt: skip
+    ROWS: gl.constexpr = 64
+    LN_2: gl.constexpr = 0.6931471805599453
+    NOTHING_SEEN: gl.constexpr = -1e30  # below all scores, and finite: -inf minus -inf would be NaN
+    WIDTH: gl.constexpr = v_smem.shape[1]
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N)
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS)
+    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    dtype: gl.constexpr = q_smem[0].dtype
+    out = reinterpret(o_smem[0].index(C), o_desc.dtype, [ROWS, WIDTH], o_smem[0].layout)
+    kept = out
+    if SHARED:
+        kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    memory = k_smem[0], v_smem, full, kept
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
+    slot = 0
+    phase = 0
+    q_phase = 0
+    tile_slot = 0
+    tile_phase = 0
+    for place in gl.static_range(STAGES):  # empty from the beginning
+        give_back(place, CONSUMERS)
+    tile = gl.program_id(0)
+    while tile < q_tiles * batch_heads:
+        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        batch = batch_head // num_heads
+        head = batch_head % num_heads
+        head_kv = head // group_size
+        row_start = m * BLOCK_M + C * ROWS
+        scale = scale_log2 * scale_of(scale_q, scale_qb, scale_qh, batch, head)
+        scale *= scale_of(scale_k, scale_kb, scale_kh, batch, head_kv)
+        out_scale = scale_of(scale_v, scale_vb, scale_vh, batch, head_kv)
+        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
+        if SKIPS:  # blocks wholly right of what these rows see
+            slot, phase = hand_back(last - own_last, full, slot, phase, STAGES, CONSUMERS)
+
+        # step 0: the scores of the first block
+        mbarrier.wait(q_full.index(C), q_phase)
+        q_phase ^= 1
+        q = queries(q_smem[0].index(C), Q_REGISTERS, S_L)
+        if Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
+        mbarrier.wait(full.index(slot), phase)
+        qk_t = scores(q, k_smem[0], slot, no_acc)
+        qk = warpgroup_mma_wait(0, deps=(qk_t,))
+        # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
+        previous = slot + 0
+        slot, phase = advance(slot, phase, STAGES)
+        last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
+        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
+        nothing = thread_sum(by_thread(no_acc))
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
+        acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
+        whole = no_stretches(WIDTH, SHARED, O_L)
+        mbarrier.wait(full.index(slot), phase)
+        state = whole, nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
+        # blocks of keys up to the one from `highest` on are wholly visible
+        highest = seqlen_k - BLOCK_N
+        if RIGHT:
+            highest = gl.minimum(seqlen_k, row_start + right + 1) - BLOCK_N
+        mask = last_seen, first_seen, highest
+
+        # steps 1 ..: the scores of this block beside the second product of the one before
+        for i in range(own_last - first):
+            state, slot, phase, previous = step(
+                memory, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
+                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
+            )  # fmt: skip
+        whole, due, acc, p, factor, base, sums = state
+
+        # last step: the second product alone
+        number = own_last - first
+        begins = number % STRETCH == 0
+        acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+        whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
+        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
+        give_back(previous, CONSUMERS)
+        if not Q_REGISTERS:
+            mbarrier.arrive(q_empty.index(C), count=1)
+        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+        acc = finished(acc_t, 1)
+        give_back(slot, CONSUMERS)
+        slot, phase = advance(slot, phase, STAGES)
+        if row_start < seqlen_q:
+            total_acc = sum_of_stretches(kept, whole, due, acc[0], number, STRETCH, SHARED, O_L)
+            tma.store_wait(0)
+            out.store(divided(total_acc * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
+            fence_async_shared()
+            store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
+            if lse is not None:
+                rows = row_start + gl.arange(0, ROWS, ROW_S)
+                start = batch_head.to(gl.int64) * seqlen_q
+                own_base = gl.convert_layout(gl.max(base, 1), ROW_S)
+                gl.store(lse + start + rows, (own_base + gl.log2(total)) * LN_2, mask=rows < seqlen_q)
+    tma.store_wait(0)

@@ -1,0 +1,1 @@
+"""Kernels in ordinary Triton, for every GPU that Triton knows."""

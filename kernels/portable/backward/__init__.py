@@ -1,0 +1,1 @@
+"""Portable backward kernels, dense and block-sparse."""

@@ -1,0 +1,138 @@
+"""The backward as one pass: a program owns keys, and what it finds of dq is added to float32 sums in device memory.
+
+Five products, none of them twice (FlashAttention, arXiv 2205.14135, algorithm 4). Programs meet in the sums in any
+order, so that the last bits of dq differ from run to run. The parameter `reduce` says how they add: 0 by atomic
+additions of the threads, 1 by the copy engine (TMA reduce, compute capability 9.0 and later).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.backward.base import (
+    BackwardArguments,
+    FlashBackward,
+    key_constants,
+    key_grid,
+    key_sizes,
+    launch_options,
+    no_extras,
+    row_sums_spec,
+)
+from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel
+from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.shape import AttentionShape
+
+BY_ATOMICS, BY_COPY_ENGINE = 0, 1
+"""Values of the parameter `reduce`."""
+
+SUMS_DIVISOR = 4
+"""Of head_dim where the copy engine adds: it moves 16 bytes or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedBackwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])."""
+
+    shape: AttentionShape
+    config: KernelConfig
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        extras: Extras | None = None,
+    ) -> None:  # fmt: skip
+        """Raises:
+        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        """
+        import torch
+
+        shape, config = self.shape, self.config
+        given = BackwardArguments.of(shape, q, k, v, out, lse, dout, scale, no_extras(extras))
+        sums = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        keys_kernel[key_grid(config, shape)](
+            *given.tensors, dk, dv, self._target(sums), *given.features, *given.strides, *dk.stride()[:3],
+            *dv.stride()[:3], *key_sizes(shape).values(), *key_constants(config, shape, _sums_code(config)).values(),
+            **launch_options(config),
+        )  # fmt: skip
+        torch.mul(sums, scale, out=dq)
+
+    def _target(self, sums: Any) -> Any:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        if self.config.parameters["reduce"] == BY_ATOMICS:
+            return sums
+        return TensorDescriptor.from_tensor(sums.flatten(0, 1), _sums_block(self.config, self.shape))
+
+
+class FlashBackwardFused(FlashBackward):
+    """The dense backward in one pass, whose gradients of queries are not equal to the bit from run to run."""
+
+    name = "flash_bwd_fused"
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (32, 64, 128),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2),
+        "reduce": (BY_ATOMICS, BY_COPY_ENGINE),
+    }
+    preferences = (
+        (64, 64, 4, 2, BY_COPY_ENGINE),
+        (64, 64, 4, 2, BY_ATOMICS),
+        (64, 128, 8, 2, BY_ATOMICS),
+        (32, 64, 8, 1, BY_ATOMICS),
+        (32, 32, 4, 1, BY_ATOMICS),
+    )
+    preferred_width: ClassVar[Mapping[int, int]] = {64: 0, 128: 2, 256: 3}
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: what the copy engine can add."""
+        problems = super().rule_violations(config, shape, limits)
+        if problems or config.parameters["reduce"] == BY_ATOMICS:
+            return problems
+        if limits.cc < (9, 0):
+            return (f"`reduce` 1 of {self.name} needs compute capability 9.0 or later, but got {limits.name}.",)
+        if shape.head_dim % SUMS_DIVISOR:
+            return (f"`reduce` 1 of {self.name} needs head_dim % {SUMS_DIVISOR} == 0, but got {shape.head_dim}.",)
+        return ()
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(rescales=False, products=5, adds_walked=True)
+
+    def sums_code(self, config: KernelConfig) -> int:
+        return _sums_code(config)
+
+    def sums_argument(self, config: KernelConfig, shape: AttentionShape) -> Any:
+        if config.parameters["reduce"] == BY_ATOMICS:
+            return TensorArgument("float32")
+        return DescriptorArgument("float32", tuple(_sums_block(config, shape)))
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        return (row_sums_spec(shape),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> FusedBackwardLaunch:
+        return FusedBackwardLaunch(shape, config)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(delta_kernel, keys_kernel)
+
+
+def _sums_code(config: KernelConfig) -> int:
+    """`SUMS` of `keys_kernel`."""
+    return 1 + config.parameters["reduce"]
+
+
+def _sums_block(config: KernelConfig, shape: AttentionShape) -> list[int]:
+    return [1, config.block_m, padded_width(shape.head_dim)]

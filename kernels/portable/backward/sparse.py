@@ -1,0 +1,203 @@
+"""Block-sparse FlashAttention backward: three functions, of which two walk the mask's lists.
+
+The device functions stand in flash_sparse_gradients.py. `delta_kernel` takes rowsum(dout * out); `dq_kernel` owns query
+rows and walks their active key blocks; `dkv_kernel` owns keys and walks the active query blocks of their column, for
+every query head that reads them. No atomic additions: equal inputs give equal bits. Flops and traffic follow the mask's
+density (Dao et al., arXiv 2205.14135, proposition 4).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import (
+    LOG2_E,
+    RUN_TIME_SIZES,
+    contiguous_strides,
+    heads_per_group,
+    padded_width,
+)
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.backward.base import gradient_strides, launch_options, row_sums, row_sums_spec
+from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
+from blocktune.kernels.portable.forward.sparse import fitting_mask, mask_problem
+from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES
+from blocktune.kernels.values.block_mask import BlockLists, BlockMask, tile_shift
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class SparseBackwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale, extras) with a `BlockMask` there."""
+
+    shape: AttentionShape
+    config: KernelConfig
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        extras: Extras,
+    ) -> None:  # fmt: skip
+        """Raises:
+        UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
+        """
+        mask = fitting_mask(extras, self.shape, q)
+        row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
+        column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
+        inputs, scales = (q, k, v, dout, lse, row_sums(out, dout, lse)), (scale, scale * LOG2_E)
+        strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
+        shape, sizes, options = self.shape, tuple(run_time_sizes(self.shape).values()), launch_options(self.config)
+        dq_kernel[(tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)](
+            *inputs, dq, *_listing(mask, mask.rows, scales), *row_tiles, *strides, *dq.stride()[:3], *sizes,
+            *dq_constants(self.config, shape).values(), **options,
+        )  # fmt: skip
+        block_n = self.config.parameters["kv_block_n"]
+        dkv_kernel[(tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)](
+            *inputs, dk, dv, *_listing(mask, mask.columns, scales), *column_tiles, *strides, *dk.stride()[:3],
+            *dv.stride()[:3], *sizes, *dkv_constants(self.config, shape).values(), **options,
+        )  # fmt: skip
+
+    def _shifts(self, *blocks: tuple[str, int]) -> tuple[int, ...]:
+        """log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""
+        return tuple(tile_shift(name, block, self.config.parameters[name]) for name, block in blocks)
+
+
+class FlashBackwardSparse(AttentionKernel):
+    """The backward under a block mask. Its tiles must divide the mask's blocks, which a launch checks.
+
+    block_m queries and block_n keys are a tile of the function for dq, kv_block_m and kv_block_n of the one for dk and
+    dv.
+    """
+
+    name = "flash_bwd_sparse"
+    direction = Direction.BACKWARD
+    features = frozenset({str(MaskKind.BLOCK_SPARSE), "deterministic"})
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (16, 32, 64, 128),
+        "block_n": (16, 32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "kv_block_m": (16, 32, 64, 128),
+        "kv_block_n": (16, 32, 64, 128),
+    }
+    # No block is larger than 64, so that they serve every mask whose blocks are 64 or more. The first one holds heads
+    # of up to 64 elements in registers, the second one of up to 128.
+    preferences: ClassVar[tuple[tuple[int, int, int, int, int, int], ...]] = (
+        (64, 64, 4, 2, 64, 64),
+        (64, 64, 8, 2, 64, 64),
+        (64, 32, 8, 2, 32, 64),
+        (64, 32, 8, 1, 32, 64),
+        (32, 16, 4, 1, 16, 32),
+        (16, 16, 4, 1, 16, 16),
+    )
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        return mask_problem(self, shape) or super().shape_problem(shape, limits)
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the hungrier function: the tiles that a program owns, the buffers of those that it walks, and ds where
+        warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
+        own = config.parameters
+        dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
+        dkv = pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
+        return max(dq, dkv)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        """Three products in the function for dq, four in the one for dk and dv; the probabilities twice."""
+        return SoftmaxCost(instructions_per_score=11.0, rescales=False, products=7)
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """Of the function that takes longest, which owns kv_block_n keys and walks kv_block_m queries at a time."""
+        own = config.parameters
+        owner = replace(config, block_m=own["kv_block_m"], block_n=own["kv_block_n"])
+        return super().as_forward(owner, shape)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names, width = tuple(self.parameters), max(shape.head_dim, shape.head_dim_v)
+        fitting = self.preferences[(width > 64) + (width > 128) :]
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in fitting]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        arguments = _common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
+        for letter, name in (("k", "dk"), ("v", "dv")):
+            arguments |= gradient_strides(shape, letter, name)
+        return specialize(dkv_kernel, arguments | dkv_constants(config, shape), launch_options(config))
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        arguments = _common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
+        dq = specialize(dq_kernel, arguments | dq_constants(config, shape), launch_options(config))
+        return dq, row_sums_spec(shape)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseBackwardLaunch:
+        return SparseBackwardLaunch(shape, config)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(delta_kernel, dq_kernel, dkv_kernel)
+
+
+def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
+    """The lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a row."""
+    return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
+
+
+def tiles(length: int, block: int) -> int:
+    """How many tiles of `block` rows cover a length."""
+    return -(-length // block)
+
+
+def run_time_sizes(shape: AttentionShape) -> dict[str, int]:
+    """The integers that are not compiled in."""
+    batch_heads = shape.batch * shape.num_heads
+    heads = (shape.num_heads, shape.group_size, batch_heads, heads_per_group(shape))
+    return dict(zip(RUN_TIME_SIZES, (*heads, shape.seqlen_q, shape.seqlen_k, shape.causal_offset), strict=True))
+
+
+def dq_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of `dq_kernel`."""
+    own = config.parameters
+    return _constants(config, shape, "RAGGED_K", shape.seqlen_k % own["block_n"] != 0, own["block_m"], own["block_n"])
+
+
+def dkv_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of `dkv_kernel`."""
+    block_m, block_n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
+    return _constants(config, shape, "RAGGED_Q", shape.seqlen_q % block_m != 0, block_m, block_n)
+
+
+def _constants(
+    config: KernelConfig, shape: AttentionShape, ragged_name: str, ragged: bool, block_m: int, block_n: int
+) -> dict[str, Any]:
+    return {
+        "HEAD_DIM": shape.head_dim,
+        "HEAD_DIM_V": shape.head_dim_v,
+        "WIDTH": padded_width(shape.head_dim),
+        "WIDTH_V": padded_width(shape.head_dim_v),
+        "CAUSAL": shape.causal is not Causal.NONE,
+        ragged_name: ragged,
+        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "STAGES": config.num_stages,
+    }
+
+
+def _common_arguments(shape: AttentionShape) -> dict[str, Any]:
+    """What the functions for dq and for dk and dv both take, to be compiled offline."""
+    numbers, lists = TensorArgument("float32"), TensorArgument("int32")
+    arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Dout"), TensorArgument(shape.dtype))
+    arguments |= {"Lse": numbers, "Delta": numbers, "Indices": lists, "Before": lists}
+    arguments |= {"scale": 1.0, "scale_log2": 1.0} | dict.fromkeys(LIST_SIZES, 1) | run_time_sizes(shape)
+    for letter in "qkv":
+        arguments |= contiguous_strides(shape, letter)
+    return arguments | gradient_strides(shape, "o", "do")

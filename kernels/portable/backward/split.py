@@ -1,0 +1,140 @@
+"""The backward as two passes: one program a block of keys for dk and dv, one a block of queries for dq.
+
+Nothing is added up between programs: equal inputs give equal bits. The price is that scores and dout v^T are computed
+twice, seven products instead of five (FlashAttention-2, arXiv 2307.08691, section 3.1, in Triton's classic form).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.feature_arguments import DENSE_FEATURES, run_time_sizes
+from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.base.kernel import CompileSpec, SecondLaunch, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.backward.base import (
+    BackwardArguments,
+    FlashBackward,
+    common_arguments,
+    gradient_strides,
+    key_constants,
+    key_grid,
+    key_sizes,
+    launch_options,
+    no_extras,
+    row_sums_spec,
+    tile_constants,
+)
+from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel
+from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBackwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])."""
+
+    shape: AttentionShape
+    config: KernelConfig
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        extras: Extras | None = None,
+    ) -> None:  # fmt: skip
+        """Raises:
+        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        """
+        shape, config = self.shape, self.config
+        given = BackwardArguments.of(shape, q, k, v, out, lse, dout, scale, no_extras(extras))
+        keys_kernel[key_grid(config, shape)](
+            *given.tensors, dk, dv, None, *given.features, *given.strides, *dk.stride()[:3], *dv.stride()[:3],
+            *key_sizes(shape).values(), *key_constants(config, shape, 0).values(), **launch_options(config),
+        )  # fmt: skip
+        queries_kernel[_query_grid(config, shape)](
+            *given.tensors, dq, *given.features, *given.strides, *dq.stride()[:3], *_query_sizes(shape).values(),
+            *_query_constants(config, shape).values(), **_query_options(config),
+        )  # fmt: skip
+
+
+class FlashBackwardSplit(FlashBackward):
+    """The dense backward in two passes. The parameters dq_* are those of the pass over queries."""
+
+    name = "flash_bwd_split"
+    features = DENSE_FEATURES | {"deterministic"}
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (32, 64),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2),
+        "dq_block_m": (32, 64, 128),
+        "dq_block_n": (32, 64),
+        "dq_num_warps": (4, 8),
+        "dq_num_stages": (1, 2),
+    }
+    preferences = (
+        (64, 64, 4, 2, 64, 64, 4, 2),
+        (32, 64, 8, 1, 64, 32, 8, 1),
+        (32, 32, 4, 1, 32, 32, 4, 1),
+    )
+    preferred_width: ClassVar[Mapping[int, int]] = {128: 0, 256: 1}
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the hungrier pass."""
+        own = config.parameters
+        keys = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        queries = pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
+        return max(keys, queries)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        """Of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
+        return SoftmaxCost(rescales=False, products=4)
+
+    def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch:
+        """The pass over queries: scores and dout v^T again, and the product that dq is."""
+        own = config.parameters
+        names = ("block_m", "block_n", "num_warps", "num_stages")
+        blocks = KernelConfig.of(self.name, {name: own[f"dq_{name}"] for name in names})
+        return SecondLaunch(
+            config=blocks,
+            shape=replace(shape, direction=Direction.FORWARD),
+            softmax=SoftmaxCost(rescales=False, products=3),
+            shared_bytes=pass_bytes(blocks.block_m, blocks.block_n, blocks.num_stages, shape, limits),
+        )
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
+        arguments |= _query_sizes(shape) | _query_constants(config, shape)
+        return specialize(queries_kernel, arguments, _query_options(config)), row_sums_spec(shape)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> SplitBackwardLaunch:
+        return SplitBackwardLaunch(shape, config)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(delta_kernel, keys_kernel, queries_kernel)
+
+
+def _query_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
+    return (-(-shape.seqlen_q // config.parameters["dq_block_m"]) * shape.batch * shape.num_heads,)
+
+
+def _query_sizes(shape: AttentionShape) -> dict[str, int]:
+    return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
+
+
+def _query_options(config: KernelConfig) -> dict[str, int]:
+    own = config.parameters
+    return {"num_warps": own["dq_num_warps"], "num_stages": own["dq_num_stages"]}
+
+
+def _query_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of `queries_kernel`."""
+    own = config.parameters
+    values = tile_constants(shape, own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"])
+    return {name: values[name] for name in queries_kernel.arg_names if name in values}

@@ -1,0 +1,1 @@
+"""Split-KV decoding in ordinary Triton."""

@@ -1,0 +1,224 @@
+"""Attention of a few queries over many keys: split-KV decoding (FlashDecoding), with the splits as a parameter.
+
+One query cannot fill a GPU with query blocks, so the keys are cut into `splits` shares, each a program of its own, and
+a second launch merges what they yield. Contiguous keys, a cache of which every entry is filled to its own length, a
+paged cache, and trees of drafts (speculative decoding).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import contiguous_strides, padded_width
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.portable.decode.launch import (
+    PROGRAMS,
+    DecodeLaunch,
+    decode_launch,
+    first_constants,
+    first_sizes,
+    merge_arguments,
+)
+from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
+"""Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
+query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, docs/decoding.md)."""
+
+IDLE_TILES = MULTIPROCESSORS // 2
+"""Tiles of 64 queries up to which half of a large GPU has none."""
+MANY_KEYS = 2048
+"""In sight of a query: with fewer the merge costs what the splits save."""
+
+MIN_PAGE, MAX_PAGE = 16, 256
+WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
+"""The smallest tile, and its warps, that wgmma and tcgen05 multiply."""
+
+OVERLAPPING_CC = (9, 0)
+"""The first compute capability whose kernels can be launched while the one before still runs."""
+
+
+class FlashDecode(AttentionKernel):
+    """Split-KV decoding with packed query heads."""
+
+    name = "flash_decode"
+    features: ClassVar[frozenset[str]] = frozenset({"cached", "paged", "tree", "window", "softcap", "alibi"})
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (16, 32, 64),
+        "block_n": (32, 64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "splits": (1, 2, 4, 8, 16, 32, 64, 128),
+        "overlap": (0, 1),
+    }
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: a merge that is launched early needs the hardware for it."""
+        problems = super().rule_violations(config, shape, limits)
+        if not problems and config.parameters["overlap"] and limits.cc < OVERLAPPING_CC:
+            return (
+                f"`overlap` 1 of {self.name} needs programmatic dependent launch (compute capability 9.0), but got "
+                f"{limits.name}. Take overlap 0.",
+            )
+        return problems
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        problem = self._queries_problem(shape)
+        if problem is not None:
+            return problem
+        page = shape.features.page_size
+        if page and not MIN_PAGE <= page <= MAX_PAGE:
+            return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
+        return super().shape_problem(shape, limits)
+
+    def _queries_problem(self, shape: AttentionShape) -> str | None:
+        """Why the shape has too many queries, or None."""
+        tree, queries = shape.features.mask is MaskKind.TREE, shape.seqlen_q
+        if queries <= (MAX_TREE_QUERIES if tree else MAX_QUERIES):
+            return None
+        if tree:
+            return f"`seqlen_q <= {MAX_TREE_QUERIES}` must hold for a tree in {self.name}, but got seqlen_q={queries}"
+        if shape.features.cached and shape.element_bytes == 2:  # no forward kernel knows the cache
+            return None
+        if queries <= MAX_PACKED_QUERIES and _forward_leaves_idle(shape):
+            return None
+        return (
+            f"`seqlen_q <= {MAX_QUERIES}` must hold for {self.name}, or `seqlen_q <= {MAX_PACKED_QUERIES}`, "
+            f"`batch * num_heads * ceil(seqlen_q / {WARPGROUP_ROWS}) <= {IDLE_TILES}`, `keys in sight >= {MANY_KEYS}` "
+            f"and 16 bits, but got seqlen_q={queries}, {_query_tiles(shape)} tiles, {visible_keys(shape)} keys and "
+            f"{shape.dtype}. Leave it to the forward kernels, or pass fewer queries at a time."
+        )
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
+        nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above."""
+        k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
+        v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+        if limits.mma == "none":
+            return max(k_bytes, v_bytes)
+        # a low tile, or one of few warps, goes to mma.sync on every GPU, which takes one tile of each to registers
+        whole = limits.mma != "mma" and config.block_m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+        depth = config.num_stages - (0 if whole and shape.element_bytes == 2 else 1)
+        taking_turns = depth == 0 or config.num_stages == 1
+        buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
+        if shape.element_bytes != 2:
+            return buffers
+        exchanged = 0 if whole or config.block_m >= padded_width(shape.head_dim_v) else config.block_n
+        return buffers + config.block_m * (padded_width(shape.head_dim) + exchanged) * shape.element_bytes
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """Whole tiles get deep buffers and about one program a multiprocessor, as all winners of more than 32 rows on
+        an H200; lower ones, which mostly load, get several programs."""
+        rows = shape.group_size * shape.seqlen_q
+        block_m = next((block for block in (16, 32) if rows <= block), WARPGROUP_ROWS)
+        block_n = 32 if limits.mma == "none" else 64
+        whole = block_m == WARPGROUP_ROWS and limits.mma not in ("none", "mma") and shape.element_bytes == 2
+        programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
+        splits = self._filling_splits(shape, block_n, programs, MULTIPROCESSORS if whole else PROGRAMS)
+        own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
+        warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
+        alone = ((block_n, 4, 1), (block_n, 3, 1)) if whole and programs * splits <= MULTIPROCESSORS else ()
+        for rows_a_tile, stages, resident in (*alone, (block_n, 2, 2), (block_n, 1, 2), (32, 1, 2)):
+            config = KernelConfig(self.name, block_m, rows_a_tile, warps, stages, own)
+            # several programs of an SM keep more loads in flight than one with deeper buffers
+            if resident * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
+                return config
+        return config
+
+    def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
+        """The fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
+        tiles = -(-visible_keys(shape) // block_n)
+        fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
+        return next((splits for splits in fitting if programs * splits >= 3 * wanted // 4), fitting[-1])
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        return config, folded_decode(config.parameters["splits"], shape)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_decode_kernel, merge_splits_kernel)
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        launch, features = self.bind(config, shape), shape.features
+        tensor, numbers, indices = (TensorArgument(dtype) for dtype in (shape.dtype, "float32", "int32"))
+        arguments: dict[str, Any] = {"Q": tensor, "K": tensor, "V": tensor, "Out": tensor, "Lse": None}
+        arguments |= {
+            "Work": None if launch.merge is None else numbers,
+            "Lengths": indices if features.cached else None,
+            "Table": indices if features.page_size else None,
+            "Tree": indices if features.mask is MaskKind.TREE else None,
+            "Slopes": numbers if features.alibi else None,
+            "scale_log2": 1.0,
+            "cap_log2": 1.0,
+        }
+        arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
+        for letter in "qkvo":
+            arguments |= contiguous_strides(shape, letter)
+        if features.page_size:
+            arguments |= _paged_strides(shape)
+        arguments |= first_sizes(config, shape) | first_constants(config, shape)
+        return specialize(flash_decode_kernel, arguments, launch.options)
+
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        merge = self.bind(config, shape).merge
+        if merge is None:
+            return ()
+        arguments: dict[str, Any] = {"Out": TensorArgument(shape.dtype), "Lse": None, "Work": TensorArgument("float32")}
+        arguments |= contiguous_strides(shape, "o") | merge_arguments(config, shape)
+        return (specialize(merge_splits_kernel, arguments, merge.options),)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
+        return decode_launch(config, shape)
+
+
+def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
+    """A plain forward for the models: the packed rows of a key head are the queries of one head, and every split is a
+    batch entry of its own."""
+    return replace(
+        shape,
+        batch=shape.batch * splits,
+        num_heads=shape.num_heads_kv,
+        seqlen_q=shape.group_size * shape.seqlen_q,
+        seqlen_k=-(-visible_keys(shape) // splits),
+        causal=Causal.NONE,
+        features=NO_FEATURES,
+    )
+
+
+def visible_keys(shape: AttentionShape) -> int:
+    """About how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
+    left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
+    keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
+    return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
+
+
+def _query_tiles(shape: AttentionShape) -> int:
+    """Of the forward kernels, which do not pack: how many tiles of 64 queries there are."""
+    return shape.batch * shape.num_heads * -(-shape.seqlen_q // WARPGROUP_ROWS)
+
+
+def _forward_leaves_idle(shape: AttentionShape) -> bool:
+    """Whether kernels without splits occupy at most half of a large GPU, and for so long that splits and a merge are
+    faster. Of float32, whose whole tiles spill, nothing was measured."""
+    idle = _query_tiles(shape) <= IDLE_TILES
+    return idle and visible_keys(shape) >= MANY_KEYS and shape.element_bytes == 2
+
+
+def _paged_strides(shape: AttentionShape) -> dict[str, int]:
+    """Strides of contiguous pages, in elements; a page takes the place of a batch entry."""
+    strides: dict[str, int] = {}
+    for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
+        page_elements = shape.features.page_size * dim
+        strides[f"stride_{letter}b"] = shape.num_heads_kv * page_elements
+        strides[f"stride_{letter}h"], strides[f"stride_{letter}n"] = page_elements, dim
+    return strides

@@ -1,0 +1,191 @@
+"""From a decoding config to its two launches: arguments, workspace and grids, on the host."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from blocktune.kernels.base.flash_kernel import LOG2_E, padded_width
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.launch import TritonLaunch, launcher_of
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.features import UNLIMITED, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+VALUES_PER_WARP = 512
+"""Of the workspace, that the merge reads with one warp: 16 a thread."""
+
+PROGRAMS = 4 * MULTIPROCESSORS
+"""How many programs the default's splits make of low tiles: a few for every multiprocessor."""
+
+WORK = 5
+"""The place of the workspace among the leading arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLaunch(TritonLaunch):
+    """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras]).
+
+    merge: the second launch, which takes the workspace in the place of q; None with one split.
+    """
+
+    merge: TritonLaunch | None
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        self._launch(q, k, v, out, lse, scale, extras)
+
+    def _launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Any:
+        arguments = self.leading(q, k, v, out, lse, scale, extras)
+        compiled = self.function[self.grid](*arguments, *self.trailing(q, k, v, out), **self.options)
+        if self.merge is not None:
+            self.merge(arguments[WORK], None, None, out, lse, scale)
+        return compiled
+
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
+        """As `TritonLaunch.pinned`, for shapes without features."""
+        if self.merge is None:
+            return TritonLaunch.pinned(self, q, k, v, out, lse, scale)
+        compiled, work = self._launch(q, k, v, out, lse, scale), self.leading(q, k, v, out, lse, scale)[WORK]
+        merge = self.merge.pinned(work, None, None, out, lse, scale)
+        if merge is self.merge:
+            return self
+        leading, split = self.leading, launcher_of(compiled, self.grid, _as_they_are, self.trailing(q, k, v, out))
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
+            arguments = leading(q, k, v, out, lse, scale)
+            split(*arguments)
+            merge(arguments[WORK], None, None, out, lse, scale)
+
+        launch(q, k, v, out, lse, scale)
+        return launch
+
+
+def _as_they_are(*arguments: Any) -> tuple[Any, ...]:
+    return arguments
+
+
+def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
+    """The launch of a config for tensors of this shape."""
+    sizes, splits = first_sizes(config, shape), config.parameters["splits"]
+    workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
+    return DecodeLaunch(
+        function=flash_decode_kernel,
+        grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits, 1),
+        leading=partial(_leading, workspace),
+        trailing=partial(_trailing, (*sizes.values(), *first_constants(config, shape).values())),
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        merge=_merge_launch(config, shape) if splits > 1 else None,
+    )
+
+
+def _leading(
+    workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """The arguments that change with every call, a new workspace of so many elements among them, if any."""
+    table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
+    tensors = q, k, v, out, lse, None
+    if workspace:
+        tensors = q, k, v, out, None, torch.empty(workspace, dtype=torch.float32, device=q.device)
+    return (
+        *tensors,
+        extras.cache_seqlens,
+        table,
+        tree,
+        slopes,
+        scale * LOG2_E,
+        extras.softcap * LOG2_E,
+        0 if table is None else table.stride(0),
+        0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0),
+        *((0, 0) if tree is None else tree.stride()[:2]),
+    )
+
+
+def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
+
+
+def _merge_launch(config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+    arguments = merge_arguments(config, shape)
+    splits, part = arguments["SPLITS"], arguments["BLOCK_D"]
+    early = {"launch_pdl": 1} if arguments["OVERLAP"] else {}
+    return TritonLaunch(
+        function=merge_splits_kernel,
+        grid=(arguments["total_rows"], -(-shape.head_dim_v // part), 1),
+        leading=_merge_leading,
+        trailing=partial(_merge_trailing, tuple(arguments.values())),
+        options={"num_warps": max(1, min(8, splits * part // VALUES_PER_WARP)), "num_stages": 1} | early,
+    )
+
+
+def _merge_leading(work: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    del k, v, scale
+    return out, lse, work
+
+
+def _merge_trailing(fixed: tuple[Any, ...], work: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    del work, k, v
+    return *out.stride()[:3], *fixed
+
+
+def merge_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs."""
+    rows = shape.batch * shape.num_heads * shape.seqlen_q
+    return {
+        "num_heads": shape.num_heads,
+        "seqlen_q": shape.seqlen_q,
+        "total_rows": rows,
+        "SPLITS": config.parameters["splits"],
+        "HEAD_DIM_V": shape.head_dim_v,
+        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if rows < PROGRAMS else 128),
+        "OVERLAP": config.parameters["overlap"] == 1,
+    }
+
+
+def first_sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """The run-time integers of the first kernel that the shape says, in order."""
+    left, right = _bounds(shape)
+    return {
+        "num_heads": shape.num_heads,
+        "num_heads_kv": shape.num_heads_kv,
+        "group_size": shape.group_size,
+        "row_tiles": -(-shape.group_size * shape.seqlen_q // config.block_m),
+        "total_rows": shape.batch * shape.num_heads * shape.seqlen_q,
+        "seqlen_q": shape.seqlen_q,
+        "seqlen_k": shape.seqlen_k,
+        "left": 0 if left == UNLIMITED else left,
+        "right": 0 if right == UNLIMITED else right,
+    }
+
+
+def _bounds(shape: AttentionShape) -> tuple[int, int]:
+    """(left, right) of the keys around the diagonal that a query sees, by window and causal mask; or `UNLIMITED`."""
+    left, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    reach = shape.seqlen_q + shape.seqlen_k  # a bound that lies further off bounds nothing, and might overflow
+    return min(left, reach), min(right, reach) if shape.causal is Causal.NONE else 0
+
+
+def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of the first kernel, in order."""
+    left, right = _bounds(shape)
+    return {
+        "HEAD_DIM": shape.head_dim,
+        "HEAD_DIM_V": shape.head_dim_v,
+        "WIDTH": padded_width(shape.head_dim),
+        "WIDTH_V": padded_width(shape.head_dim_v),
+        "PAGE_SIZE": shape.features.page_size,
+        "FROM_START": shape.causal is Causal.UPPER_LEFT,
+        "LEFT": left != UNLIMITED,
+        "RIGHT": right != UNLIMITED,
+        "WORDS": -(-shape.seqlen_q // 32) if shape.features.mask is MaskKind.TREE else 0,
+        "SOFTCAP": shape.features.softcap,
+        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "SPLITS": config.parameters["splits"],
+        "STAGES": config.num_stages,
+        "OVERLAP": config.parameters["overlap"] == 1 and config.parameters["splits"] > 1,
+    }

@@ -1,0 +1,257 @@
+"""The device functions of decoding: a few queries against many keys, split over programs, and the merge of the parts.
+
+The query heads that share a key head and their seqlen_q queries are the rows of one tile (row r: query head
+r // seqlen_q of the group, query r % seqlen_q), so that keys and values are read once for all of them. Every split
+yields for each row a maximum m (base 2), a sum l = sum 2^(s - m) and an output o = sum 2^(s - m) v. Two such triples
+merge into one of the same kind, in any order (FlashDecoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+
+The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [splits, total_rows], then l likewise, with
+total_rows = batch * num_heads * seqlen_q.
+"""
+
+import triton
+import triton.language as tl
+
+from blocktune.kernels.portable.forward.softmax import online_step
+
+DECODE_SIZES = (
+    "num_heads",
+    "num_heads_kv",
+    "group_size",
+    "row_tiles",
+    "total_rows",
+    "seqlen_q",
+    "seqlen_k",
+    "left",
+    "right",
+    "stride_table",
+    "stride_slopes",
+    "stride_tree_b",
+    "stride_tree_m",
+)
+"""Integers that are not compiled in."""
+
+
+@triton.jit
+def key_range(
+    length, seqlen_q, diagonal, left, right, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+):  # fmt: skip
+    """(first tile, stop tile, stop key) of this program's split: an equal share of the key tiles that a query sees."""
+    start_key = tl.maximum(0, diagonal - left) if LEFT else 0
+    stop_key = tl.minimum(length, seqlen_q + diagonal + right) if RIGHT else length
+    first = start_key // BLOCK_N
+    tiles = tl.maximum(0, tl.cdiv(stop_key, BLOCK_N) - first)
+    split = tl.program_id(1)
+    return first + tiles * split // SPLITS, first + tiles * (split + 1) // SPLITS, stop_key
+
+
+@triton.jit
+def load_pages(table, tile, stop_key, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """The page of every key of a tile: a scalar where the tile lies in one page, else [BLOCK_N]. 0 behind the keys,
+    where the table may hold anything."""
+    if PAGE_SIZE >= BLOCK_N:
+        first = tile * BLOCK_N
+        return tl.load(table + first // PAGE_SIZE, mask=first < stop_key, other=0).to(tl.int64)
+    else:
+        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        return tl.load(table + columns // PAGE_SIZE, mask=columns < stop_key, other=0).to(tl.int64)
+
+
+@triton.jit
+def load_keys(base, offsets, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """[BLOCK_N, WIDTH] of K or V: the rows at these offsets [BLOCK_N], zeros where not inside. What lies behind the
+    last key is never read: it may be NaN, which no probability of zero would undo."""
+    columns = tl.arange(0, WIDTH)
+    pointers = base + offsets[:, None] + columns[None, :]
+    if DIM == WIDTH:
+        return tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        return tl.load(pointers, mask=inside[:, None] & (columns[None, :] < DIM), other=0.0)
+
+
+@triton.jit
+def tree_bits(low, high, drafts):
+    """[BLOCK_M, BLOCK_N], whether each row's tree holds these draft keys: drafts [BLOCK_N] counts from the first draft,
+    low and high [BLOCK_M] are the words of drafts 0..31 and 32..63."""
+    words = tl.where(drafts[None, :] < 32, low[:, None], high[:, None])
+    return ((words >> (drafts & 31)[None, :]) & 1) != 0
+
+
+@triton.jit
+def cap_scores(scores, cap_log2):
+    """cap * tanh(score / cap), all in base 2. exp2 of the doubled argument saturates on both sides as tanh does."""
+    doubled_log2: tl.constexpr = 2.8853900817779268
+    return cap_log2 * (1.0 - 2.0 / (1.0 + tl.exp2(scores / cap_log2 * doubled_log2)))
+
+
+@triton.jit
+def decode_split(
+    q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
+    length, seqlen_q, diagonal, left, right, scale_log2, cap_log2,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the keys for q [BLOCK_M, WIDTH], whose rows are the queries `rows` [BLOCK_M]: the triple
+    acc [BLOCK_M, WIDTH_V], l_i and m_i [BLOCK_M]."""
+    acc = tl.zeros([q.shape[0], WIDTH_V], tl.float32)
+    l_i = tl.zeros([q.shape[0]], tl.float32)
+    m_i = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    first, stop, stop_key = key_range(length, seqlen_q, diagonal, left, right, BLOCK_N, SPLITS, LEFT, RIGHT)
+    if PAGE_SIZE > 0:
+        pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
+    for tile in tl.range(first, stop, num_stages=STAGES):
+        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = columns < stop_key
+        if PAGE_SIZE > 0:
+            places = (columns % PAGE_SIZE).to(tl.int64)
+            k_offsets = pages * stride_kb + places * stride_kn
+            v_offsets = pages * stride_vb + places * stride_vn
+            # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
+            pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
+        else:
+            k_offsets = columns.to(tl.int64) * stride_kn
+            v_offsets = columns.to(tl.int64) * stride_vn
+        # [BLOCK_N, WIDTH]
+        k = load_keys(k_base, k_offsets, inside, HEAD_DIM, WIDTH)
+        # [BLOCK_M, BLOCK_N]
+        scores = tl.dot(q, k.T, input_precision=PRECISION) * scale_log2
+        if SOFTCAP:
+            scores = cap_scores(scores, cap_log2)
+        distance = rows[:, None] + diagonal - columns[None, :]
+        if ALIBI:
+            scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)
+        visible = inside[None, :]
+        if LEFT:
+            visible = visible & (distance <= left)
+        if RIGHT:
+            visible = visible & (distance >= -right)
+        if TREE:
+            drafts = columns - (length - seqlen_q)
+            visible = visible & ((drafts < 0)[None, :] | tree_bits(low, high, drafts))
+        p, m_i, l_i, factor = online_step(tl.where(visible, scores, float("-inf")), m_i, l_i, 1.0, True)
+        # [BLOCK_N, WIDTH_V]
+        v = load_keys(v_base, v_offsets, inside, HEAD_DIM_V, WIDTH_V)
+        # [BLOCK_M, WIDTH_V]
+        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+    return acc, l_i, m_i
+
+
+@triton.jit
+def store_partial(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: tl.constexpr, SPLITS: tl.constexpr):
+    """The triple of this program's split into the workspace, at the rows `places` [BLOCK_M] of [0, total_rows)."""
+    columns = tl.arange(0, acc.shape[1])
+    places = tl.program_id(1) * total_rows.to(tl.int64) + places
+    sums = work + SPLITS * total_rows.to(tl.int64) * HEAD_DIM_V
+    mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
+    tl.store(work + places[:, None] * HEAD_DIM_V + columns[None, :], acc, mask=mask)
+    tl.store(sums + places, m_i, mask=inside)
+    tl.store(sums + SPLITS * total_rows.to(tl.int64) + places, l_i, mask=inside)
+
+
+@triton.jit
+def store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V: tl.constexpr, WITH_LSE: tl.constexpr):
+    """The finished rows: divided by their sums, zeros and -inf where a row saw no key."""
+    ln_2: tl.constexpr = 0.6931471805599453
+    columns = tl.arange(0, acc.shape[1])
+    sums = tl.where(l_i == 0.0, 1.0, l_i)
+    if WITH_LSE:
+        tl.store(lse_pointers, tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(sums)) * ln_2), mask=inside)
+    mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
+    result = (acc / sums[:, None]).to(out_pointers.dtype.element_ty)
+    tl.store(out_pointers[:, None] + columns[None, :], result, mask=mask)
+
+
+@triton.jit(do_not_specialize=DECODE_SIZES)
+def flash_decode_kernel(
+    Q, K, V, Out, Lse, Work, Lengths, Table, Tree, Slopes, scale_log2, cap_log2,
+    stride_table, stride_slopes, stride_tree_b, stride_tree_m,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, num_heads_kv, group_size, row_tiles, total_rows, seqlen_q, seqlen_k, left, right,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
+
+    Q [batch, num_heads, seqlen_q, HEAD_DIM]; K and V [batch, num_heads_kv, seqlen_k, HEAD_DIM(_V)], or [pages,
+    num_heads_kv, PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q]
+    or None. Work: the workspace, None with one split, which writes Out itself. Lengths int32 [batch] or None: all have
+    seqlen_k keys. Tree int32 [batch, seqlen_q, WORDS], with WORDS 0 none. Slopes float32 [.., num_heads] or None.
+    cap_log2: the soft cap times log2(e). Key j is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right
+    (RIGHT), where d is 0 (FROM_START) or length - seqlen_q. OVERLAP: once all programs run, those of the merge may be
+    placed beside them.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    batch_head = tl.program_id(0) // row_tiles
+    batch = (batch_head // num_heads_kv).to(tl.int64)
+    head_kv = (batch_head % num_heads_kv).to(tl.int64)
+    packed = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = packed < group_size * seqlen_q
+    heads = head_kv * group_size + packed // seqlen_q
+    rows = packed % seqlen_q
+    length = seqlen_k
+    if Lengths is not None:
+        length = tl.minimum(tl.load(Lengths + batch), seqlen_k)
+    q_offsets = batch * stride_qb + heads * stride_qh + rows * stride_qm
+    q = load_keys(Q, q_offsets, inside, HEAD_DIM, WIDTH)  # [BLOCK_M, WIDTH]
+    slopes, low, high = 0, 0, 0
+    if Slopes is not None:
+        slopes = tl.load(Slopes + batch * stride_slopes + heads, mask=inside, other=0.0) * 1.4426950408889634
+    if WORDS > 0:
+        words = Tree + batch * stride_tree_b + rows * stride_tree_m
+        low = tl.load(words, mask=inside, other=0)
+        high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
+    k_base, v_base, table = K + head_kv * stride_kh, V + head_kv * stride_vh, Table
+    if PAGE_SIZE == 0:
+        k_base += batch * stride_kb
+        v_base += batch * stride_vb
+    else:
+        table += batch * stride_table
+    acc, l_i, m_i = decode_split(
+        q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
+        length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, scale_log2, cap_log2,
+        HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
+        PRECISION, BLOCK_N, SPLITS, STAGES,
+    )  # fmt: skip
+    places = (batch * num_heads + heads) * seqlen_q + rows
+    if SPLITS > 1:
+        store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+    else:
+        out_pointers = Out + batch * stride_ob + heads * stride_oh + rows * stride_om
+        lse_pointers = None if Lse is None else Lse + places
+        store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
+
+
+@triton.jit(do_not_specialize=("num_heads", "seqlen_q", "total_rows"))
+def merge_splits_kernel(
+    Out, Lse, Work, stride_ob, stride_oh, stride_om, num_heads, seqlen_q, total_rows,
+    SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Program (row, part): BLOCK_D columns of one row of Out, from the triples of all splits in Work; the first part
+    writes the row's log-sum-exp, unless Lse is None. OVERLAP: launched early, it waits for the splits."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    places = tl.arange(0, SPLITS) * total_rows.to(tl.int64) + row
+    sums = Work + SPLITS * total_rows.to(tl.int64) * HEAD_DIM_V
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    m = tl.load(sums + places)
+    l = tl.load(sums + SPLITS * total_rows.to(tl.int64) + places)
+    # [SPLITS, BLOCK_D]
+    o = tl.load(Work + places[:, None] * HEAD_DIM_V + columns[None, :], mask=columns[None, :] < HEAD_DIM_V, other=0.0)
+    best = tl.max(m, 0)
+    weights = tl.exp2(m - tl.where(best == float("-inf"), 0.0, best))  # [SPLITS]
+    total = tl.sum(weights * l, 0)
+    batch, head, query = row // seqlen_q // num_heads, row // seqlen_q % num_heads, row % seqlen_q
+    result = tl.sum(weights[:, None] * o, 0) / tl.where(total == 0.0, 1.0, total)
+    pointers = Out + batch * stride_ob + head * stride_oh + query * stride_om + columns
+    tl.store(pointers, result.to(Out.dtype.element_ty), mask=columns < HEAD_DIM_V)
+    if Lse is not None:
+        if tl.program_id(1) == 0:
+            log2_total = tl.log2(tl.where(total == 0.0, 1.0, total))  # best is -inf where the total is 0
+            tl.store(Lse + row, (best + log2_total) * 0.6931471805599453)

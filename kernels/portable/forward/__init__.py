@@ -1,0 +1,1 @@
+"""Portable forward kernels, dense and block-sparse."""

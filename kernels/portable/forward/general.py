@@ -1,0 +1,216 @@
+"""FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths.
+
+The loops of kernels/portable/forward/pointers.py, where a score may be more than a product (kernels/portable/forward/scores.py). Each feature is a
+constant of the compilation, and one that is absent leaves no instruction. Plain shapes have kernels of their own,
+and Hopper's forward (kernels/hopper/forward/kernel.py) competes for windows, soft caps and packed lengths.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import triton
+import triton.language as tl
+
+from blocktune.kernels.base.feature_arguments import (
+    DENSE_FEATURES,
+    RUN_TIME_INTEGERS,
+    broadcast_strides,
+    check_extras,
+    example_arguments,
+    feature_constants,
+    feature_tile_bytes,
+    lse_strides,
+    mask_bytes,
+    run_time_numbers,
+    run_time_sizes,
+)
+from blocktune.kernels.base.flash_kernel import IN_ORDER, contiguous_strides, heads_per_group
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.forward.general_tiles import attend_general
+from blocktune.kernels.portable.forward.pointers import FlashForward
+from blocktune.kernels.portable.forward.tiles import load_matrix, locate_tile, store_rows
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape
+
+NARROW_COLUMNS = 64
+"""Of heads whose accumulators leave registers for the scores of a whole warpgroup's tile."""
+
+_DENSE = FlashForward()
+"""Its tiles are the same, and so is what they take."""
+
+
+@triton.jit(do_not_specialize=RUN_TIME_INTEGERS)
+def flash_fwd_general_kernel(
+    Q, K, V, Out, Lse, Mask, Slopes, CuQ, CuK, scale, softcap, kept_share, seed_lo, seed_hi, offset, threshold,
+    stride_mb, stride_mh, stride_mm, stride_mn, stride_sb, stride_sh, stride_lb, stride_lh,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
+    (batch, head, query, key); Slopes float32, strides (batch, head); kept_share: 1 - dropout_p. With CuQ and CuK int32
+    [batch + 1] the sequences are packed: seqlen_q is the longest, and a program beyond its sequence has nothing to do.
+    Lse has strides (batch, head) and one value for each query of a head.
+    """
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    head_kv = head // group_size
+    row_start = tile_m * BLOCK_M
+    entry = batch if CuQ is None else 0  # packed sequences are one entry of the tensors
+    q_base = Q + entry * stride_qb + head * stride_qh
+    k_base = K + entry * stride_kb + head_kv * stride_kh
+    v_base = V + entry * stride_vb + head_kv * stride_vh
+    out_base = Out + entry * stride_ob + head * stride_oh
+    lse_base = None if Lse is None else Lse + entry * stride_lb + head * stride_lh
+    if CuQ is not None:
+        begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
+        seqlen_q = tl.load(CuQ + batch + 1) - begin_q
+        seqlen_k = tl.load(CuK + batch + 1) - begin_k
+        if row_start >= seqlen_q:
+            return
+        if not UPPER_LEFT:
+            diagonal = seqlen_k - seqlen_q
+        q_base += begin_q.to(tl.int64) * stride_qm
+        k_base += begin_k.to(tl.int64) * stride_kn
+        v_base += begin_k.to(tl.int64) * stride_vn
+        out_base += begin_q.to(tl.int64) * stride_om
+        if Lse is not None:
+            lse_base += begin_q
+    slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if ALIBI else 0.0
+    mask_base = Mask + batch * stride_mb + head * stride_mh if MASK != 0 else None
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
+    acc, l_i, m_i = attend_general(
+        q, k_base, v_base, row_start, stride_kn, stride_vn, mask_base, stride_mm, stride_mn, slope, scale, softcap,
+        batch_head, seed_lo, seed_hi, offset, threshold, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, DROPOUT, RAGGED,
+        STAGES, PRECISION,
+    )  # fmt: skip
+    if DROPOUT:
+        acc = acc / kept_share
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralForwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, scale, extras), for scale > 0.
+
+    The extras are as `Extras` says, with lengths that ascend and do not leave the tensors: they are on the device, so
+    that no launch looks at them. Packed tokens outside all sequences are not written.
+    """
+
+    features: Features
+    grid: tuple[int, int, int]
+    fixed: tuple[Any, ...]
+    options: Mapping[str, int]
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+        """Raises:
+        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        """
+        check_extras(self.features, extras)
+        mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
+        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
+        tensors = (q, k, v, out, lse, mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k)
+        numbers = run_time_numbers(extras, scale)
+        strides += (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        flash_fwd_general_kernel[self.grid](*tensors, *numbers, *strides, *self.fixed, **self.options)
+
+
+class FlashForwardGeneral(AttentionKernel):
+    """The forward for shapes with features."""
+
+    name = "flash_fwd_general"
+    features = DENSE_FEATURES
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (64, 128),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3),
+    }
+    preferences: ClassVar[tuple[tuple[int, int, int, int], ...]] = (
+        (128, 64, 8, 3),
+        (128, 64, 8, 2),
+        (64, 64, 4, 2),
+        (64, 32, 4, 2),
+        (64, 32, 4, 1),
+    )
+    crowded: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((128, 32, 8, 3), *preferences[-2:])
+    """With dropout where products are of `mma`, whose operands leave no registers for the words of 64 keys."""
+    narrow: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 64, 4, 3), *preferences)
+    boolean: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 32, 4, 3), *preferences)
+    """Heads up to 64 columns, and boolean masks, on an H200: 6 to 20 % less time than the first preference takes."""
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if not shape.features:
+            return f"{self.name} is for shapes with features, and plain ones have faster kernels"
+        return super().shape_problem(shape, limits)
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """What the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of it."""
+        return _DENSE.shared_bytes(_in_order(config), shape, limits)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return _DENSE.softmax_cost(_in_order(config))
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names, blocks = tuple(self.parameters), self._preferred(shape, limits)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in blocks]
+        room = limits.shared_per_block_optin_bytes
+        feasible = (
+            config
+            for config in candidates
+            if not self.violations(config, shape, limits)
+            and self.shared_bytes(config, shape, limits) + feature_tile_bytes(config, shape) <= room
+        )
+        return next(feasible, candidates[-1])
+
+    def _preferred(self, shape: AttentionShape, limits: ComputeLimits) -> tuple[tuple[int, int, int, int], ...]:
+        """Blocks, warps and stages of defaults, the best first."""
+        if limits.mma == "mma" and shape.features.dropout:
+            return self.crowded
+        if limits.mma == "wgmma" and max(shape.head_dim, shape.head_dim_v) <= NARROW_COLUMNS:
+            return self.narrow
+        if limits.mma == "wgmma" and shape.features.mask is MaskKind.BOOLEAN:
+            return self.boolean
+        return self.preferences
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype)) | {"Lse": None}
+        arguments |= example_arguments(shape)
+        for letter in "qkvo":
+            arguments |= contiguous_strides(shape, letter)
+        arguments |= self.sizes(shape) | self.constants(config, shape)
+        return specialize(flash_fwd_general_kernel, arguments, _DENSE.options(config))
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> GeneralForwardLaunch:
+        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        return GeneralForwardLaunch(shape.features, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
+
+    def sizes(self, shape: AttentionShape) -> dict[str, int]:
+        return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        values = _DENSE.constants(_in_order(config), shape) | feature_constants(shape)
+        values["RAGGED"] = values["RAGGED"] or shape.features.varlen
+        return {name: values[name] for name in flash_fwd_general_kernel.arg_names if name in values}
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_general_kernel)
+
+
+def _in_order(config: KernelConfig) -> KernelConfig:
+    return replace(config, extra=(("schedule", IN_ORDER),))

@@ -1,0 +1,189 @@
+"""Scores of one tile with every feature, and which tiles see each other: device functions of the general kernels.
+
+Positions broadcast: `rows` are queries and `columns` keys, int32, as [M, 1] and [1, N] for a tile [M, N] of a kernel
+whose programs own queries, or as [1, M] and [N, 1] for the transposed tile [N, M] of one whose programs own keys. All
+that is done to a score is elementwise, so that the same functions serve both.
+
+The diagonal is the key that query 0 stands at (`AttentionShape.diagonal`, or that of the sequence at hand). A window
+(left, right) lets query i see keys i + diagonal - left .. i + diagonal + right; -1 is no bound; CAUSAL is a right side
+of 0, whatever `window_right` says.
+"""
+
+import triton
+import triton.language as tl
+
+# No module-level tl.constexpr: see kernels/portable/forward/tiles.py.
+
+
+@triton.jit
+def visible_tile(
+    rows, columns, seqlen_k, diagonal, window_left, window_right,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHECK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Whether causal mask, window and (CHECK_KEYS) the end of the keys let the queries see the keys."""
+    seen = tl.full([1, 1], True, tl.int1)
+    if CHECK_KEYS:
+        seen = seen & (columns < seqlen_k)
+    if CAUSAL:
+        seen = seen & (columns <= rows + diagonal)
+    if WINDOW:
+        seen = seen & ((window_left < 0) | (columns >= rows + diagonal - window_left))
+        if not CAUSAL:
+            seen = seen & ((window_right < 0) | (columns <= rows + diagonal + window_right))
+    return seen
+
+
+@triton.jit
+def score_tile(
+    qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
+    window_left, window_right,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
+    CHECK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """The final scores of a tile of raw products `qk`, and d(score before any bias) / d(scale * qk).
+
+    The order is scale, softcap * tanh(score / softcap), minus slope * |distance to the diagonal|, plus the additive
+    mask, then -inf where the pair takes no part. The scores are in natural units. MASK: 0 none, 1 boolean (as uint8, 0
+    where the pair takes no part), 2 additive, any float type. mask_base: element (0, 0) of this batch and head, with
+    strides of (query, key) in elements, 0 where broadcast. CHECK_KEYS: the tile may reach beyond the last key; with a
+    mask tensor every tile may reach beyond the last query too, and is not read there. The derivative is [1, 1] without
+    SOFTCAP. What a flag leaves out is not read: pass anything.
+    """
+    scores = qk * scale
+    derivative = tl.full([1, 1], 1.0, tl.float32)
+    if SOFTCAP:
+        log2_e: tl.constexpr = 1.4426950408889634
+        # tanh x = 1 - 2 / (1 + exp(2 x)); an exponential that overflows gives 1, one that vanishes -1
+        bent = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * log2_e / softcap)))
+        scores = bent * softcap
+        derivative = 1.0 - bent * bent
+    if ALIBI:
+        scores -= slope * tl.abs(rows + diagonal - columns).to(tl.float32)
+    if MASK != 0:
+        pointers = mask_base + rows.to(tl.int64) * stride_mm + columns.to(tl.int64) * stride_mn
+        inside = rows < seqlen_q  # the same for neighbouring keys, which are then loaded together
+        if CHECK_KEYS:
+            inside = inside & (columns < seqlen_k)
+        if MASK == 1:
+            scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
+        else:
+            scores += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    if CAUSAL or WINDOW or CHECK_KEYS:  # last: what a mask holds where nobody looks, NaN included, changes nothing
+        seen = visible_tile(rows, columns, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW, CHECK_KEYS)
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores, derivative
+
+
+@triton.jit
+def keep_tile(
+    rows, first_key, batch_head, seed_lo, seed_hi, offset, threshold, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: word key % 4 of Philox4x32-10 (Salmon
+    et al., SC 2011) of the counter (key // 4, query, batch * num_heads + head, offset) under the key (seed_lo, seed_hi)
+    is at least `threshold`. Ten rounds serve four neighbouring keys.
+
+    rows: the queries, broadcast as everywhere here. first_key: a multiple of 4. The four last scalars are int32 with
+    the bits of a uint32, as `kernels/dropout.py` makes them.
+    """
+    fours = first_key // 4 + tl.arange(0, KEYS // 4)
+    fours = fours[:, None] if TRANSPOSED else fours[None, :]
+    w0, w1, w2, w3 = tl.philox_impl(
+        fours.to(tl.uint32, bitcast=True),
+        rows.to(tl.uint32, bitcast=True),
+        batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
+        offset.to(tl.uint32, bitcast=True),
+        seed_lo.to(tl.uint32, bitcast=True),
+        seed_hi.to(tl.uint32, bitcast=True),
+    )
+    least = threshold.to(tl.uint32, bitcast=True)
+    # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3
+    keep = tl.join(tl.join(w0 >= least, w2 >= least), tl.join(w1 >= least, w3 >= least))
+    if TRANSPOSED:
+        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 1)), [KEYS, keep.shape[1]])
+    else:
+        keep = tl.reshape(keep, [keep.shape[0], KEYS])
+    return keep
+
+
+@triton.jit
+def tile_range(
+    row_start, BLOCK_M: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(first, stop): the key tiles of which some query row_start..row_start+BLOCK_M-1 may see a key; stop >= first."""
+    low, high = 0, seqlen_k
+    if CAUSAL or WINDOW:
+        last_row = tl.minimum(row_start + BLOCK_M, seqlen_q) - 1
+        if CAUSAL:
+            high = tl.minimum(high, last_row + diagonal + 1)
+        elif WINDOW:
+            high = tl.where(window_right < 0, high, tl.minimum(high, last_row + diagonal + window_right + 1))
+        if WINDOW:
+            low = tl.where(window_left < 0, low, tl.maximum(low, row_start + diagonal - window_left))
+    first = low // BLOCK_N
+    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), BLOCK_N))
+
+
+@triton.jit
+def full_tile_range(
+    row_start, BLOCK_M: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(full, stop): the key tiles of which every query of the block sees every key, inside those of `tile_range`."""
+    first, end = tile_range(
+        row_start, BLOCK_M, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N, CAUSAL, WINDOW
+    )
+    low, high = first * BLOCK_N, seqlen_k
+    if CAUSAL:
+        high = tl.minimum(high, row_start + diagonal + 1)
+    elif WINDOW:
+        high = tl.where(window_right < 0, high, tl.minimum(high, row_start + diagonal + window_right + 1))
+    if WINDOW:
+        last_row = tl.minimum(row_start + BLOCK_M, seqlen_q) - 1
+        low = tl.where(window_left < 0, low, tl.maximum(low, last_row + diagonal - window_left))
+    full = tl.minimum(tl.cdiv(low, BLOCK_N), end)
+    return full, tl.maximum(full, tl.maximum(high, 0) // BLOCK_N)
+
+
+@triton.jit
+def row_range(
+    column_start, BLOCK_N: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(first, stop): the query tiles of which some query may see a key column_start..column_start+BLOCK_N-1."""
+    low, high = 0, seqlen_q
+    if CAUSAL or WINDOW:
+        last_column = tl.minimum(column_start + BLOCK_N, seqlen_k) - 1
+        if CAUSAL:
+            low = tl.maximum(low, column_start - diagonal)
+        elif WINDOW:
+            low = tl.where(window_right < 0, low, tl.maximum(low, column_start - diagonal - window_right))
+        if WINDOW:
+            high = tl.where(window_left < 0, high, tl.minimum(high, last_column - diagonal + window_left + 1))
+    first = low // BLOCK_M
+    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), BLOCK_M))
+
+
+@triton.jit
+def full_row_range(
+    column_start, BLOCK_N: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(full, stop): the query tiles of which every query sees every key of the block, inside those of `row_range`.
+
+    A tile that reaches beyond the last query is not among them, nor is any when the block reaches beyond the last key.
+    """
+    first, end = row_range(
+        column_start, BLOCK_N, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M, CAUSAL, WINDOW
+    )
+    low, high = first * BLOCK_M, seqlen_q
+    last_column = column_start + BLOCK_N - 1
+    if CAUSAL:
+        low = tl.maximum(low, last_column - diagonal)
+    elif WINDOW:
+        low = tl.where(window_right < 0, low, tl.maximum(low, last_column - diagonal - window_right))
+    if WINDOW:
+        high = tl.where(window_left < 0, high, tl.minimum(high, column_start - diagonal + window_left + 1))
+    high = tl.where(last_column < seqlen_k, tl.maximum(high, 0), 0)
+    full = tl.minimum(tl.cdiv(low, BLOCK_M), end)
+    return full, tl.maximum(full, high // BLOCK_M)

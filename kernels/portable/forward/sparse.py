@@ -1,0 +1,190 @@
+"""Block-sparse FlashAttention forward: a program reads only the key blocks that the mask names for its query rows.
+
+Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (arXiv 2205.14135), algorithm
+5, with FlashAttention-2's loops (queries outside) and a list of active blocks instead of a test of every block, so that
+a block that takes no part costs nothing at all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import triton
+import triton.language as tl
+
+from blocktune.kernels.base.flash_kernel import (
+    AHEAD,
+    AHEAD_FIXED,
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    contiguous_strides,
+)
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.forward.pointers import FlashForward
+from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before
+from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile, store_rows
+from blocktune.kernels.values.block_mask import BlockMask, tile_shift
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import AttentionShape
+
+_DENSE = FlashForward()
+"""Its tiles are the same, and so is what they take."""
+
+
+@triton.jit(do_not_specialize=(*RUN_TIME_SIZES, *LIST_SIZES))
+def flash_fwd_sparse_kernel(
+    Q, K, V, Out, Lse, Indices, Before, scale_log2,
+    stride_lb, stride_lh, stride_lr, num_blocks, row_shift, tile_shift,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The tensors of `flash_fwd_kernel`, and Indices and Before [batch or 1, heads or 1, rows, num_blocks + 1], the
+    lists of `BlockMask.rows`. This program computes BLOCK_M rows of one (batch, head), all in one row of blocks.
+    """
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    head_kv = head // group_size
+    row_start = tile_m * BLOCK_M
+    listed = batch * stride_lb + head * stride_lh + (tile_m >> row_shift).to(tl.int64) * stride_lr
+    full_tile, stop_tile = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
+    full = steps_before(Before + listed, full_tile, num_blocks, tile_shift)
+    stop = steps_before(Before + listed, stop_tile, num_blocks, tile_shift)
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(
+        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
+    )
+    acc, l_i, m_i = attend_listed(
+        q, K + batch * stride_kb + head_kv * stride_kh, V + batch * stride_vb + head_kv * stride_vh,
+        Indices + listed, tile_shift, full, stop, row_start, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
+        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION,
+    )  # fmt: skip
+    lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
+    store_rows(
+        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SparseForwardLaunch:
+    """What `bind` returns: launch(q, k, v, out, lse, scale, extras) with a `BlockMask` among the extras."""
+
+    shape: AttentionShape
+    config: KernelConfig
+    grid: tuple[int, int, int]
+    fixed: tuple[Any, ...]
+    options: Mapping[str, int]
+
+    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+        """Raises:
+        UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
+        """
+        mask = fitting_mask(extras, self.shape, q)
+        lists = mask.rows
+        row_shift = tile_shift("block_m", mask.block_q, self.config.block_m)
+        key_shift = tile_shift("block_n", mask.block_k, self.config.block_n)
+        listing = (*mask.strides(lists), mask.mask.shape[3], row_shift, key_shift)
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        pointers = (q, k, v, out, lse, lists.indices, lists.before)
+        flash_fwd_sparse_kernel[self.grid](*pointers, scale * LOG2_E, *listing, *strides, *self.fixed, **self.options)
+
+
+class FlashForwardSparse(AttentionKernel):
+    """The forward under a block mask. Its tiles must divide the mask's blocks, which a launch checks."""
+
+    name = "flash_fwd_sparse"
+    features = frozenset({str(MaskKind.BLOCK_SPARSE)})
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "block_m": (16, 32, 64, 128),
+        "block_n": (16, 32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (1, 2, 3, 4),
+        "schedule": (IN_ORDER, AHEAD, AHEAD_FIXED),
+    }
+    # Blocks of 64 serve every mask whose blocks are 64 or more.
+    preferences: ClassVar[tuple[tuple[int, int, int, int, int], ...]] = (
+        (64, 64, 4, 3, AHEAD_FIXED),
+        (64, 64, 4, 2, AHEAD_FIXED),
+        (64, 64, 4, 2, IN_ORDER),
+        (64, 32, 4, 2, IN_ORDER),
+        (64, 32, 4, 1, IN_ORDER),
+        (32, 16, 4, 1, IN_ORDER),
+    )
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        return mask_problem(self, shape) or super().shape_problem(shape, limits)
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
+        problems = super().rule_violations(config, shape, limits)
+        if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
+            return (f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.",)
+        return problems
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.shared_bytes(config, shape, limits)
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        return _DENSE.softmax_cost(config)
+
+    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        names = tuple(self.parameters)
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        if limits.mma != "wgmma":  # as in the dense kernel, running ahead is for wgmma
+            candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
+        feasible = (config for config in candidates if not self.violations(config, shape, limits))
+        return next(feasible, candidates[-1])
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        tensor, numbers = TensorArgument(shape.dtype), TensorArgument("int32")
+        arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), tensor) | {"Lse": None, "scale_log2": 1.0}
+        arguments |= {"Indices": numbers, "Before": numbers} | dict.fromkeys(LIST_SIZES, 1)
+        for letter in "qkvo":
+            arguments |= contiguous_strides(shape, letter)
+        arguments |= _DENSE.sizes(shape) | _DENSE.constants(config, shape)
+        return specialize(flash_fwd_sparse_kernel, arguments, _DENSE.options(config))
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseForwardLaunch:
+        fixed = (*_DENSE.sizes(shape).values(), *_DENSE.constants(config, shape).values())
+        return SparseForwardLaunch(shape, config, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_fwd_sparse_kernel)
+
+
+def mask_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
+    """Why a shape is none for a block-sparse kernel, or None."""
+    if shape.features.mask is MaskKind.BLOCK_SPARSE:
+        return None
+    return f"{kernel.name} needs a block mask, but the shape has the mask `{shape.features.mask}`"
+
+
+def fitting_mask(extras: Extras, shape: AttentionShape, query: Any) -> BlockMask:
+    """The block mask of a call.
+
+    Raises:
+        UsageError: it is missing, on another device than the query, or belongs to another shape.
+    """
+    mask = extras.block_mask
+    if not isinstance(mask, BlockMask):
+        raise UsageError(f"`block_mask` must be a BlockMask, but got {type(mask).__name__}. Make one: from_dense.")
+    if mask.mask.device != query.device:
+        raise UsageError(
+            f"`block_mask` must be on the query's device, but got {mask.mask.device} and {query.device}. "
+            "Make the BlockMask there."
+        )
+    mask.check_fits(shape)
+    return mask

@@ -1,0 +1,148 @@
+"""FlashAttention-2 forward with K and V loaded through tensor descriptors (TMA), for compute capability 9.0 and newer.
+
+The same computation as kernels/portable/forward/pointers.py; the copy engine computes the addresses and fills with zeros outside.
+"""
+
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from blocktune.kernels.base.flash_kernel import (
+    AHEAD_FIXED,
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    FlashKernel,
+    contiguous_strides,
+    padded_width,
+)
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.portable.forward.tiles import attend, load_matrix, locate_tile, store_rows
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+BARRIER_BYTES = 8
+TMA_ALIGNMENT_BYTES = 16
+"""A descriptor's base address and outer strides are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+
+@triton.jit(do_not_specialize=RUN_TIME_SIZES)
+def flash_fwd_tma_kernel(
+    Q, k_desc, v_desc, Out, Lse, scale_log2,
+    stride_qb, stride_qh, stride_qm, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As `flash_fwd_kernel`, with descriptors of K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)] whose
+    blocks are [1, 1, BLOCK_N, WIDTH(_V)]. This program computes BLOCK_M rows of one (batch, head).
+    """
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = batch_head // num_heads
+    head = batch_head % num_heads
+    row_start = tile_m * BLOCK_M
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(
+        Q + batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh,
+        row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True,
+    )  # fmt: skip
+    acc, l_i, m_i = attend(
+        q, k_desc, v_desc, row_start, batch, head // group_size, 0, 0, seqlen_k, causal_offset, scale_log2,
+        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION, True,
+    )  # fmt: skip
+    lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
+    out_base = Out + batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+
+
+class FlashForwardTma(FlashKernel):
+    """The forward kernel for GPUs with a tensor copy engine."""
+
+    name = "flash_fwd_tma"
+    preferences = (
+        (64, 64, 4, 3, AHEAD_FIXED),
+        (64, 64, 4, 2, AHEAD_FIXED),
+        (64, 32, 4, 2, AHEAD_FIXED),
+        (64, 64, 4, 2, IN_ORDER),
+        (64, 32, 4, 2, IN_ORDER),
+        (64, 32, 4, 1, IN_ORDER),
+    )
+
+    @property
+    def function(self) -> Any:
+        return flash_fwd_tma_kernel
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if limits.cc < (9, 0):
+            return f"{self.name} needs a tensor copy engine (compute capability 9.0 or newer), but got {limits.name}"
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if dim * shape.element_bytes % TMA_ALIGNMENT_BYTES:
+                return (
+                    f"`{name} * element size` must be a multiple of {TMA_ALIGNMENT_BYTES} B for {self.name}, "
+                    f"but got {name}={dim}, {shape.dtype}"
+                )
+        return super().shape_problem(shape, limits)
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        for name, tensor in (("key", k), ("value", v)):
+            steps = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1])]
+            if any(step % TMA_ALIGNMENT_BYTES for step in steps):
+                return f"the address and strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
+        return super().layout_problem(q, k, v)
+
+    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+        """8 bytes a load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share one."""
+        one_array = BARRIER_BYTES * depth
+        shared = limits.mma == "wgmma" and config.parameters["schedule"] != IN_ORDER
+        return one_array if config.num_stages == 1 or shared else one_array + -(-one_array // 16) * 16
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        tensor = TensorArgument(shape.dtype)
+        arguments: dict[str, Any] = {
+            "Q": tensor,
+            "k_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim))),
+            "v_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim_v))),
+            "Out": tensor,
+            "Lse": None,
+            "scale_log2": 1.0,
+        }
+        arguments |= contiguous_strides(shape, "q") | contiguous_strides(shape, "o")
+        arguments |= self.sizes(shape) | self.constants(config, shape)
+        return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        key_block = [1, 1, config.block_n, padded_width(shape.head_dim)]
+        value_block = [1, 1, config.block_n, padded_width(shape.head_dim_v)]
+        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        return TritonLaunch(
+            flash_fwd_tma_kernel,
+            self.grid(config, shape),
+            _leading,
+            partial(_trailing, fixed),
+            self.options(config),
+            ((1, partial(_describe, key_block)), (2, partial(_describe, value_block))),
+        )
+
+
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
+    return q, k, v, out, lse, scale * LOG2_E
+
+
+def _describe(block: list[int], tensor: Any) -> Any:
+    """The descriptor of K or V without its constructor's checks, which take longer than all the rest of it:
+    `layout_problem` is asked once for every kind of tensor, not at every launch."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    made = TensorDescriptor.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = tensor, tensor.shape, tensor.stride(), block
+    return made
+
+
+def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    return *q.stride()[:3], *out.stride()[:3], *fixed

@@ -1,0 +1,1 @@
+"""Which stored config a shape gets, why, and which shapes had none."""

@@ -1,0 +1,130 @@
+"""What a dispatcher answers when it is asked why."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
+from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+
+_REASONS = {
+    Rung.EXACT: "measured {how} for this shape",
+    Rung.OTHER_DRIVER: "measured {how} for this shape",
+    Rung.OTHER_COMPILER: "measured {how} for this shape",
+    Rung.OTHER_SOURCE: "measured {how} for this shape",
+    Rung.SAME_CAPABILITY: "measured {how} for this shape",
+    Rung.NEAREST: "measured {how} for {tuned_for}",
+    Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
+    Rung.DEFAULT: "the kernel's default, not tuned: `tune run {flags}` looks for a better one",
+}
+
+_HOW = {
+    Reuse.EXACT: "on this device",
+    Reuse.OTHER_DRIVER: "on this device with another driver or power limit",
+    Reuse.OTHER_COMPILER: "on this device with another triton or ptxas",
+    Reuse.OTHER_SOURCE: "on this device with another version of the kernel's source",
+    Reuse.SAME_CAPABILITY: "elsewhere, on a device of this compute capability,",
+}
+
+
+def flags_of(shape: AttentionShape) -> str:
+    """The flags by which commands mean this very shape, for a shell. Sizes that are as the command has them by default
+    are left out, but for batch and heads."""
+    flags = [f"--seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"]
+    flags += [f"--kv-heads {shape.num_heads_kv}"] if shape.group_size > 1 else []
+    flags += [f"--seq-k {shape.seqlen_k}"] if shape.seqlen_k != shape.seqlen_q or shape.seqlen_q == 1 else []
+    flags += [f"--dim-v {shape.head_dim_v}"] if shape.head_dim_v != shape.head_dim else []
+    flags += [f"--dtype {SHORT_DTYPES[shape.dtype]}"] if shape.dtype != "bfloat16" else []
+    flags += [_CAUSAL_FLAGS[shape.causal]] if shape.causal is not Causal.NONE else []
+    flags += [f"--direction {shape.direction}"] if shape.direction is not Direction.FORWARD else []
+    flags += [f"--features {shlex.quote(shape.features.label)}"] if shape.features else []
+    return " ".join(flags)
+
+
+_CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lower-right"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Which rung of the ladder serves a call, and why no higher one does.
+
+    shape is None where the tensors are no attention problem of ours. tuned_for is the shape that the config was tuned
+    for, time_us the time measured there. passed_over holds the reasons of higher rungs, warnings what was wrong with
+    the sources. device is the `DeviceSpec.key` of the device that was asked about, None where none was.
+    """
+
+    rung: Rung
+    reason: str
+    shape: AttentionShape | None = None
+    config: KernelConfig | None = None
+    origin: Origin | None = None
+    tuned_for: AttentionShape | None = None
+    time_us: float | None = None
+    passed_over: tuple[Rejection, ...] = ()
+    warnings: tuple[str, ...] = ()
+    device: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        candidate: Candidate,
+        shape: AttentionShape,
+        passed_over: Iterable[Rejection] = (),
+        warnings: tuple[str, ...] = (),
+        device: str | None = None,
+    ) -> Self:
+        """Why this candidate serves this shape."""
+        reason = _REASONS[candidate.rung].format(
+            how=_HOW[candidate.reuse] if candidate.reuse else "",
+            tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
+            flags=flags_of(shape),
+        )
+        return cls(
+            rung=candidate.rung,
+            reason=reason,
+            shape=shape,
+            config=candidate.config,
+            origin=candidate.origin,
+            tuned_for=candidate.tuned_for,
+            time_us=candidate.time_us,
+            passed_over=tuple(passed_over),
+            warnings=warnings,
+            device=device,
+        )
+
+    @property
+    def is_measured_here(self) -> bool:
+        """Whether the config is a measurement of this shape on this device with this code; drivers may differ."""
+        return self.rung in (Rung.EXACT, Rung.OTHER_DRIVER)
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line."""
+        subject = self.shape.label if self.shape else "this call"
+        config = f"{self.config.label}, " if self.config else ""
+        return f"{subject}: {self.rung}: {config}{self.reason}"
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        lines += [f"  passed over {rejection}" for rejection in self.passed_over]
+        return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the field names of this class."""
+        return {
+            "rung": str(self.rung),
+            "reason": self.reason,
+            "shape": self.shape.to_json() if self.shape else None,
+            "config": self.config.to_json() if self.config else None,
+            "origin": str(self.origin) if self.origin else None,
+            "tuned_for": self.tuned_for.to_json() if self.tuned_for else None,
+            "time_us": self.time_us,
+            "passed_over": [
+                {"rung": str(rejection.rung), "reason": rejection.reason} for rejection in self.passed_over
+            ],
+            "warnings": list(self.warnings),
+            "device": self.device,
+        }

@@ -1,0 +1,195 @@
+"""Which config serves a shape: the rungs from a measurement of exactly this shape down to PyTorch's own attention.
+
+    exact             measured for this shape on this device, with this kernel source, triton, ptxas and driver
+    other_driver      the same with another driver or power limit
+    other_compiler    the same with another triton or ptxas
+    other_source      the same with another version of the kernel's source
+    same_capability   measured for this shape elsewhere, on a device of this compute capability
+    nearest           measured for the nearest other shape, by any of the above
+    predicted         ranked by the offline model for this device
+    default           the kernel's own default, which needs no tuning
+    sdpa              PyTorch's scaled_dot_product_attention
+
+Every config is checked against the limits of this device before it counts. A strict caller goes down no further than
+`exact`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import log2
+from typing import Any
+
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+MAX_DISTANCE = 6.0
+"""How far a neighbour may be. Lengths a factor 8 away on both sides are; beyond it a default is the better guess."""
+
+MAX_NEIGHBOURS = 4
+"""How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
+
+DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
+"""What a neighbour's other driver, compiler, source or device weighs beside its shape: a device a doubling."""
+
+
+class Rung(StrEnum):
+    """The steps of the ladder, best first."""
+
+    EXACT = "exact"
+    OTHER_DRIVER = "other_driver"
+    OTHER_COMPILER = "other_compiler"
+    OTHER_SOURCE = "other_source"
+    SAME_CAPABILITY = "same_capability"
+    NEAREST = "nearest"
+    PREDICTED = "predicted"
+    DEFAULT = "default"
+    SDPA = "sdpa"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A config that fits the device. tuned_for is the shape it was tuned for, None for a default; time_us is the time
+    measured for that shape, and reuse how far that measurement is from this device and software."""
+
+    rung: Rung
+    config: KernelConfig
+    origin: Origin
+    tuned_for: AttentionShape | None = None
+    time_us: float | None = None
+    reuse: Reuse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a rung has no config to offer, or not this one."""
+
+    rung: Rung
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rung}: {self.reason}"
+
+
+class ConfigTable:
+    """The recommendations for one device, by what they are worth (None: predicted) and shape. Where two rows agree in
+    both, the first one wins."""
+
+    def __init__(self, rows: Iterable[TunedConfig]) -> None:
+        self._by_shape: dict[tuple[Reuse | None, AttentionShape], TunedConfig] = {}
+        self._by_kind: dict[tuple[Any, ...], list[TunedConfig]] = {}
+        for row in rows:
+            if row.origin is not Origin.DEFAULT and self._by_shape.setdefault((_reuse(row), row.shape), row) is row:
+                self._by_kind.setdefault((row.origin is Origin.PREDICTED, *_kind(row.shape)), []).append(row)
+
+    def __len__(self) -> int:
+        return len(self._by_shape)
+
+    def of_shape(self, reuse: Reuse | None, shape: AttentionShape) -> TunedConfig | None:
+        """The recommendation for exactly this shape that is worth this much."""
+        return self._by_shape.get((reuse, shape))
+
+    def neighbours(self, shape: AttentionShape, *, predicted: bool = False) -> list[TunedConfig]:
+        """What was measured, or predicted, for other shapes of the same kind, nearest first."""
+        found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
+        near = [row for row in found if distance(row.shape, shape) <= MAX_DISTANCE]
+        near.sort(key=lambda row: distance(row.shape, shape) + DISTANCE_OF_REUSE[_reuse(row) or Reuse.EXACT])
+        return near[:MAX_NEIGHBOURS]
+
+
+def _reuse(row: TunedConfig) -> Reuse | None:
+    """What a measured or borrowed row is worth. A borrowed one of unknown identity is taken for another device's."""
+    if row.origin is Origin.PREDICTED:
+        return None
+    return row.reuse or (Reuse.EXACT if row.origin is Origin.MEASURED else Reuse.SAME_CAPABILITY)
+
+
+def _kind(shape: AttentionShape) -> tuple[Any, ...]:
+    """What neighbours must have in common: it decides tile sizes and shared memory."""
+    return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes, shape.features
+
+
+def distance(a: AttentionShape, b: AttentionShape) -> float:
+    """How much two shapes of a kind differ: doublings of their lengths, plus what the other differences weigh.
+
+    A causal mask counts as three doublings since it halves the work and unbalances the blocks; the number of
+    (batch, head) pairs only decides how full the last wave is.
+    """
+    lengths = abs(log2(a.seqlen_q / b.seqlen_q)) + abs(log2(a.seqlen_k / b.seqlen_k))
+    waves = abs(log2(a.batch * a.num_heads / (b.batch * b.num_heads))) / 4
+    masks = 3.0 if (a.causal is Causal.NONE) is not (b.causal is Causal.NONE) else 0.5 * (a.causal is not b.causal)
+    groups = abs(log2(a.group_size / b.group_size)) / 2
+    return lengths + waves + masks + groups + 0.25 * (a.dtype != b.dtype)
+
+
+def climb_down(
+    table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *, strict: bool = False
+) -> Iterator[Candidate | Rejection]:
+    """The configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
+
+    strict: only what was measured for exactly this shape, device and software.
+    """
+    for rung, offers in _offers(table, shape, limits):
+        if strict and rung is not Rung.EXACT:
+            yield Rejection(rung, "only exact measurements are taken, since the dispatcher is strict")
+            return
+        if not offers:
+            yield Rejection(rung, _EMPTY[rung])
+        for offer in offers:
+            reason = _misfit(offer.config, shape, limits)
+            yield offer if reason is None else Rejection(rung, reason)
+
+
+_EMPTY = {
+    Rung.EXACT: "nothing was measured for this shape on this device with this kernel source, triton, ptxas and driver",
+    Rung.OTHER_DRIVER: "nor with another driver or power limit",
+    Rung.OTHER_COMPILER: "nor with another triton or ptxas",
+    Rung.OTHER_SOURCE: "nor with another version of the kernel's source",
+    Rung.SAME_CAPABILITY: "nor elsewhere, on a device of this compute capability",
+    Rung.NEAREST: "nothing near was measured on a device of this compute capability",
+    Rung.PREDICTED: "the model ranked nothing near for this device",
+    Rung.DEFAULT: "no kernel computes this shape on this device",
+}
+
+
+def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> Iterator[tuple[Rung, list[Candidate]]]:
+    for reuse in Reuse:
+        same = table.of_shape(reuse, shape)
+        yield Rung(reuse), [] if same is None else [_candidate(Rung(reuse), same)]
+    yield Rung.NEAREST, [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(shape)]
+    same = table.of_shape(None, shape)
+    ranked = ([] if same is None else [same]) + table.neighbours(shape, predicted=True)
+    yield Rung.PREDICTED, [_candidate(Rung.PREDICTED, row) for row in ranked]
+    yield (
+        Rung.DEFAULT,
+        [
+            Candidate(rung=Rung.DEFAULT, config=kernel.default_config(shape, limits), origin=Origin.DEFAULT)
+            for kernel in kernels_for(shape, limits)
+        ],
+    )
+
+
+def _candidate(rung: Rung, row: TunedConfig, origin: Origin | None = None) -> Candidate:
+    return Candidate(
+        rung=rung,
+        config=row.config,
+        origin=origin or row.origin,
+        tuned_for=row.shape,
+        time_us=row.time_us,
+        reuse=_reuse(row),
+    )
+
+
+def _misfit(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+    """Why the config cannot run this shape here, or None.
+
+    A stored config may hold any number, or lack a parameter: whatever a kernel's rules raise over it is a reason too.
+    """
+    try:
+        problems = get_kernel(config.kernel).violations(config, shape, limits)
+    except Exception as error:
+        return f"{config.label}: {type(error).__name__}: {error}"
+    return f"{config.label}: {problems[0]}" if problems else None

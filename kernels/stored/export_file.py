@@ -1,0 +1,112 @@
+"""Results files as production reads them: what `tune export` and `tune freeze` write; db/exchange/document.py has the format.
+
+A file is data of unknown quality. What is read here is JSON of a bearable size, a frozen file with its seal unbroken;
+its rows pass the rules of `source.py` before anything else sees them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import StoreError, UsageError
+
+SUFFIX = ".json"
+"""How the names of results files end. No store has such a name, so that BLOCKTUNE_DB may name either."""
+
+SHIPPED_RESULTS = "blocktune.results"
+
+RESULTS_FORMAT = ("blocktune-results", 1)
+"""The `format` and `schema` of an exported document."""
+
+MAX_RESULTS_BYTES = 64 << 20
+
+_ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
+_SEAL = "sha256"
+
+
+def rows_in_file(path: Path) -> list[dict[str, Any]]:
+    """The bests in a results file as rows like those of the store's `dispatch` view.
+
+    Raises:
+        StoreError: the file cannot be read, is no results file, or was changed after it was frozen.
+    """
+    return _rows(str(path), _parsed(str(path), _text(path)))
+
+
+def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The rows of every results file that ships with the package, by the file's name: `h200.json`, while benches and
+    other documents of a device have a longer ending."""
+    for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
+            yield entry.name, _rows(entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8")))
+
+
+def seal_of(document: Mapping[str, Any]) -> str:
+    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
+    unsealed = {name: value for name, value in document.items() if name != _SEAL}
+    return hashlib.sha256(canonical_text(unsealed).encode()).hexdigest()
+
+
+def canonical_text(document: Mapping[str, Any]) -> str:
+    """The document in one line, with sorted keys: equal documents, equal text."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():  # also keeps a pipe from blocking the open
+        raise StoreError(
+            f"The results file is a file, but {path} is missing or none. Write it with `tune freeze` or `tune export`."
+        )
+    try:
+        if path.stat().st_size > MAX_RESULTS_BYTES:
+            raise StoreError(f"A results file has at most {MAX_RESULTS_BYTES} bytes, but {path} is larger.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"The results file {path} cannot be read: {error}. Export it again with `tune export`."
+        ) from error
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
+
+
+def _rows(name: str, document: Any) -> list[dict[str, Any]]:
+    if not isinstance(document, dict) or (document.get("format"), document.get("schema")) != RESULTS_FORMAT:
+        raise StoreError(
+            f"Exported results have format and schema {RESULTS_FORMAT}, but {name} has not. Export it again."
+        )
+    _require_unbroken_seal(name, document)
+    try:
+        device_key = DeviceSpec.from_json(document["device"]).key
+        environments = document["environments"]
+        return [
+            {"device_key": device_key}
+            | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
+            | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
+            for best in document["bests"]
+        ]
+    except (KeyError, TypeError, UsageError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise StoreError(f"{name} lacks what exported results have ({reason}). Export it again.") from error
+
+
+def _require_unbroken_seal(name: str, document: Mapping[str, Any]) -> None:
+    if _SEAL not in document:
+        return  # an export, which people may edit
+    try:
+        unbroken = seal_of(document) == document[_SEAL]
+    except (ValueError, TypeError, RecursionError):
+        unbroken = False  # NaN, say, which no frozen file holds
+    if not unbroken:
+        raise StoreError(
+            f"A frozen file carries the hash of its content, but {name} was changed after it was frozen. "
+            "Freeze it again."
+        )

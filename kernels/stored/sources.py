@@ -1,0 +1,183 @@
+"""Where the dispatcher's configs come from: the user's store above the results that ship with the package.
+
+A source is read in bulk, once per process and device. What it holds is data of unknown quality: every row passes
+`usable_rows` before anything else sees it, and a source that cannot be read costs a warning, never a call.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
+from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
+from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
+from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
+
+logger = logging.getLogger("blocktune")
+
+
+class ConfigSource(Protocol):
+    """Anything that can recommend configs for a device."""
+
+    def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
+        """All recommendations for this device, at most one for each shape and origin.
+
+        Raises:
+            StoreError: the source cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteConfigs:
+    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store."""
+
+    path: Path | None = None
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        path = self.path or user_store_path()
+        return usable_rows(SqliteRows(path).read(device.limits.name), device, where=str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonConfigs:
+    """The bests of a results file, as `tune freeze` and `tune export` write it. None is those that ship with the
+    package."""
+
+    path: Path | None = None
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        named = shipped_rows() if self.path is None else [(str(self.path), rows_in_file(self.path))]
+        return [tuned for name, rows in named for tuned in usable_rows(rows, device, where=name)]
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfigs:
+    """The bests of what BLOCKTUNE_DB names, a store or a results file (`*.json`); without it the user's own store."""
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        path = user_place()
+        return (JsonConfigs(path) if path.name.endswith(SUFFIX) else SqliteConfigs(path)).configs(device)
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredConfigs:
+    """Several sources, the most trusted first. One that cannot be read leaves the others standing."""
+
+    layers: tuple[ConfigSource, ...]
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        found, problems = read_source(self, device)
+        for problem in problems:
+            logger.warning("%s", problem)
+        return found
+
+
+def default_source() -> LayeredConfigs:
+    """The user's store, or the results file that BLOCKTUNE_DB names, above the shipped results."""
+    return LayeredConfigs((UserConfigs(), JsonConfigs()))
+
+
+def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
+    """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
+
+    Any exception of a source is a problem to report, whatever its type: a source may be somebody else's class.
+    """
+    found: list[TunedConfig] = []
+    problems: list[str] = []
+    for layer in source.layers if isinstance(source, LayeredConfigs) else (source,):
+        try:
+            found += layer.configs(device)
+        except BlocktuneError as error:
+            problems.append(str(error))
+        except Exception as error:
+            problems.append(f"{type(layer).__name__} cannot be read: {type(error).__name__}: {error}")
+    return found, problems
+
+
+def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:
+    """The rows that serve this device, its own first. What breaks a rule is left out and the first such row logged."""
+    key = device.key
+    own: list[TunedConfig] = []
+    others: list[TunedConfig] = []
+    broken: list[str] = []
+    for row in rows:
+        try:
+            tuned = _tuned(row, device)
+        except (UsageError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            broken.append(f"{type(error).__name__}: {error}")
+        else:
+            if tuned is not None:
+                (own if row["device_key"] == key else others).append(tuned)
+    if broken:
+        logger.warning("%d row(s) of %s are ignored. The first: %.500s", len(broken), where, broken[0])
+    return own + others
+
+
+def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
+    """The row as a recommendation for this device, or None when it has nothing to say about it."""
+    origin, measured = Origin(row["origin"]), _identity_of(row)
+    if origin is Origin.DEFAULT or (origin is Origin.PREDICTED and measured.device_key != device.key):
+        return None  # a default needs no row, and a prediction is worth nothing elsewhere
+    shape = AttentionShape.from_json(_document(row["shape"]))
+    config = KernelConfig.from_json(_document(row["config"]))
+    kernel_hash = _kernel(config).source_hash
+    reuse = None
+    if origin is not Origin.PREDICTED:
+        reuse = reuse_of(measured, present_identity(device, kernel_hash))
+        if reuse is None:
+            return None
+        if origin is Origin.BORROWED:
+            reuse = Reuse.SAME_CAPABILITY  # stored without having been measured here
+        origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
+    return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]), reuse=reuse)
+
+
+def _identity_of(row: Mapping[str, Any]) -> Identity:
+    watts = row.get("power_limit_w", 0)  # older stores do not tell
+    if type(watts) is not int or watts < 0:
+        raise UsageError(f"`power_limit_w >= 0` must hold, but got {watts!r:.100}.")
+    return Identity(**{field: _text(row[field]) for field in _TEXTS}, power_limit_w=watts)
+
+
+_TEXTS = ("device_key", "kernel_hash", "triton", "ptxas", "driver")
+
+
+def _kernel(config: KernelConfig) -> Any:
+    from blocktune.kernels.registry import get_kernel  # imports triton, so not before the first row
+
+    kernel = get_kernel(config.kernel)
+    unknown = set(config.parameters) - set(kernel.parameters)
+    if unknown:
+        raise UsageError(
+            f"`{config.kernel}` has the parameters {sorted(kernel.parameters)}, but got {sorted(unknown)}."
+        )
+    return kernel
+
+
+def _document(value: Any) -> dict[str, Any]:
+    document = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(document, dict):
+        raise UsageError(f"A shape or config is a JSON object, but got {document!r:.100}.")
+    return document
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"The device, kernel and software of a row are texts, but got {value!r:.100}.")
+    return value
+
+
+def _time_us(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"`time_us > 0` must hold, but got {value!r}.")
+    return float(value)

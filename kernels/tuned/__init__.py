@@ -1,0 +1,1 @@
+"""@tuned: user-written functions with searched parameters."""

@@ -1,0 +1,135 @@
+"""Which stored config serves a call of a tuned function: from its own measurement down to the function's default.
+
+    exact             measured for this problem on this device, with this triton, ptxas and driver
+    other_driver      the same with another driver
+    other_compiler    the same with another triton or ptxas
+    same_capability   measured for this problem elsewhere, on a device of this compute capability
+    nearest           measured for the nearest other problem, by any of the above
+    default           the function's own default
+    reference         the function's reference, which needs no config
+
+What was measured with another source of the function is no part of it: its parameters may mean something else now.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection.fallback import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS
+from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
+from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
+from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.values.errors import StoreError, UsageError
+
+logger = logging.getLogger("blocktune")
+
+QUERY = """
+    SELECT device_key, kernel, source_hash, problem, config, time_us, triton, ptxas, driver
+    FROM user_dispatch WHERE device_key LIKE ? LIMIT ?
+"""
+
+
+class UserRung(StrEnum):
+    """The steps of the ladder, best first."""
+
+    EXACT = "exact"
+    OTHER_DRIVER = "other_driver"
+    OTHER_COMPILER = "other_compiler"
+    SAME_CAPABILITY = "same_capability"
+    NEAREST = "nearest"
+    DEFAULT = "default"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserWinner:
+    """A stored winner of a function. reuse: how far its measurement is from this device and software."""
+
+    problem: Problem
+    config: UserConfig
+    time_us: float
+    reuse: Reuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserExplanation:
+    """Which rung serves a call of a tuned function, and why no higher one does.
+
+    tuned_for is the problem that the config was measured for, time_us the time there. passed_over: why better configs
+    do not serve.
+    """
+
+    rung: UserRung
+    problem: Problem
+    config: UserConfig | None = None
+    tuned_for: Problem | None = None
+    time_us: float | None = None
+    passed_over: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        config = self.config.label if self.config else "the reference computes it"
+        measured = f", measured for {self.tuned_for.label}: {self.time_us:.1f} us" if self.tuned_for else ""
+        lines = [f"{self.problem.label}: {self.rung}: {config}{measured}"]
+        return "\n".join(lines + [f"  passed over {reason}" for reason in self.passed_over])
+
+
+def stored_winners(kernel: str, source_hash: str, device: DeviceSpec, path: Path | None = None) -> list[UserWinner]:
+    """What a store (by default the user's) knows of a function with this very source, on devices of this compute
+    capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
+    try:
+        rows = SqliteRows(path or user_store_path(), QUERY).read(device.limits.name)
+    except StoreError as error:
+        logger.info("%s is not tuned: %s", kernel, error)
+        return []
+    found = []
+    for row in rows:
+        if (row["kernel"], row["source_hash"]) != (kernel, source_hash):
+            continue
+        try:
+            found.append(_winner(row, device))
+        except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
+            logger.warning("A stored winner of %s is ignored: %.300s", kernel, error)
+    return found
+
+
+def candidates(stored: Iterable[UserWinner], problem: Problem) -> Iterator[tuple[UserRung, UserWinner]]:
+    """The stored winners that may serve the problem, best first."""
+    ours = sorted((winner for winner in stored if winner.problem == problem), key=_weight)
+    for winner in ours:
+        yield UserRung(str(winner.reuse)), winner
+    distances = ((problem.distance(winner.problem), winner) for winner in stored if winner.problem != problem)
+    near = [(distance + _weight(winner), winner) for distance, winner in distances if distance is not None]
+    for distance, winner in sorted(near, key=lambda pair: pair[0])[:MAX_NEIGHBOURS]:
+        if distance <= MAX_DISTANCE:
+            yield UserRung.NEAREST, winner
+
+
+def _weight(winner: UserWinner) -> float:
+    return DISTANCE_OF_REUSE[winner.reuse]
+
+
+def _winner(row: Mapping[str, Any], device: DeviceSpec) -> UserWinner:
+    time_us = row["time_us"]
+    if not isinstance(time_us, float) or not 0 < time_us < 1e12:
+        raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
+    measured = Identity(
+        device_key=row["device_key"],
+        kernel_hash=row["source_hash"],
+        triton=str(row["triton"]),
+        ptxas=str(row["ptxas"]),
+        driver=str(row["driver"]),
+    )
+    reuse = reuse_of(measured, present_identity(device, row["source_hash"]))
+    if reuse is None:
+        raise UsageError(f"A device of compute capability {device.limits.name} was asked for, but got {measured}.")
+    return UserWinner(
+        problem=Problem.from_document(row["problem"]),
+        config=UserConfig.from_json({"kernel": row["kernel"], "parameters": json.loads(row["config"])}),
+        time_us=time_us,
+        reuse=reuse,
+    )

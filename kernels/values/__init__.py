@@ -1,0 +1,1 @@
+"""The values that describe a call, their errors, and the reference that defines attention."""

@@ -1,0 +1,226 @@
+"""Block-sparse masks: which whole blocks of (query, key) pairs take part, and the lists that kernels walk.
+
+Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (arXiv 2205.14135), algorithm
+5: blocks of the attention matrix whose mask is zero are skipped, so that time and traffic follow the mask's density.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
+
+MIN_MASK_BLOCK = 16
+"""Queries or keys of the smallest block: tensor cores take no smaller tile."""
+
+Predicate = Callable[[Tensor, Tensor], Tensor]
+"""From block numbers of queries [rows, 1] and of keys [1, columns] to bool [rows, columns], or with heads and batch in
+front."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLists:
+    """The active blocks of every row of blocks, int32 [batch or 1, heads or 1, rows, columns + 1], contiguous.
+
+    indices: the numbers of a row's active blocks, ascending; what follows them are further valid numbers, so that a
+    kernel may read ahead. before: how many active blocks have a smaller number than the position; the last one counts
+    all. A causal kernel finds there, with one load, where in the list the diagonal is.
+    """
+
+    indices: Tensor
+    before: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        """Active blocks of every row, int32 [batch or 1, heads or 1, rows]."""
+        return self.before[..., -1]
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Self:
+        """The lists of a boolean mask [batch or 1, heads or 1, rows, columns], on its device."""
+        order = torch.argsort(mask.to(torch.uint8), dim=-1, descending=True, stable=True)
+        total = mask.to(torch.int32).cumsum(-1, dtype=torch.int32)
+        pad = torch.nn.functional.pad
+        return cls(pad(order.to(torch.int32), (0, 1)).contiguous(), pad(total, (1, 0)).contiguous())
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMask:
+    """Which blocks of block_q queries by block_k keys take part in attention: all pairs of a block, or none.
+
+    mask: bool [batch or 1, heads or 1, ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)], heads counting query heads;
+    a block at the end may reach beyond the sequences. A causal call hides pairs above the diagonal in addition. The
+    lists are made once, with the first launch: a mask that is written to afterwards must become a new `BlockMask`.
+
+    Raises:
+        UsageError: a block size is not a power of two of at least 16, or the mask is not boolean with four dimensions.
+    """
+
+    block_q: int
+    block_k: int
+    mask: Tensor
+
+    def __post_init__(self) -> None:
+        _check_blocks(self.block_q, self.block_k)
+        if not isinstance(self.mask, Tensor) or self.mask.dtype is not torch.bool:
+            got = self.mask.dtype if isinstance(self.mask, Tensor) else type(self.mask).__name__
+            raise UsageError(f"`mask` of a BlockMask is a boolean tensor, but got {got}. Convert it with `mask != 0`.")
+        if self.mask.dim() != 4 or 0 in self.mask.shape:
+            raise UsageError(
+                "`mask` of a BlockMask is [batch or 1, heads or 1, query blocks, key blocks], none of them 0, but got "
+                f"{tuple(self.mask.shape)}. Take `BlockMask.from_dense` for a mask of single pairs."
+            )
+
+    @classmethod
+    def from_dense(cls, mask: Tensor, *, block_q: int, block_k: int) -> Self:
+        """The block mask that shows the very pairs that `mask` shows.
+
+        Args:
+            mask: bool [seqlen_q, seqlen_k], with heads, or batch and heads, in front; True where the query sees the
+                key.
+
+        Raises:
+            UsageError: a block is visible in part only, or the arguments break a rule of `BlockMask`.
+        """
+        _check_blocks(block_q, block_k)
+        if mask.dtype is not torch.bool or not 2 <= mask.dim() <= 4 or 0 in mask.shape:
+            raise UsageError(
+                "`mask` is boolean and [seqlen_q, seqlen_k], with heads, or batch and heads, in front, but got "
+                f"{mask.dtype} {tuple(mask.shape)}."
+            )
+        dense = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+        seen = _in_blocks(dense, block_q, block_k, False).any(-1).any(-2)
+        whole = _in_blocks(dense, block_q, block_k, True).all(-1).all(-2)
+        _refuse_partial(seen & ~whole, block_q, block_k)
+        return cls(block_q, block_k, seen)
+
+    @classmethod
+    def from_predicate(
+        cls,
+        predicate: Predicate,
+        *,
+        seqlen_q: int,
+        seqlen_k: int,
+        block_q: int,
+        block_k: int,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """The block mask of a rule, such as `lambda q_block, k_block: abs(q_block - k_block) < 3`.
+
+        Args:
+            predicate: gets int64 block numbers, of queries [rows, 1] and of keys [1, columns], and returns bool
+                [rows, columns], with heads, or batch and heads, in front if they differ.
+
+        Raises:
+            UsageError: a length is not positive, the rule returns something else, or a block size breaks a rule.
+        """
+        _check_blocks(block_q, block_k)
+        if seqlen_q <= 0 or seqlen_k <= 0:
+            raise UsageError(
+                f"Lengths must be positive, but got (seqlen_q={seqlen_q}, seqlen_k={seqlen_k}). Give both in tokens."
+            )
+        rows = torch.arange(-(-seqlen_q // block_q), device=device)[:, None]
+        columns = torch.arange(-(-seqlen_k // block_k), device=device)[None, :]
+        active = predicate(rows, columns)
+        if not isinstance(active, Tensor) or active.dtype is not torch.bool or active.dim() > 4:
+            got = f"{active.dtype} {tuple(active.shape)}" if isinstance(active, Tensor) else type(active).__name__
+            raise UsageError(f"The predicate returns a boolean tensor of at most four dimensions, but got {got}.")
+        sizes = (1,) * (4 - active.dim()) + tuple(active.shape)
+        return cls(block_q, block_k, active.reshape(sizes).expand(*sizes[:2], len(rows), columns.shape[1]).contiguous())
+
+    @property
+    def density(self) -> float:
+        """The share of active blocks, 0 to 1. Waits for the mask's device."""
+        return float(self.mask.float().mean())
+
+    def to_dense(self, seqlen_q: int | None = None, seqlen_k: int | None = None) -> Tensor:
+        """bool [batch or 1, heads or 1, seqlen_q, seqlen_k], whole blocks unless lengths are given."""
+        dense = self.mask.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
+        return dense[:, :, :seqlen_q, :seqlen_k]
+
+    @cached_property
+    def rows(self) -> BlockLists:
+        """For every block of queries the active blocks of keys: for the output and the gradient of the queries."""
+        return BlockLists.of(self.mask)
+
+    @cached_property
+    def columns(self) -> BlockLists:
+        """For every block of keys the active blocks of queries: for the gradients of keys and values."""
+        return BlockLists.of(self.mask.transpose(-1, -2))
+
+    def check_fits(self, shape: AttentionShape) -> None:
+        """Raises:
+        UsageError: the mask belongs to other lengths, heads or batches than the shape's.
+        """
+        wanted = (-(-shape.seqlen_q // self.block_q), -(-shape.seqlen_k // self.block_k))
+        batch, heads, *blocks = self.mask.shape
+        if tuple(blocks) != wanted:
+            raise UsageError(
+                f"A BlockMask of {self.block_q}x{self.block_k} blocks for (seqlen_q={shape.seqlen_q}, "
+                f"seqlen_k={shape.seqlen_k}) has {wanted} blocks, but got {tuple(blocks)}. Make it for these lengths."
+            )
+        if batch not in (1, shape.batch) or heads not in (1, shape.num_heads):
+            raise UsageError(
+                "A BlockMask has a batch of 1 or the tensors' and 1 head or all query heads, but got "
+                f"(batch={batch}, heads={heads}) for (batch={shape.batch}, num_heads={shape.num_heads}). "
+                "Give 1 for a dimension that shares the mask."
+            )
+
+    def strides(self, lists: BlockLists) -> tuple[int, int, int]:
+        """Of lists by (batch, head, row), in elements; 0 where one serves all."""
+        batch, heads, row, _ = lists.indices.stride()
+        return batch if self.mask.shape[0] > 1 else 0, heads if self.mask.shape[1] > 1 else 0, row
+
+
+def tile_shift(name: str, block: int, tile: int) -> int:
+    """log2 of how many tiles make up a block of the mask.
+
+    Args:
+        name: of the config's parameter that holds the tile's size.
+        block, tile: queries, or keys, of each.
+
+    Raises:
+        UsageError: the tiles do not make up the block.
+    """
+    if block % tile:
+        raise UsageError(
+            f"`{name}` must divide the mask's blocks, but got {name}={tile} for blocks of {block}. Take a config with "
+            f"{name} <= {block}, or a BlockMask of larger blocks."
+        )
+    return (block // tile).bit_length() - 1
+
+
+def _check_blocks(block_q: int, block_k: int) -> None:
+    for name, size in (("block_q", block_q), ("block_k", block_k)):
+        if type(size) is not int or size < MIN_MASK_BLOCK or size & (size - 1):
+            raise UsageError(
+                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK}, but got {name}={size!r}."
+                " Take 64 or 128."
+            )
+
+
+def _in_blocks(dense: Tensor, block_q: int, block_k: int, fill: bool) -> Tensor:
+    """[batch, heads, query blocks, block_q, key blocks, block_k], with `fill` beyond the sequences."""
+    batch, heads, seqlen_q, seqlen_k = dense.shape
+    padded = torch.nn.functional.pad(dense, (0, -seqlen_k % block_k, 0, -seqlen_q % block_q), value=fill)
+    return padded.reshape(batch, heads, -(-seqlen_q // block_q), block_q, -(-seqlen_k // block_k), block_k)
+
+
+def _refuse_partial(partial: Tensor, block_q: int, block_k: int) -> None:
+    """Raises:
+    UsageError: a block of partial [batch, heads, query blocks, key blocks] is True.
+    """
+    if not partial.any():
+        return
+    batch, head, row, column = partial.nonzero()[0].tolist()
+    raise UsageError(
+        f"Blocks of {block_q}x{block_k} must be visible as a whole or not at all, but the one of queries "
+        f"{row * block_q}.. and keys {column * block_k}.. (batch {batch}, head {head}) is visible in part, as are "
+        f"{int(partial.sum()) - 1} more. Take smaller blocks, `attn_mask` for any pairs, or a causal call for the "
+        "diagonal."
+    )

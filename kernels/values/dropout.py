@@ -1,0 +1,115 @@
+"""Which (query, key) pairs dropout keeps: Philox4x32-10 of their positions, in plain PyTorch integers.
+
+The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and store none of them.
+Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
+"""
+
+from typing import TYPE_CHECKING
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import Extras
+
+if TYPE_CHECKING:
+    import torch
+
+    Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+WORDS = 4
+"""Of one counter."""
+ROUNDS = 10
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL_STEPS = 0x9E3779B9, 0xBB67AE85
+"""What is added to the two words of the key after each round."""
+_WORD = 0xFFFFFFFF
+
+
+def philox(counter: "Words", key: tuple[int, int]) -> "Words":
+    """The four output words of Philox4x32-10.
+
+    counter: four int64 tensors of 32-bit words that broadcast against each other. key: two 32-bit words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _product_words(c0, MULTIPLIERS[0])
+        high1, low1 = _product_words(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL_STEPS[0]) & _WORD, (k1 + WEYL_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _product_words(words: "torch.Tensor", factor: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    """The high and the low 32 bits of words * factor, without a product beyond 48 bits."""
+    upper, lower = words * (factor >> 16), words * (factor & 0xFFFF)
+    return (upper + (lower >> 16)) >> 16, ((upper << 16) + lower) & _WORD
+
+
+def keep_threshold(dropout_p: float) -> int:
+    """A pair is kept if its random word is at least this: dropout_p * 2^32, rounded down.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1).
+    """
+    if not 0.0 <= dropout_p < 1.0:
+        raise UsageError(
+            f"`0 <= dropout_p < 1` must hold, but got dropout_p={dropout_p}. Give the part of the pairs to drop."
+        )
+    return int(dropout_p * 2**32)
+
+
+def keep_mask(
+    batch: int,
+    num_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    p: float,
+    seed: int,
+    offset: int,
+    device: "torch.device | str" = "cpu",
+    *,
+    first_batch: int = 0,
+) -> "torch.Tensor":
+    """bool [batch, num_heads, seqlen_q, seqlen_k], True where the pair is kept: with probability 1 - p.
+
+    seed, offset: integers of 64 bits, of the offset the low 32 count. first_batch: the number of the first batch entry,
+    for a part of a batch. Needs about 50 bytes a pair while it runs.
+
+    Raises:
+        UsageError: p is outside [0, 1).
+    """
+    import torch
+
+    def positions(first: int, count: int, *sizes: int) -> torch.Tensor:
+        return torch.arange(first, first + count, dtype=torch.int64, device=device).view(sizes)
+
+    threshold = keep_threshold(p)
+    heads = positions(first_batch * num_heads, batch * num_heads, -1, 1, 1)
+    words = pair_words(heads, positions(0, seqlen_q, 1, -1, 1), seqlen_k, seed, offset)
+    return (words >= threshold).view(batch, num_heads, seqlen_q, seqlen_k)
+
+
+def pair_words(heads: "torch.Tensor", queries: "torch.Tensor", seqlen_k: int, seed: int, offset: int) -> "torch.Tensor":
+    """The random 32-bit word of every pair, int64 [heads, queries, seqlen_k].
+
+    Four neighbouring keys share a counter (key // 4, query, batch * num_heads + head, offset) and have a word each.
+    heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the result is wanted.
+    """
+    import torch
+
+    fours = torch.arange(-(-seqlen_k // WORDS), dtype=torch.int64, device=heads.device).view(1, 1, -1)
+    last = torch.tensor(offset & _WORD, dtype=torch.int64, device=heads.device)
+    words = philox((fours, queries, heads, last), (seed & _WORD, seed >> 32 & _WORD))
+    return torch.stack(words, -1).flatten(-2)[..., :seqlen_k]
+
+
+def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:
+    """(seed_lo, seed_hi, offset, threshold) for `keep_tile`, as int32 with the bits of a uint32: Triton compiles other
+    code for an integer that needs 64 bits.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1).
+    """
+    threshold = keep_threshold(extras.dropout_p)
+    words = extras.seed & _WORD, extras.seed >> 32 & _WORD, extras.offset & _WORD, threshold
+    seed_lo, seed_hi, offset, least = (word - (1 << 32) if word >> 31 else word for word in words)
+    return seed_lo, seed_hi, offset, least

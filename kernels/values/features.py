@@ -1,0 +1,117 @@
+"""What a caller may ask of attention besides its sizes: each feature changes the code, so each is part of the shape."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Self
+
+from blocktune.kernels.values.errors import UsageError
+
+UNLIMITED = -1
+"""A side of a sliding window that has no bound."""
+
+
+class MaskKind(StrEnum):
+    """Which mask tensor comes with a call."""
+
+    NONE = "none"
+    BOOLEAN = "boolean"
+    """True where the query sees the key; broadcastable to [batch, num_heads, seqlen_q, seqlen_k]."""
+    ADDITIVE = "additive"
+    """Added to the scaled scores; broadcastable likewise."""
+    BLOCK_SPARSE = "block_sparse"
+    """A `BlockMask`: whole blocks of (query, key) pairs take part or do not."""
+    TREE = "tree"
+    """One bit a (query, key) pair over the last keys: the drafts of speculative decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The features of a call; the default is none of them.
+
+    window: (left, right) of a sliding window around the diagonal, in keys; `UNLIMITED` on a side without bound.
+    softcap: scores go through softcap * tanh(score / softcap). alibi: -slope * |distance to the diagonal| is added.
+    dropout: probabilities are dropped at random. varlen: sequences are packed and `cu_seqlens` say where they begin;
+    batch counts them, and seqlen_q and seqlen_k are the longest. cached: `cache_seqlens` say how many of the seqlen_k
+    keys of a batch entry are there. page_size: keys a page of a paged cache, 0 for a contiguous one. deterministic:
+    of a backward, gradients equal to the bit in every run.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    window: tuple[int, int] | None = None
+    mask: MaskKind = MaskKind.NONE
+    softcap: bool = False
+    alibi: bool = False
+    dropout: bool = False
+    varlen: bool = False
+    cached: bool = False
+    page_size: int = 0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", MaskKind(self.mask))
+        if self.window is not None:
+            window = tuple(self.window)
+            if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
+                raise UsageError(
+                    f"`window` is (left, right) in keys, each >= 0, or {UNLIMITED}: no bound, but got {self.window!r}."
+                )
+            object.__setattr__(self, "window", None if window == (UNLIMITED, UNLIMITED) else window)
+        if type(self.page_size) is not int or self.page_size < 0 or self.page_size & (self.page_size - 1):
+            raise UsageError(f"`page_size` is 0 or a power of two, but got page_size={self.page_size!r}.")
+        if self.page_size and not self.cached:
+            raise UsageError(f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`.")
+
+    def __bool__(self) -> bool:
+        """Whether any feature is asked for."""
+        return self != Features()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a kernel must know to serve them: the flags by name, `window`, `paged`, and the mask's kind."""
+        flags = {name for name in _FLAGS if getattr(self, name)}
+        flags |= {"window"} if self.window is not None else set()
+        flags |= {"paged"} if self.page_size else set()
+        flags |= {str(self.mask)} if self.mask is not MaskKind.NONE else set()
+        return frozenset(flags)
+
+    @property
+    def label(self) -> str:
+        """Canonical words, such as `window=127:0 boolean softcap`; empty without features. `parse` reads them."""
+        words = [] if self.window is None else [f"window={self.window[0]}:{self.window[1]}"]
+        words += [] if self.mask is MaskKind.NONE else [str(self.mask)]
+        words += [name for name in _FLAGS if getattr(self, name)]
+        words += [f"page={self.page_size}"] if self.page_size else []
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The features with this label.
+
+        Raises:
+            UsageError: a word is no feature.
+        """
+        values: dict[str, object] = {}
+        for word in text.split():
+            name, _, value = word.partition("=")
+            try:
+                if name == "window":
+                    left, right = value.split(":")
+                    values["window"] = int(left), int(right)
+                elif name == "page":
+                    values["page_size"] = int(value)
+                elif word in _FLAGS:
+                    values[word] = True
+                else:
+                    values["mask"] = MaskKind(word)
+            except ValueError:
+                raise UsageError(
+                    f"A feature is one of window=LEFT:RIGHT, page=SIZE, {', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
+                    f"but got {word!r}."
+                ) from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_FLAGS = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))
+NO_FEATURES = Features()

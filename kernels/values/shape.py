@@ -1,0 +1,191 @@
+"""What the caller asks for: the shape of one attention problem."""
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features
+
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
+"""Bytes per element of every data type that the kernels take."""
+
+FP8 = "float8_e4m3fn"
+
+MAX_SIZE = 2**31 - 1
+"""Of a shape in a file, which may be anyone's: what a kernel's 32-bit integers hold."""
+
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", FP8: "fp8"}
+
+
+class Direction(StrEnum):
+    """Which computation of attention is meant."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Causal(StrEnum):
+    """Which keys a query may see.
+
+    With `UPPER_LEFT` query i sees keys 0..i, as in PyTorch's scaled_dot_product_attention. With `LOWER_RIGHT` query i
+    sees keys 0..i + seqlen_k - seqlen_q, as in FlashAttention. The two agree when seqlen_q equals seqlen_k.
+    """
+
+    NONE = "none"
+    UPPER_LEFT = "upper_left"
+    LOWER_RIGHT = "lower_right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """One attention problem: q [batch, num_heads, seqlen_q, head_dim], k [batch, num_heads_kv, seqlen_k, head_dim],
+    v [batch, num_heads_kv, seqlen_k, head_dim_v].
+
+    Raises:
+        UsageError: a size is not a positive integer, num_heads is not a multiple of num_heads_kv, or the data type is
+            not one of `ELEMENT_BYTES`.
+    """
+
+    batch: int
+    num_heads: int
+    num_heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str = "bfloat16"
+    causal: Causal = Causal.NONE
+    direction: Direction = Direction.FORWARD
+    features: Features = NO_FEATURES
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:7]:
+            value = getattr(self, field.name)
+            if type(value) is not int or value <= 0:
+                raise UsageError(
+                    f"`{field.name} > 0` must hold, but got {field.name}={value!r}. Give a positive integer."
+                )
+        if self.num_heads % self.num_heads_kv:
+            raise UsageError(
+                "`num_heads % num_heads_kv == 0` must hold, but got "
+                f"(num_heads={self.num_heads}, num_heads_kv={self.num_heads_kv}). "
+                "Each key/value head serves an equal group of query heads."
+            )
+        if self.dtype not in ELEMENT_BYTES:
+            raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {self.dtype!r}.")
+        object.__setattr__(self, "causal", Causal(self.causal))
+        object.__setattr__(self, "direction", Direction(self.direction))
+        window = self.features.window
+        if window is not None and self.causal is not Causal.NONE:  # the mask bounds the right side
+            object.__setattr__(self, "features", replace(self.features, window=(window[0], UNLIMITED)))
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def out_dtype(self) -> str:
+        """Of the output: 8 bits are too few for it."""
+        return "bfloat16" if self.dtype == FP8 else self.dtype
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes per element of the output."""
+        return ELEMENT_BYTES[self.out_dtype]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_heads_kv
+
+    @property
+    def causal_offset(self) -> int:
+        """Query i sees keys 0..i + causal_offset; only meaningful for a causal shape."""
+        return self.seqlen_k - self.seqlen_q if self.causal is Causal.LOWER_RIGHT else 0
+
+    @property
+    def diagonal(self) -> int:
+        """The key that query 0 stands at, for windows and ALiBi: from the lower right unless causal from the upper left
+        (as FlashAttention-2 has it)."""
+        return 0 if self.causal is Causal.UPPER_LEFT else self.seqlen_k - self.seqlen_q
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs of one head that take part. Mask tensors and packed lengths are not known here: every pair
+        counts that causal mask and window let through."""
+        if self.features.window is not None:
+            return self._windowed_pairs()
+        if self.causal is Causal.NONE:
+            return self.seqlen_q * self.seqlen_k
+        first = max(0, -self.causal_offset)  # the first query that sees a key
+        last = min(self.seqlen_q, self.seqlen_k - self.causal_offset)  # the first query that sees all keys
+        triangle = (first + self.causal_offset + 1 + last + self.causal_offset) * max(0, last - first) // 2
+        return triangle + max(0, self.seqlen_q - max(first, last)) * self.seqlen_k
+
+    def _windowed_pairs(self) -> int:
+        left, right = self.features.window or (UNLIMITED, UNLIMITED)
+        right = 0 if self.causal is not Causal.NONE else right
+        total = 0
+        for query in range(self.seqlen_q):
+            first = 0 if left == UNLIMITED else max(0, query + self.diagonal - left)
+            last = self.seqlen_k - 1 if right == UNLIMITED else min(self.seqlen_k - 1, query + self.diagonal + right)
+            total += max(0, last - first + 1)
+        return total
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two: 2 * (head_dim + head_dim_v) a visible pair and query head. A backward counts
+        2.5 times as much, as everyone counts it: five products instead of two, however many a kernel makes."""
+        forward = 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs * self.batch * self.num_heads
+        return forward * 5 // 2 if self.direction is Direction.BACKWARD else forward
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Device memory of q, k, v, the output and the log-sum-exp; of a backward also of the four gradients."""
+        queries = self.batch * self.num_heads * self.seqlen_q
+        keys = self.batch * self.num_heads_kv * self.seqlen_k
+        tensors = (queries * self.head_dim + keys * (self.head_dim + self.head_dim_v)) * self.element_bytes
+        tensors += queries * self.head_dim_v * self.out_bytes
+        return tensors * (2 if self.direction is Direction.BACKWARD else 1) + 4 * queries
+
+    @property
+    def label(self) -> str:
+        """A short name for people, such as `b2 h32 s8192 d64 bf16 causal`."""
+        heads = f"h{self.num_heads}" if self.group_size == 1 else f"h{self.num_heads}/{self.num_heads_kv}"
+        seq = f"s{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"s{self.seqlen_q}/{self.seqlen_k}"
+        dim = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        words = [f"b{self.batch}", heads, seq, dim, SHORT_DTYPES[self.dtype]]
+        if self.causal is Causal.UPPER_LEFT:
+            words.append("causal")
+        elif self.causal is Causal.LOWER_RIGHT:
+            words.append("causal-lower-right")
+        words += [self.features.label] if self.features else []
+        words += ["backward"] if self.direction is Direction.BACKWARD else []
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        features = values.pop("features")  # absent without any: older documents stay equal
+        document = {key: str(value) if isinstance(value, StrEnum) else value for key, value in values.items()}
+        return document | ({"features": features.label} if features else {})
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The shape that `to_json` wrote.
+
+        Raises:
+            UsageError: a field is unknown, missing or out of range.
+        """
+        names = {field.name for field in fields(cls)}
+        if set(data) - names or not isinstance(data, dict):
+            raise UsageError(f"A shape has the fields {sorted(names)}, but got also {sorted(set(data) - names)}.")
+        for name, value in data.items():
+            if isinstance(value, int) and value > MAX_SIZE:
+                raise UsageError(
+                    f"`{name} <= {MAX_SIZE}` must hold for a stored shape, but got one of {value.bit_length()} bits."
+                )
+        try:
+            return cls(**data | {"features": Features.parse(data.get("features", ""))})
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"Not a shape: {error}") from error

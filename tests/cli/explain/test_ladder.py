@@ -1,0 +1,157 @@
+"""`tune ladder`: its table, its words, its JSON, its file, and the page that is made of it."""
+
+import json
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.cli.explain.ladder import _command
+from blocktune.cli.explain.ladder_file import LadderFile, ladder_tables, read_ladder
+from blocktune.cli.pages.pages import NO_LADDER, with_results
+from blocktune.db.records.records import Environment, Outcome
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.compare import ladder as archaeology
+from blocktune.tuner.compile.compiler import CompileResult
+
+LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
+ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.13")
+
+
+class FakeFarm:
+    """Compiles nothing."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def __enter__(self) -> "FakeFarm":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, kernel: str, config: Any, shape: Any, cc: Any) -> "Future[CompileResult]":
+        warps = get_kernel(kernel).total_warps(config)
+        resources = KernelResources(
+            registers=1920 // max(16, warps), shared_bytes=40_000, num_warps=warps, tensor_cores="wgmma"
+        )
+        future: Future[CompileResult] = Future()
+        future.set_result(CompileResult(config=config, outcome=Outcome.OK, resources=resources))
+        return future
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_shipped_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.shared.lookup._shipped_winners", lambda: iter(()))
+    monkeypatch.setattr("blocktune.tuner.compile.farm.CompileFarm", FakeFarm)
+    monkeypatch.setattr("blocktune.tuner.measure.environment.ptxas_version", lambda cc: "12.8")
+
+
+def test_without_a_gpu_every_step_is_predicted_and_explained(tune) -> None:
+    result = tune(*LADDER)
+    assert result.exit_code == 0, result.output
+    for part in (
+        "b2 h32 s8192 d64 bf16 on NVIDIA H200, predicted by the models, nothing was measured",
+        "standard",
+        "flash_v1 64x64",
+        "flash_fwd_padded",
+        "flash_fwd_transposed",
+        "flash_fwd_hopper",
+        "44.5 GB",
+        "v2: loops exchanged",
+        "By the models: device memory:",
+    ):
+        assert part in result.stdout
+    assert "assumed --batch 2" in result.stderr
+
+
+def test_json_holds_every_step_and_its_origin(tune) -> None:
+    data = json.loads(tune(*LADDER, "--causal", "--json").stdout)
+    assert (data["schema"], data["origin"], data["shape"]["causal"]) == (1, "predicted", "upper_left")
+    assert [step["name"] for step in data["steps"]] == [
+        "standard", "v1", "paper", "v2", "padded", "transposed", "tuned", "hopper"
+    ]  # fmt: skip
+    assert all(step["problem"] == "" and step["predicted_us"] > 0 for step in data["steps"])
+
+
+def test_a_stored_winner_is_what_the_tuned_step_takes(tune, winner) -> None:
+    tune.store(winner())
+    data = json.loads(tune(*LADDER, "--json").stdout)
+    steps = {step["name"]: step for step in data["steps"]}
+    assert steps["tuned"]["config"] == winner().config.to_json()
+
+
+def test_a_backward_has_no_ladder(tune) -> None:
+    result = tune(*LADDER, "--direction", "backward")
+    assert result.exit_code == 2
+    assert "climbs a plain forward" in result.stderr
+
+
+def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    climb = archaeology.climb
+
+    def wrong(*given: Any, **settings: Any) -> archaeology.Ladder:
+        ladder = climb(*given, **settings)
+        first, *others = ladder.steps
+        return replace(ladder, steps=(replace(first, problem="WrongResultError: 3 of 4 values"), *others))
+
+    monkeypatch.setattr(archaeology, "climb", wrong)
+    result = tune(*LADDER)
+    assert result.exit_code == 7
+    assert "standard: WrongResultError: 3 of 4 values" in result.stderr
+    assert "Not run: WrongResultError" in result.stdout
+
+
+def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path) -> None:
+    out = tmp_path / "h200.ladder.json"
+    page = f"a\n<!-- results {out.name} -->\nold\n<!-- /results -->\n"
+    assert NO_LADDER in with_results(page, tmp_path)
+    for words in ((), ("--causal",), ()):
+        assert tune(*LADDER, "--out", out, *words).exit_code == 0
+    document = read_ladder(out)
+    assert [row["shape"]["causal"] for row in document["rows"]] == ["upper_left", "none"]
+    text = with_results(page, tmp_path)
+    assert text == f"a\n<!-- results {out.name} -->\n{ladder_tables(document)}\n<!-- /results -->\n"
+    assert "Predicted for NVIDIA H200" in text
+    assert "Nothing was measured" in text
+    assert text.count("| v1 | flash_v1 64x64 w4 s1 |") == 2
+    assert "- v2: loops exchanged" in text
+
+
+def test_a_measured_step_shows_its_time_and_a_failed_one_its_reason(tune, tmp_path: Path) -> None:
+    row = json.loads(tune(*LADDER, "--json").stdout)
+    row["origin"] = "measured"
+    row["steps"][2]["timing"] = {"median_us": 2000.0, "low_us": 1.0, "high_us": 3.0, "tflops": 5.0}
+    row["steps"][7] |= {"problem": "no such instruction", "config": None, "hbm_bytes": None, "hbm_bytes_least": None}
+    out = tmp_path / "a.ladder.json"
+    LadderFile(out, device_named("h200"), ENVIRONMENT).add(row, "tune ladder", "2026-11-21T10:00:00+00:00")
+    text = ladder_tables(read_ladder(out))
+    assert "Measured for NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13), by `tune ladder`" in text
+    assert "| 2,000 µs | 549.8 |" in text
+    assert "| hopper | - | - | - |" in text
+    assert "Not run: no such instruction" in text
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b.ladder.json"
+    path.write_text('{"format": "blocktune-bench", "schema": 1}')
+    with pytest.raises(UsageError, match="has format blocktune-ladder"):
+        read_ladder(path)
+    path.write_text("no JSON")
+    with pytest.raises(UsageError, match="holds JSON"):
+        read_ladder(path)
+    path.unlink()
+    LadderFile(path, device_named("h200"), ENVIRONMENT).add({"shape": 1}, "tune ladder", "now")
+    with pytest.raises(UsageError, match="differs in device"):
+        LadderFile(path, device_named("rtx2070"), ENVIRONMENT)
+
+
+def test_the_command_is_kept_without_places() -> None:
+    words = ["ladder", "--seq", "8192", "--out", "x.json", "--db=/home/me/a.db", "--causal"]
+    assert _command(words) == "tune ladder --seq 8192 --causal"

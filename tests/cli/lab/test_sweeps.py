@@ -1,0 +1,65 @@
+"""`tune sweeps` on a real database."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from blocktune.db.exchange.document import document_from
+from blocktune.db.records.records import Outcome, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.registry import kernels_for
+from blocktune.tuner.lab.sweep_file import load_sweep
+from blocktune.tuner.search.space import SearchSpace
+
+
+def record_all(tune, winner, *, but: int = 0) -> int:
+    """Trials of every feasible config of the winner's shape, except some; returns how many there are."""
+    best = winner()
+    kernels = kernels_for(best.shape, best.device.limits)
+    hashes = {kernel.name: kernel.source_hash for kernel in kernels}
+    feasible = SearchSpace.build(best.shape, best.device.limits, kernels).feasible
+    with ResultStore.open(tune.db) as store:
+        trials = [
+            Trial(
+                device=best.device,
+                environment=best.environment,
+                shape=best.shape,
+                config=config,
+                kernel_hash=hashes[config.kernel],
+                outcome=Outcome.OK,
+                time_us=1000.0 + index,
+                relative_to_anchor=1 + 0.001 * index,
+                samples_us=(1000.0 + index,) * 3,
+                created_at=datetime(2026, 11, 20, tzinfo=UTC),
+            )
+            for index, config in enumerate(feasible[but:])
+        ]
+        store.import_json(document_from(best.device, (), trials))
+    return len(feasible)
+
+
+def test_a_whole_sweep_is_written_and_a_part_only_on_request(tune, winner, tmp_path: Path) -> None:
+    count = record_all(tune, winner, but=1)
+    folder = tmp_path / "results" / "sweeps"
+    left_out = tune("sweeps", folder, "--json")
+    assert left_out.exit_code == 0, left_out.output
+    assert json.loads(left_out.stdout)["sweeps"] == []
+    assert "whose 1 other configs" in left_out.stderr
+    (part,) = json.loads(tune("sweeps", folder, "--partial", "--json").stdout)["sweeps"]
+    assert (part["configs"], part["missing"]) == (count - 1, 1)
+    record_all(tune, winner)
+    (whole,) = json.loads(tune("sweeps", folder, "--json").stdout)["sweeps"]
+    assert (whole["configs"], whole["timed"], whole["missing"], whole["best_us"]) == (count, count, 0, 1000.0)
+    assert len(load_sweep(Path(whole["file"])).trials) == count
+    assert "h200-b2-h32-s8192-d64-bf16.sweep.json.gz" in tune("sweeps", folder).stdout
+
+
+def test_wrong_places_are_said_before_anything_is_written(tune, winner, tmp_path: Path) -> None:
+    result = tune("sweeps", tmp_path / "out")
+    assert result.exit_code == 5
+    assert not (tmp_path / "out").exists()
+    tune.store(winner())
+    (tmp_path / "file").write_text("")
+    result = tune("sweeps", tmp_path / "file")
+    assert result.exit_code == 2
+    assert "cannot be made" in result.stderr

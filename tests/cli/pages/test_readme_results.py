@@ -1,0 +1,116 @@
+"""The tables of the README are what the code makes of the measured files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.cli.pages.pages import NOTHING, pages, results_block, with_results
+from blocktune.tuner.search.shape_defaults import complete_shape
+
+ROOT = Path(__file__).parents[1]
+
+
+def entry(name: str, tflops: float, **changes: Any) -> dict[str, Any]:
+    timing = {"median_us": 1e5 / tflops, "low_us": 1.0, "high_us": 2.0, "tflops": tflops}
+    over = {"median": tflops / 500, "low": 0.9, "high": 1.1}
+    return {"name": name, "problem": "", "tuning": None, "timing": timing | {"over_cudnn": over}} | changes
+
+
+def row(seq: int, dim: int, causal: bool, *entries: dict[str, Any]) -> dict[str, Any]:
+    return {"shape": complete_shape(seq, dim, causal=causal).to_json(), "contenders": list(entries)}
+
+
+DOCUMENT = {
+    "schema": 1,
+    "format": "blocktune-bench",
+    "device": {"name": "NVIDIA H200"},
+    "kernels": ["flash_fwd", "flash_fwd_tma"],
+    "environment": {"triton": "3.6.0", "torch": "2.13.0", "cudnn": "9.19.0", "driver": "580.65", "power_limit_w": 700},
+    "regime": "burst",
+    "created_at": "2026-11-21T10:00:00+00:00",
+    "commands": ["tune bench --seq 512"],
+    "rows": [
+        row(1024, 64, False, entry("tuned", 520.0), entry("cudnn", 500.0)),
+        row(
+            512,
+            64,
+            True,
+            entry("tuned", 400.0, config={"kernel": "flash_fwd_tma"}),
+            entry("cudnn", 500.0),
+            entry("paper", 100.0, config={"kernel": "flash_fwd"}),
+            entry("default", 1.0, timing=None, problem="RuntimeError"),
+            entry("triton_autotune", 390.0, tuning={"cold_seconds": 611.7}),
+        ),
+        row(512, 128, False, entry("tuned", 600.0), entry("cudnn", 1.0, timing=None, problem="no kernel")),
+    ],
+}
+
+
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: path.name)
+def test_the_pages_show_the_measured_files(page: Path) -> None:
+    text = page.read_text()
+    assert with_results(text, ROOT / "results") == text, "run `make results`"
+
+
+def test_the_readme_has_results() -> None:
+    assert NOTHING not in (ROOT / "README.md").read_text()
+
+
+def test_without_a_file_the_block_says_so() -> None:
+    assert results_block(None) == NOTHING
+    assert results_block(DOCUMENT | {"rows": []}) == NOTHING
+
+
+def test_tables_hold_every_row_in_order() -> None:
+    block = results_block(DOCUMENT)
+    lines = block.splitlines()
+    assert "| 512 | causal | failed | 100 | 390 (612 s) | 400 | 500 | 0.800 (0.900 to 1.100) |" in lines
+    assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100) |" in lines
+    assert lines.index("Head dimension 64, TFLOP/s:") < lines.index("Head dimension 128, TFLOP/s:")
+    assert block.index("| 512 | causal") < block.index("| 1024 | full")
+    assert "NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13.0, cudnn 9.19.0, driver 580.65" in block
+    assert "kernels flash_fwd, flash_fwd_tma, by `tune bench --seq 512`" in block
+    assert "0.912 over cuDNN (2 shapes)" in block  # sqrt(0.8 * 1.04)
+
+
+def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() -> None:
+    first = row(512, 64, False, entry("tuned", 520.0, config={"kernel": "flash_fwd"}), entry("flash_fwd_tma", 390.0))
+    other = row(512, 64, True, entry("tuned", 1.0, config={"kernel": "flash_fwd_tma"}), entry("flash_fwd", 300.0))
+    block = results_block(DOCUMENT | {"rows": [first, other]})
+    header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
+    assert header.endswith("| tuned / cuDNN | flash_fwd_tma | flash_fwd |")
+    assert full.endswith("| 390 | 520 |")  # the kernel that won has its time, too
+    assert causal.endswith("| 1 | 300 |")
+    assert "A column with the name of a kernel" in block
+    assert "A column with the name of a kernel" not in results_block(DOCUMENT)
+    without = row(1024, 64, False, entry("tuned", 530.0, config={"kernel": "flash_fwd"}))
+    (header,) = (
+        line for line in results_block(DOCUMENT | {"rows": [first, without]}).splitlines() if "cuDNN |" in line
+    )
+    assert header.endswith("| tuned / cuDNN |")
+
+
+def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
+    first, other = row(512, 64, False, entry("tuned", 520.0), entry("flex", 260.0)), row(512, 64, True)
+    block = results_block(DOCUMENT | {"rows": [first, other]})
+    header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
+    assert header.endswith("| tuned / cuDNN | FlexAttention |")
+    assert full.endswith("| 260 |")
+    assert causal.endswith("| - |")
+    assert "2.000 over FlexAttention (1 shapes)" in block
+
+
+def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.bench.json").write_text(json.dumps(DOCUMENT))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("a\n<!-- results a.bench.json -->\nold\n<!-- /results -->\nb\n")
+    (tmp_path / "docs" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
+    subprocess.run([sys.executable, "-P", "-m", "blocktune.cli.pages.pages"], cwd=tmp_path, check=True)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme == f"a\n<!-- results a.bench.json -->\n{results_block(DOCUMENT)}\n<!-- /results -->\nb\n"
+    assert NOTHING in (tmp_path / "docs" / "page.md").read_text()

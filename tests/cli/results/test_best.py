@@ -1,0 +1,84 @@
+"""`tune best`: the rungs of the ladder, in JSON and in words."""
+
+import json
+
+import pytest
+
+from blocktune.kernels.values.config import Origin
+
+SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results that ship with the package grow; these tests must not change with them."""
+    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.shared.lookup._shipped_winners", lambda: iter(()))
+
+
+def test_the_json_of_a_measured_winner_holds_the_contract(tune, winner) -> None:
+    tune.store(winner())
+    result = tune(*SHAPE, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert (data["schema"], data["rung"]) == (1, "exact")
+    assert data["best"]["kernel"] == "flash_fwd"
+    assert data["best"]["config"] == winner().config.to_json()
+    assert (data["best"]["time_us"], data["best"]["origin"]) == (812.5, "measured")
+    assert data["default"]["time_us"] == 975.0
+    assert data["environment"]["driver"] == "580.65.06"
+
+
+def test_the_words_show_winner_default_paper_and_provenance(tune, winner) -> None:
+    tune.store(winner())
+    result = tune(*SHAPE)
+    assert result.exit_code == 0
+    for part in ("flash_fwd 128x64 w4 s3", "flash_fwd 64x64 w4 s2", "flash_fwd 128x128 w8 s2", "exact", "measured"):
+        assert part in result.stdout
+    assert "1.200x (1.190 to 1.210)" in result.stdout
+    assert "2026-11-20 12:00 UTC, 120 trials, triton 3.6.0" in result.stdout
+    assert "assumed --batch 2" in result.stderr
+
+
+def test_a_neighbour_answers_and_says_so(tune, winner) -> None:
+    tune.store(winner())
+    result = tune("best", "--seq", 4096, "--dim", 64, "--device", "h200", "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (data["rung"], data["best"]["origin"]) == ("nearest", "borrowed")
+    assert data["tuned_for"]["seqlen_q"] == 8192
+    assert data["shape"]["seqlen_q"] == 4096
+    assert any("exact" in reason for reason in data["passed_over"])
+
+
+def test_another_kernel_source_is_borrowed(tune, winner) -> None:
+    tune.store(winner(kernel_hash="0123456789abcdef"))
+    data = json.loads(tune(*SHAPE, "--json").stdout)
+    assert (data["rung"], data["best"]["origin"]) == ("other_source", "borrowed")
+
+
+def test_a_prediction_is_called_one(tune, winner) -> None:
+    tune.store(
+        winner(
+            origin=Origin.PREDICTED, time_us=None, default_time_us=None, paper_time_us=None, speedup_over_default=None
+        )
+    )
+    data = json.loads(tune(*SHAPE, "--json").stdout)
+    assert (data["rung"], data["best"]["origin"], data["best"]["time_us"]) == ("predicted", "predicted", None)
+    assert data["best"]["predicted_us"] == 790.0
+    assert "790.0 µs" in tune(*SHAPE).stdout
+
+
+def test_without_results_it_says_what_would_run_and_how_to_tune(tune) -> None:
+    result = tune(*SHAPE, "--json")
+    assert result.exit_code == 3
+    data = json.loads(result.stdout)
+    assert (data["rung"], data["best"]["origin"]) == ("default", "default")
+    assert "tune run --seq 8192 --dim 64 --device h200" in result.stderr
+    assert not tune.db.exists()
+
+
+def test_a_shape_that_no_kernel_computes_goes_to_pytorch(tune) -> None:
+    result = tune("best", "--seq", 64, "--dim", 1024, "--device", "h200")
+    assert result.exit_code == 3
+    assert "scaled_dot_product_attention" in result.stdout

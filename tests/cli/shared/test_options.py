@@ -1,0 +1,125 @@
+"""The flags of a shape, and what they become."""
+
+import inspect
+import re
+import shlex
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from blocktune.cli.shared.options import ShapeFlags, with_shape_flags
+from blocktune.kernels.hardware import device as devices
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.selection.fallback import Candidate, Rung
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import UnknownDeviceError, UsageError
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE, choose_device
+
+
+def test_sizes_that_are_not_given_follow_from_the_others_and_are_named() -> None:
+    flags = ShapeFlags(seq=8192, dim=64)
+    assert flags.shape().label == "b2 h32 s8192 d64 bf16"
+    assert flags.assumed() == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
+
+
+def test_the_tokens_of_a_decoding_are_its_keys() -> None:
+    flags = ShapeFlags(seq=1, dim=128, seq_k=8192)
+    assert flags.shape().label == "b2 h16 s1/8192 d128 bf16"
+    assert flags.assumed().startswith("assumed --batch 2 (batch * seq-k = 16384)")
+    assert ShapeFlags(seq=8192, dim=64, seq_k=77).shape().batch == 2  # more queries than keys
+    assert ShapeFlags(seq=4, dim=64, seq_k=1 << 20).shape().batch == 1
+    with pytest.raises(UsageError, match="--seq-k 8192"):
+        ShapeFlags(seq=1, dim=128).shape()
+
+
+SHAPES = [
+    {},
+    {"seqlen_q": 1, "seqlen_k": 1},
+    {"seqlen_q": 1, "num_heads": 8, "num_heads_kv": 2, "features": Features(cached=True, page_size=16)},
+    {"direction": Direction.BACKWARD, "causal": Causal.UPPER_LEFT, "features": Features(deterministic=True)},
+    {"direction": Direction.BACKWARD, "dtype": "float16", "features": Features(mask=MaskKind.BOOLEAN, dropout=True)},
+    {"causal": Causal.LOWER_RIGHT, "seqlen_q": 30, "features": Features(window=(127, -1), softcap=True, alibi=True)},
+    {"batch": 5, "head_dim_v": 80, "dtype": "float32", "features": Features(varlen=True)},
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES)
+def test_the_command_that_an_explanation_suggests_means_the_shape(changes: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 1, "num_heads": 4, "num_heads_kv": 4, "seqlen_q": 48, "seqlen_k": 64}
+    shape = AttentionShape(**(sizes | {"head_dim": 64, "head_dim_v": 64} | changes))
+    candidate = Candidate(rung=Rung.DEFAULT, config=KernelConfig("plain", 64, 64, 4, 2), origin=Origin.DEFAULT)
+    suggested = re.search(r"`tune run (.*)`", Explanation.of(candidate, shape).reason)
+    assert suggested is not None
+    seen = []
+
+    @with_shape_flags
+    def command(flags: ShapeFlags) -> None:
+        seen.append((flags.shape(), flags.assumed()))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, shlex.split(suggested[1]))
+    assert result.exit_code == 0, result.output
+    assert seen == [(shape, "")]
+
+
+def test_sizes_that_are_given_are_taken_and_not_named() -> None:
+    flags = ShapeFlags(seq=100, dim=80, batch=3, heads=8, kv_heads=2, seq_k=50, dim_v=96, dtype="fp16", causal=True)
+    shape = flags.shape()
+    assert (shape.batch, shape.num_heads, shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v) == (3, 8, 2, 50, 96)
+    assert (shape.dtype, shape.causal) == ("float16", Causal.UPPER_LEFT)
+    assert flags.assumed() == ""
+
+
+def test_lower_right_wins_over_causal() -> None:
+    assert ShapeFlags(seq=8, dim=64, causal=True, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"seq": 0}, {"dim": -1}, {"heads": 6, "kv_heads": 4}, {"dtype": "fp4"}, {"batch": 0}],
+    ids=lambda flags: ",".join(flags),
+)
+def test_a_shape_that_breaks_a_rule_is_wrong_use(flags: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        ShapeFlags(**({"seq": 64, "dim": 64} | flags)).shape()
+
+
+def test_a_command_gets_the_shape_flags_beside_its_own() -> None:
+    seen = []
+
+    @with_shape_flags
+    def command(flags: ShapeFlags, loud: bool = False) -> None:
+        seen.append((flags, loud))
+
+    assert {"seq", "dim", "kv_heads", "loud"} <= set(inspect.signature(command).parameters)
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--seq", "128", "--dim", "64", "--kv-heads", "4", "--loud"])
+    assert result.exit_code == 0, result.output
+    assert seen == [(ShapeFlags(seq=128, dim=64, kv_heads=4), True)]
+
+
+def test_without_a_name_and_a_gpu_the_default_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "present_devices", tuple)
+    assert choose_device(None) == devices.device_named(DEFAULT_DEVICE)
+
+
+def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    here = replace(devices.device_named("h200"), uuid="GPU-1", source="driver")
+    other = replace(devices.device_named("a100"), uuid="GPU-0", source="driver")
+    monkeypatch.setattr(devices, "present_devices", lambda: (other, here))
+    assert choose_device(None) is other
+    assert choose_device("H200") is here
+    assert choose_device("l40s").source == "catalogue"
+
+
+def test_an_unknown_device_is_wrong_use() -> None:
+    with pytest.raises(UnknownDeviceError, match="h200"):
+        choose_device("h2000")

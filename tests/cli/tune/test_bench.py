@@ -1,0 +1,147 @@
+"""`tune bench`: what it shows, what it writes, how it ends."""
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.cli.tune.bench import geometric_mean
+from blocktune.db.records.records import Environment, Regime
+from blocktune.kernels.hardware import device
+from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compare.report import Comparison, Entry, Ratio, Timing
+from blocktune.tuner.compare.stock_autotune import StockTuning
+
+GRID = ("--grid", "seq=512,1024 dim=64")
+HERE = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
+
+
+def entry(name: str, median_us: float) -> Entry:
+    over = Ratio(median=200.0 / median_us, low=0.99, high=1.01)
+    return Entry(name=name, timing=Timing(median_us=median_us, low_us=1.0, high_us=2.0, tflops=5.0, over_cudnn=over))
+
+
+class FakeCompare:
+    """Stands in for the use case; `fails_at` is the number of the shape at which it is interrupted."""
+
+    def __init__(self, tuned: Any) -> None:
+        self.tuned = tuned
+        self.fails_at = 0
+        self.problem = ""
+        self.got: list[dict[str, Any]] = []
+
+    def __call__(self, shape: AttentionShape, **given: Any) -> Comparison:
+        self.got.append(given)
+        if len(self.got) == self.fails_at:
+            raise KeyboardInterrupt
+        stock = None
+        if given["compiler"] is not None:
+            stock = StockTuning(
+                winner=self.tuned, time_us=1.0, configs=10, failed=1, left_out=2, compiled=5, seconds=60.0,
+                compile_seconds=20.0,
+            )  # fmt: skip
+        entries = (
+            entry("tuned", 100.0) if not self.problem else Entry(name="tuned", problem=self.problem),
+            Entry(name="paper", problem="no block of this rule fits the device"),
+            entry("cudnn", 200.0),
+            replace(entry("triton_autotune", 110.0), tuning=stock),
+        )
+        return Comparison(shape=shape, regime=given["regime"], entries=entries, rounds=21, seconds=1.0)
+
+
+@pytest.fixture
+def fake(winner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> FakeCompare:
+    stand_in = FakeCompare(winner().config)
+
+    @contextmanager
+    def no_lock(uuid: str | None, on_wait: object):
+        yield
+
+    monkeypatch.setattr("blocktune.tuner.compare.compare.compare", stand_in)
+    monkeypatch.setattr("blocktune.tuner.compare.compare.tuned_config", lambda *_: None)
+    monkeypatch.setattr("blocktune.tuner.measure.protocol.CudaClock", lambda: None)
+    monkeypatch.setattr("blocktune.tuner.measure.telemetry.gpu_lock", no_lock)
+    monkeypatch.setattr("blocktune.tuner.measure.telemetry.GpuMonitor", lambda uuid: None)
+    environment = Environment(triton="3.6.0", ptxas="12.8", torch="2.13", driver="580", power_limit_w=700)
+    monkeypatch.setattr("blocktune.tuner.measure.environment.measuring_environment", lambda *_: environment)
+    monkeypatch.setattr(device, "current_device", lambda: HERE)
+    return stand_in
+
+
+def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
+    result = tune("bench", *GRID, "--autotune")
+    assert result.exit_code == 0, result.output
+    for part in (
+        "b32 h32 s512 d64 bf16, burst, 21 rounds",
+        "100.0 µs",
+        "2.000x (0.990 to 1.010)",
+        "paper was not timed: no block of this rule",
+        "tried 10 configs in 60 s, compiling 5 of them; about 70 s with an empty cache",
+        "tuned over cudnn: 2.000x (geometric mean of 2 shapes)",
+    ):
+        assert part in result.stdout, part
+    assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]
+    assert all(given["compiler"] is not None for given in fake.got)
+
+
+def test_a_tuned_config_with_a_wrong_result_ends_with_7_after_all_rows(tune, fake: FakeCompare, tmp_path: Path) -> None:
+    fake.problem = "relative error 1.2 in rows 64.."
+    out = tmp_path / "h200.bench.json"
+    result = tune("bench", *GRID, "--out", out)
+    assert result.exit_code == 7
+    assert "b16 h32 s1024 d64 bf16: relative error 1.2" in result.stderr
+    assert len(json.loads(out.read_text())["rows"]) == 2
+
+
+def test_the_regime_reaches_the_use_case(tune, fake: FakeCompare) -> None:
+    assert tune("bench", *GRID, "--regime", "sustained").exit_code == 0
+    assert {given["regime"] for given in fake.got} == {Regime.SUSTAINED}
+    assert {given["compiler"] for given in fake.got} == {None}
+    assert tune("bench", *GRID, "--regime", "idle").exit_code == 2
+
+
+def test_an_interrupted_bench_keeps_its_rows_and_goes_on(tune, fake: FakeCompare, tmp_path: Path) -> None:
+    out = tmp_path / "h200.bench.json"
+    fake.fails_at = 2
+    assert tune("bench", *GRID, "--out", out).exit_code == 130
+    first = json.loads(out.read_text())
+    assert (first["schema"], first["format"], first["regime"]) == (1, "blocktune-bench", "burst")
+    assert first["device"]["name"] == "NVIDIA H200"
+    assert first["device"]["uuid"] is None
+    assert first["environment"]["power_limit_w"] == 700
+    assert [row["label"] for row in first["rows"]] == ["b32 h32 s512 d64 bf16"]
+    result = tune("bench", "--seq", 1024, "--dim", 64, "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    second = json.loads(out.read_text())
+    assert [row["shape"]["seqlen_q"] for row in second["rows"]] == [512, 1024]
+    assert json.loads(result.stdout) == second
+    assert len(list(tmp_path.glob("*.new"))) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": "blocktune-bench", "schema": 1, "device": {}, "rows": []}'])
+def test_a_file_with_something_else_is_left_alone(tune, fake: FakeCompare, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "other.json"
+    out.write_text(text)
+    result = tune("bench", *GRID, "--out", out)
+    assert result.exit_code == 2
+    assert "another file" in result.stderr
+    assert out.read_text() == text
+    assert fake.got == []
+
+
+def test_without_a_gpu_it_ends_with_4(tune, fake: FakeCompare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise NoDeviceError("no GPU")
+
+    monkeypatch.setattr(device, "current_device", none)
+    result = tune("bench", *GRID)
+    assert (result.exit_code, result.stdout) == (4, "")
+
+
+def test_the_geometric_mean_is_that_of_the_ratios() -> None:
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)

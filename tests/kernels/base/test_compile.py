@@ -1,0 +1,158 @@
+"""The portable kernels compiled for GPUs that are not here: tensor cores, no spills, the overlap of schedules."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, FlashKernel
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
+)
+PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+TENSOR_CORES = {(8, 0): "mma", HOPPER: "wgmma", BLACKWELL: "tcgen05", (12, 0): "mma"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def shape(head_dim: int = 64) -> AttentionShape:
+    sizes = {"batch": 2, "num_heads": 8, "num_heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096}
+    return AttentionShape(**sizes, head_dim=head_dim, head_dim_v=head_dim)
+
+
+def default(kernel: str, cc: tuple[int, int], head_dim: int = 64, schedule: int | None = None) -> KernelConfig:
+    """The kernel's default config, with another schedule if one is given."""
+    config = get_kernel(kernel).default_config(shape(head_dim), limits_for(cc))
+    return config if schedule is None else replace(config, extra=(("schedule", schedule),))
+
+
+def supported() -> list[tuple[str, tuple[int, int]]]:
+    return [
+        (kernel.name, cc)
+        for cc in TENSOR_CORES
+        for kernel in kernels_for(shape(), limits_for(cc))
+        if kernel.name in PORTABLE
+    ]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("kernel", "cc"), supported())
+def test_default_config_compiles_without_spills(kernel: str, cc: tuple[int, int], head_dim: int) -> None:
+    resources = compile_resources(get_kernel(kernel), default(kernel, cc, head_dim), shape(head_dim), cc)
+    assert resources.tensor_cores == TENSOR_CORES[cc]
+    assert resources.spill_bytes == 0
+    assert resources.shared_bytes <= limits_for(cc).shared_per_block_optin_bytes
+
+
+def other_schedules() -> Iterator[tuple[str, tuple[int, int], int]]:
+    for kernel, cc in supported():
+        own = default(kernel, cc).parameters["schedule"]
+        yield from ((kernel, cc, schedule) for schedule in (IN_ORDER, AHEAD, AHEAD_FIXED) if schedule != own)
+
+
+@pytest.mark.parametrize(("kernel", "cc", "schedule"), list(other_schedules()))
+def test_every_other_schedule_compiles(kernel: str, cc: tuple[int, int], schedule: int) -> None:
+    config = default(kernel, cc, schedule=schedule)
+    if TRITON == (3, 6) and cc == BLACKWELL and schedule == AHEAD_FIXED:
+        # Triton 3.6 fails in its pass over layouts of tensor memory, where inline assembly takes the accumulator.
+        with pytest.raises(RuntimeError, match="PassManager::run failed"):
+            compile_resources(get_kernel(kernel), config, shape(), cc)
+    else:
+        resources = compile_resources(get_kernel(kernel), config, shape(), cc)
+        assert resources.tensor_cores == TENSOR_CORES[cc]
+
+
+@pytest.mark.parametrize("kernel", PORTABLE)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_default_config_leaves_out_what_triton_cannot_compile(kernel: str, head_dim: int) -> None:
+    assert default(kernel, BLACKWELL, head_dim).parameters["schedule"] == IN_ORDER
+
+
+def main_loop(kernel: str, config: KernelConfig) -> list[str]:
+    """The instructions of sm_90, without operands, of the first loop that holds matrix products."""
+    instructions = machine_code(kernel, config)
+    for address, text in instructions:
+        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < address:
+            body = [text for at, text in instructions if int(jump[1], 16) <= at <= address]
+            names = [re.sub(r"^@!?U?P\w+\s+", "", text).split()[0] for text in body]
+            if any(name.startswith("HGMMA") for name in names):
+                return names
+    raise AssertionError(f"{config.label} has no loop with matrix products.")
+
+
+def machine_code(kernel: str, config: KernelConfig) -> list[tuple[int, str]]:
+    """(address, instruction) of all that `cuobjdump -sass` lists."""
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
+    spec = get_kernel(kernel).compile_spec(config, shape())
+    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
+    (cubin,) = Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")
+    assert cubin.read_bytes() == compiled.asm["cubin"]
+    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
+
+
+def hidden_exponentials(loop: list[str]) -> int:
+    """Exponentials that are issued while matrix products are in flight: behind one, and ahead of the wait for it."""
+    hidden, in_flight = 0, False
+    for name in loop:
+        if name.startswith("HGMMA"):
+            in_flight = True
+        elif name.startswith("WARPGROUP.DEPBAR"):
+            in_flight = False
+        elif name == "MUFU.EX2":
+            hidden += in_flight
+    return hidden
+
+
+def stores_to_shared(loop: list[str]) -> list[str]:
+    return [name for name in loop if name.startswith(("STS", "STSM"))]
+
+
+@pytest.mark.parametrize("kernel", PORTABLE)
+@pytest.mark.parametrize("schedule", [AHEAD, AHEAD_FIXED])
+def test_running_ahead_hides_exponentials_behind_products(kernel: str, schedule: int) -> None:
+    loop = main_loop(kernel, default(kernel, HOPPER, schedule=schedule))
+    assert hidden_exponentials(loop) > 0
+    assert stores_to_shared(loop) == []  # the probabilities stay in registers
+
+
+def test_default_config_hides_most_exponentials() -> None:
+    loop = main_loop("flash_fwd_tma", default("flash_fwd_tma", HOPPER))
+    assert loop.count("MUFU.EX2") == 64 * 64 // 128  # a thread of four warps has 32 scores of the tile
+    assert hidden_exponentials(loop) >= 24
+
+
+@pytest.mark.parametrize("kernel", PORTABLE)
+def test_in_order_hides_none(kernel: str) -> None:
+    """What running ahead is for; and the proof that the test above can tell the difference."""
+    loop = main_loop(kernel, default(kernel, HOPPER, schedule=IN_ORDER))
+    assert loop.count("MUFU.EX2") > 0
+    assert hidden_exponentials(loop) == 0
+
+
+@pytest.mark.parametrize("kernel", PORTABLE)
+def test_warps_that_share_rows_exchange_probabilities(kernel: str) -> None:
+    """64 rows are four warps' worth: with eight the probabilities do go through shared memory (`shared_bytes`)."""
+    config = KernelConfig(kernel, 64, 64, 8, 2, (("schedule", AHEAD_FIXED),))
+    assert stores_to_shared(main_loop(kernel, config))

@@ -1,0 +1,196 @@
+"""What the Hopper backward makes of a shape: its form, its workspace, and which queries a block of keys walks along.
+
+The device functions that decide this are plain arithmetic; here they run as Python, against masks written out.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.kernels.hopper.backward import bounds as hopper_bwd_bounds
+from blocktune.kernels.hopper.backward.layout import (
+    EDGE,
+    GENERAL,
+    LOWER,
+    MOVING,
+    ORDERED,
+    PACKED,
+    SOFTCAP,
+    UPPER,
+    Rows,
+    bounds_of,
+    form_of,
+    keys_of_block,
+    scale_arguments,
+    width_of,
+)
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import visible
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+BLOCK_M = 64
+NO, UPPER_LEFT, LOWER_RIGHT = Causal
+LENGTHS = [(1, 1), (64, 128), (63, 65), (130, 127), (300, 300), (70, 500), (500, 70), (257, 129), (1, 400), (400, 1)]
+WINDOWS = [None, (0, 0), (-1, 3), (3, -1), (40, 40), (0, 200), (300, 2), (130, 130)]
+
+
+def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "", **changes: Any) -> AttentionShape:
+    sizes = {"batch": 1, "num_heads": 1, "num_heads_kv": 1, "head_dim": 64, "head_dim_v": 64} | changes
+    return AttentionShape(
+        seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, direction=Direction.BACKWARD,
+        features=Features.parse(features), **sizes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
+    monkeypatch.setattr(hopper_bwd_bounds, "gl", language)
+
+
+def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
+    upper, lower = bounds_of(problem)
+    return hopper_bwd_bounds.query_range.fn(  # type: ignore[no-any-return]
+        n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
+    )
+
+
+def seen_by(problem: AttentionShape) -> torch.Tensor:
+    window = problem.features.window
+    return visible(problem.seqlen_q, problem.seqlen_k, problem.causal, torch.device("cpu"), window)
+
+
+def problems(head_dim: int) -> list[AttentionShape]:
+    words = ["" if window is None else f"window={window[0]}:{window[1]}" for window in WINDOWS]
+    return [
+        shape(*lengths, causal, word, head_dim=head_dim, head_dim_v=head_dim)
+        for lengths in LENGTHS
+        for causal in Causal
+        for word in words
+    ]
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python: None) -> None:
+    for problem in problems(head_dim):
+        if not form_of(problem):
+            continue
+        seen, block_n = seen_by(problem), keys_of_block(problem)
+        for n0 in range(0, problem.seqlen_k, block_n):
+            first, low, high, end, any_seen = walk(problem, n0, block_n)
+            assert first % BLOCK_M == low % BLOCK_M == high % BLOCK_M == end % BLOCK_M == 0
+            assert 0 <= first <= low <= high <= end <= -(-problem.seqlen_q // BLOCK_M) * BLOCK_M
+            assert end > first  # the copies of K and V come with the first block of queries
+            columns = seen[:, n0 : n0 + block_n]
+            assert not columns[:first].any(), problem.label
+            assert not columns[end:].any(), problem.label
+            assert columns[low:high].all(), problem.label
+            assert low == high or n0 + block_n <= problem.seqlen_k
+            if not any_seen:
+                assert low == high or not columns.numel()
+                assert not columns[first:end].any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) -> None:
+    for problem in problems(head_dim):
+        if not form_of(problem):
+            continue
+        seen, block_n = seen_by(problem), keys_of_block(problem)
+        for n0 in range(0, problem.seqlen_k - block_n + 1, block_n):
+            first, low, high, end, any_seen = walk(problem, n0, block_n)
+            columns = seen[:, n0 : n0 + block_n]
+            whole = [m for m in range(0, problem.seqlen_q - BLOCK_M + 1, BLOCK_M) if columns[m : m + BLOCK_M].all()]
+            assert [m for m in whole if not low <= m < high] == []
+            if any_seen:
+                walked = range(first, end, BLOCK_M)
+                assert [
+                    m for m in walked if not columns[m : m + BLOCK_M].any() and m + BLOCK_M <= problem.seqlen_q
+                ] == []
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
+    """Tiles in the order of their keys; each finds counted what it waits for, and no tile that adds zeros counts."""
+    for problem in problems(head_dim):
+        if not form_of(problem):
+            continue
+        block_n, lower = keys_of_block(problem), bounds_of(problem)[1]
+        counted: dict[int, int] = {}
+        for n in range(-(-problem.seqlen_k // block_n)):
+            first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
+            for m in range(first, end, BLOCK_M):
+                turn = hopper_bwd_bounds.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
+                assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
+                if any_seen:
+                    counted[m] = counted.get(m, 0) + 4
+
+
+def test_packed_sequences_have_blocks_of_their_own() -> None:
+    lengths = (0, 1, 63, 64, 65, 0, 0, 128, 7)
+    begins = [sum(lengths[:number]) for number in range(len(lengths))]
+    problem = shape(128, 128, features="varlen", batch=len(lengths), num_heads=3)
+    rows = Rows.of(problem, sum(lengths))
+    taken: list[int] = []
+    for head in range(3):
+        for entry, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+            row = hopper_bwd_bounds.first_row.fn(entry, head, begin, 3, rows.of_head, BLOCK_M, PACKED | GENERAL)
+            assert row % BLOCK_M == 0
+            assert head * rows.of_head <= row
+            padded = max(1, -(-length // BLOCK_M)) * BLOCK_M
+            assert row + padded <= (head + 1) * rows.of_head
+            taken += range(row, row + padded)
+    assert len(set(taken)) == len(taken) <= rows.count
+    assert rows.longest == 128
+
+
+def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
+    for form in (GENERAL | PACKED | EDGE, GENERAL | PACKED | EDGE | UPPER | LOWER | MOVING):
+        first, low, high, end, _ = hopper_bwd_bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
+        assert (first, end) == (0, BLOCK_M)
+        assert low == high == end  # masked
+
+
+@pytest.mark.parametrize(
+    ("problem", "form"),
+    [
+        (shape(128, 256), 0),
+        (shape(256, 256, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
+        (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
+        (shape(100, 256), GENERAL),
+        (shape(256, 100), GENERAL | EDGE),
+        (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL),
+        (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
+        (shape(256, 320), GENERAL | EDGE),
+        (shape(256, 256, features="window=-1:5"), GENERAL | UPPER),
+        (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
+        (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
+        (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED),
+        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE),
+        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | UPPER),
+        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | UPPER | MOVING),
+        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | LOWER | MOVING),
+    ],
+    ids=lambda value: value.label if isinstance(value, AttentionShape) else "",
+)
+def test_forms(problem: AttentionShape, form: int) -> None:
+    assert form_of(problem) == form
+
+
+def test_widths_and_blocks() -> None:
+    found = [width_of(shape(64, 64, head_dim=dim, head_dim_v=64)) for dim in (40, 64, 72, 128, 136, 192, 200, 256)]
+    assert found == [64, 64, 128, 128, 192, 192, 256, 256]
+    assert width_of(shape(64, 64, head_dim=64, head_dim_v=128)) == 128
+    assert keys_of_block(shape(64, 64)) == 128
+    assert keys_of_block(shape(64, 64, head_dim=192)) == 64
+
+
+def test_a_soft_cap_goes_into_two_factors() -> None:
+    log2_e = 1.4426950408889634
+    assert scale_arguments(shape(64, 64), 0.5, Extras()) == (0.5, 0.5 * log2_e, None)
+    assert scale_arguments(shape(64, 64), 0.0, Extras())[1] == pytest.approx(1e-30 * log2_e)
+    capped = scale_arguments(shape(64, 64, features="softcap"), 0.5, Extras(softcap=20.0))
+    assert capped == pytest.approx((0.5, 20.0 * log2_e, 2 * log2_e * 0.5 / 20.0))

@@ -1,0 +1,174 @@
+"""What runs before and after the Hopper backward: in Triton's interpreter on the CPU, compiled where a GPU is."""
+
+import os
+
+import pytest
+import torch
+import triton
+from triton import knobs
+
+from blocktune.kernels.hardware.driver import read_driver
+from blocktune.kernels.hopper.backward.pre_and_post import (
+    finish_kernel,
+    finish_rows_kernel,
+    prepare_kernel,
+    prepare_rows_kernel,
+)
+
+ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [
+    pytest.mark.skipif(
+        not ON_GPU and not knobs.runtime.interpret,
+        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
+    ),
+    # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+BATCH, HEADS, LENGTH = 2, 3, 128
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    sizes = (BATCH, HEADS, LENGTH, dim) if layout == "bhsd" else (BATCH, LENGTH, HEADS, dim)
+    made = torch.randn(sizes, device=DEVICE).to(dtype)
+    return made if layout == "bhsd" else made.transpose(1, 2)
+
+
+@pytest.mark.parametrize("layouts", [("bhsd", "bhsd"), ("bshd", "bhsd"), ("bhsd", "bshd")], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_statistics_and_an_empty_workspace(dim: int, layouts: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    out, dout = (drawn(layout, dim, torch.float16) for layout in layouts)
+    lse = torch.randn(BATCH, HEADS, LENGTH, device=DEVICE)
+    lse_log2, delta = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
+    sums = torch.full((lse.numel(), dim), float("nan"), device=DEVICE)
+    counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
+    prepare_kernel[(lse.numel() // 32,)](
+        out, dout, lse, lse_log2, delta, sums, counter, *out.stride()[:3], *dout.stride()[:3], HEADS, LENGTH,
+        HEAD_DIM=dim, ROWS=32, num_warps=4,
+    )  # fmt: skip
+    torch.testing.assert_close(delta, (out.float() * dout.float()).sum(-1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(lse_log2, lse / torch.log(torch.tensor(2.0)).item())
+    assert not sums.any()
+    assert counter.item() == 0
+
+
+def in_register_order(dq: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """dq [rows, head_dim] as the main kernel leaves it: for every 64 queries two halves, each as in `add_dq`."""
+    halves = []
+    for block in dq.split(64):
+        parts = [part.T for part in block.split(32)] if transposed else block.split(block.shape[1] // 2, dim=1)
+        for part in parts:
+            registers = part.reshape(4, 2, 8, part.shape[1] // 8, 4, 2)
+            halves.append(registers.permute(3, 0, 2, 4, 1, 5).reshape(-1))
+    return torch.cat(halves)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sums_become_dq(dim: int, layout: str) -> None:
+    torch.manual_seed(0)
+    expected = torch.randn(BATCH, HEADS, LENGTH, dim, device=DEVICE)
+    sums = in_register_order(expected.reshape(-1, dim), transposed=dim == 64)
+    dq = drawn(layout, dim, torch.float16).fill_(float("nan"))
+    finish_kernel[(BATCH * HEADS * LENGTH // 32,)](
+        sums, dq, 0.25, *dq.stride()[:3], HEADS, LENGTH,
+        HEAD_DIM=dim, HALF=32 if dim == 64 else 64, TRANSPOSED=dim == 64, num_warps=4,
+    )  # fmt: skip
+    torch.testing.assert_close(dq, (expected * 0.25).half())
+
+
+LENGTHS = (5, 70, 0, 64, 129)
+"""Of packed sequences; the others are LENGTHS[1] or LENGTHS[4] long."""
+
+
+def starts(packed: bool, length: int, rows_of_head: int) -> list[tuple[int, int, int, int, int]]:
+    """(entry, head, first token, length, first row of the workspace) of every head of every sequence."""
+    if not packed:
+        heads = [(batch, head) for batch in range(BATCH) for head in range(HEADS)]
+        return [(batch, head, 0, length, (batch * HEADS + head) * rows_of_head) for batch, head in heads]
+    begins = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
+    found = []
+    for number, (begin, own) in enumerate(zip(begins, LENGTHS, strict=True)):
+        row = (begin + 64 * number) // 64 * 64
+        found += [(0, head, begin, own, head * rows_of_head + row) for head in range(HEADS)]
+    return found
+
+
+def padded(length: int) -> int:
+    return max(1, -(-length // 64)) * 64
+
+
+def sizes_of(packed: bool, length: int) -> tuple[int, int, int, torch.Tensor | None]:
+    """(tensor rows, rows of a head in the workspace, sequences, where they begin)."""
+    if not packed:
+        return length, padded(length), BATCH, None
+    tokens = sum(LENGTHS)
+    begins = torch.tensor([sum(LENGTHS[:number]) for number in range(len(LENGTHS) + 1)], dtype=torch.int32)
+    return tokens, padded(tokens) + 64 * len(LENGTHS), len(LENGTHS), begins.to(DEVICE)
+
+
+@pytest.mark.parametrize(("packed", "length", "ordered"), [(False, 70, True), (True, 129, False), (True, 129, True)])
+@pytest.mark.parametrize(("dim", "width"), [(40, 64), (136, 192)])
+def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int, ordered: bool) -> None:
+    if ordered and not ON_GPU and TRITON >= (3, 9):
+        pytest.skip("the interpreter of Triton 3.9 takes a mask that is one comparison of numbers for an int32")
+    torch.manual_seed(0)
+    tokens, rows, sequences, begins = sizes_of(packed, length)
+    batch = 1 if packed else BATCH
+    out, dout = (torch.randn(batch, HEADS, tokens, dim, device=DEVICE).half() for _ in range(2))
+    lse = torch.randn(batch, HEADS, tokens, device=DEVICE)
+    lse[:, 1, 2] = float("-inf")  # a row that sees no key
+    count = rows * HEADS * batch
+    lse_log2, delta = (torch.full((count,), float("nan"), device=DEVICE) for _ in range(2))
+    sums = torch.full((count, width), float("nan"), device=DEVICE)
+    counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
+    turns = torch.full((count // 32,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
+    programs = padded(length) // 32
+    prepare_rows_kernel[(programs * HEADS * sequences,)](
+        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, *out.stride()[:3], *dout.stride()[:3],
+        HEADS * tokens, tokens, HEADS, length, rows, programs,
+        HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, num_warps=4,
+    )  # fmt: skip
+    assert counter.item() == 0
+    expected = (out.float() * dout.float()).sum(-1)
+    expected[:, 1, 2] = 0
+    base_2 = (lse / torch.log(torch.tensor(2.0)).item()).where(lse.isfinite(), torch.tensor(1e30))
+    for entry, head, begin, own, row in starts(packed, length, rows):
+        end, last = row + own, row + padded(own)
+        torch.testing.assert_close(delta[row:end], expected[entry, head, begin : begin + own], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(lse_log2[row:end], base_2[entry, head, begin : begin + own])
+        assert (lse_log2[end:last] == 1e30).all()
+        assert (delta[end:last] == 0).all()
+        assert not sums[row:last].any()
+        if turns is not None:
+            assert not turns[row // 32 : last // 32].any()
+
+
+@pytest.mark.parametrize(("packed", "length"), [(False, 70), (True, 129)])
+@pytest.mark.parametrize(("dim", "width"), [(40, 64), (120, 128), (136, 192)])
+def test_sums_of_any_rows_become_dq(dim: int, width: int, packed: bool, length: int) -> None:
+    torch.manual_seed(0)
+    tokens, rows, sequences, begins = sizes_of(packed, length)
+    batch, transposed = 1 if packed else BATCH, width == 64
+    sums = torch.randn(rows * HEADS * batch, width, device=DEVICE)
+    dq = torch.full((batch, tokens, HEADS, dim), float("nan"), device=DEVICE).half().transpose(1, 2)
+    programs, part = padded(length) // 64, 32 if transposed else 64
+    finish_rows_kernel[(programs * HEADS * sequences * (2 if transposed else width // part),)](
+        in_parts(sums, part, transposed), dq, begins, 0.25, *dq.stride()[:3], HEADS, length, rows, programs,
+        HEAD_DIM=dim, WIDTH=width, PART=part, TRANSPOSED=transposed, num_warps=4,
+    )  # fmt: skip
+    for entry, head, begin, own, row in starts(packed, length, rows):
+        wanted = (sums[row : row + own, :dim] * 0.25).half()
+        torch.testing.assert_close(dq[entry, head, begin : begin + own], wanted)
+
+
+def in_parts(dq: torch.Tensor, part: int, transposed: bool) -> torch.Tensor:
+    """`in_register_order` for parts of `part` columns, or queries."""
+    parts = []
+    for block in dq.split(64):
+        for piece in [piece.T for piece in block.split(part)] if transposed else block.split(part, dim=1):
+            registers = piece.reshape(4, 2, 8, piece.shape[1] // 8, 4, 2)
+            parts.append(registers.permute(3, 0, 2, 4, 1, 5).reshape(-1))
+    return torch.cat(parts)

@@ -1,0 +1,147 @@
+"""The source of the Hopper forward for short sequences, run on the CPU by gluon_machine.py: lengths, masks, parameters.
+
+What the compiler makes of it is not seen here; test_flash_fwd_hopper_short.py reads the machine code, and on a GPU
+test_flash_fwd_hopper_short_gpu.py compares results.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
+from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort, joins_tiles, output_panels
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+from . import gluon_machine
+from .test_flash_fwd_hopper_source import EDGES, compare, read_now, shape_of, tensors
+
+HOPPER = limits_for((9, 0))
+KERNEL = FlashForwardHopperShort()
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_fwd_hopper_short, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
+
+
+def config_of(problem: AttentionShape, **changes: int) -> KernelConfig:
+    default = KERNEL.default_config(problem, HOPPER)
+    return KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
+
+
+def check(
+    problem: AttentionShape,
+    config: KernelConfig | None = None,
+    layout: str = "bhsd",
+    qkv: list[torch.Tensor] | None = None,
+    programs: int = 2,
+) -> None:
+    config, qkv = config or config_of(problem), qkv or tensors(problem, layout)
+    assert KERNEL.violations(config, problem, HOPPER) == ()
+    out = torch.full((*qkv[0].shape[:-1], problem.head_dim_v), 7.0).half()
+    lse = torch.full(qkv[0].shape[:3], 7.0)
+    launch: Any = KERNEL.bind(config, problem)
+    arguments = launch.arguments(*qkv, out, lse, problem.head_dim**-0.5)
+    gluon_machine.run(launch.function, arguments, programs)
+    assert arguments[5].tolist() == [0, 0]  # the counter, as the next launch expects it
+    compare(out, lse, *attention_reference(*qkv, causal=problem.causal))
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
+def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
+    check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal))
+    check(shape_of(seqlen_q, seqlen_k, 128, num_heads=1, causal=causal))
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(40, 40), (64, 256), (104, 64), (256, 256), (200, 120)])
+def test_widths(head_dim: int, head_dim_v: int, causal: Causal) -> None:
+    check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=causal), layout="bshd")
+
+
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "num_stages", "own"),
+    [
+        (128, 64, 2, (0, 0, 1)),
+        (128, 128, 2, (1, 1, 0)),
+        (128, 64, 4, (1, 0, 0)),
+        (192, 64, 3, (0, 1, 1)),
+        (192, 128, 2, (1, 0, 1)),
+        (256, 64, 4, (0, 1, 0)),
+        (256, 64, 2, (1, 1, 1)),
+    ],
+)
+def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
+    """One tile only, one block only, fewer blocks than stages, more programs than tiles."""
+    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages}
+    names |= dict(zip(("split_release", "early_p", "keep_p"), own, strict=True))
+    problems = [
+        shape_of(64, 64),
+        shape_of(300, 300, causal=Causal.UPPER_LEFT),
+        shape_of(130, 420, num_heads=1, causal=Causal.LOWER_RIGHT),
+        shape_of(300, 300, num_heads=1),
+    ]
+    for number, problem in enumerate(problems):
+        check(problem, config_of(problem, **names), programs=1 + number)
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "block_n", "num_stages", "panels"),
+    [(128, 128, 128, 2, 2), (256, 256, 64, 2, 2), (256, 128, 64, 2, 2), (128, 256, 64, 2, 4), (128, 128, 64, 4, 2)],
+)
+def test_tiles_that_meet(
+    head_dim: int, head_dim_v: int, block_n: int, num_stages: int, panels: int, split: int
+) -> None:
+    """Many of one program, in a step or behind it; the output through panels, which may take turns."""
+    names = {"block_m": 128, "block_n": block_n, "num_stages": num_stages, "split_release": split}
+    for changes in ({}, {"causal": Causal.UPPER_LEFT}, {"seqlen_q": 130, "causal": Causal.LOWER_RIGHT}):
+        problem = shape_of(**{"seqlen_q": 256, "head_dim": head_dim, "head_dim_v": head_dim_v} | changes)
+        config = config_of(problem, **names)
+        assert output_panels(config, problem) == panels
+        assert joins_tiles(config, problem) == (changes == {} or (block_n == 128 and "seqlen_q" not in changes))
+        check(problem, config, programs=1)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (8, 2)])
+def test_grouped_heads_of_a_batch(heads: tuple[int, int]) -> None:
+    sizes = {"batch": 2, "num_heads": heads[0], "num_heads_kv": heads[1]}
+    check(shape_of(150, 150, **sizes, causal=Causal.UPPER_LEFT), layout="bshd", programs=3)
+
+
+def test_strided_tensors() -> None:
+    """Slices of a fused projection, and heads that begin in the middle of a row."""
+    problem = shape_of(100, 100, num_heads=2, num_heads_kv=2)
+    fused = torch.randn(1, 100, 3, 2, 64).half()
+    check(problem, qkv=[fused[:, :, part].transpose(1, 2) for part in range(3)])
+
+
+def test_scores_that_grow() -> None:
+    """The running maximum is raised in every block."""
+    for head_dim in (64, 128):
+        problem = shape_of(200, 300, head_dim)
+        q, k, v = tensors(problem)
+        check(problem, qkv=[q, (k.float() * torch.linspace(16, 0.1, 300)[:, None]).half(), v])
+
+
+WRONG: dict[str, Any] = {
+    "warpgroup_mma_wait": read_now,
+    "values_read": lambda *arguments: None,  # nothing but unused slots is ever given back
+    "scores_read": lambda *arguments: None,  # nor Q
+    "pass_over": lambda count, full, k_empty, v_empty, slot, phase, *constants: (slot, phase),
+    "pin": lambda x: x * 0,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_machine_notices_wrong_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gluon_machine.STAND_INS, name, WRONG[name])
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.2)
+    with pytest.raises((AssertionError, TimeoutError)):
+        check(shape_of(400, 400, batch=2, causal=Causal.UPPER_LEFT), programs=1)

@@ -1,0 +1,274 @@
+"""The source of the Hopper forward, run on the CPU by gluon_machine.py: every length, mask, feature and parameter.
+
+What the compiler makes of it is not seen here; test_flash_fwd_hopper.py reads the machine code, and on a GPU
+test_flash_fwd_hopper_gpu.py compares results.
+"""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.hopper.forward import kernel as flash_fwd_hopper
+from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+from . import gluon_machine
+
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+HOPPER = limits_for((9, 0))
+KERNEL = FlashForwardHopper()
+TOLERANCE = 1e-3
+"""Relative Frobenius error of float16 probabilities and outputs."""
+LSE_TOLERANCE = 1e-4
+EDGES = [(1, 1), (1, 300), (63, 65), (64, 64), (65, 63), (128, 129), (129, 127), (192, 193), (257, 255), (300, 1)]
+WINDOWS = [(0, 0), (20, 9), (-1, 3), (64, -1), (63, 0), (100, 128), (300, 300)]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
+
+
+def shape_of(
+    seqlen_q: int = 200, seqlen_k: int = 200, head_dim: int = 64, features: str = "", **changes: Any
+) -> AttentionShape:
+    sizes: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_heads_kv": 1, "head_dim_v": head_dim, "dtype": "float16"}
+    sizes |= {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": head_dim} | changes
+    return AttentionShape(**sizes, features=Features.parse(features))
+
+
+def config_of(problem: AttentionShape, **changes: int) -> KernelConfig:
+    default = KERNEL.default_config(problem, HOPPER)
+    return KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
+
+
+def draw(batch: int, heads: int, rows: int, dim: int, layout: str) -> torch.Tensor:
+    sizes = (batch, heads, rows, dim) if layout == "bhsd" else (batch, rows, heads, dim)
+    drawn = torch.randn(sizes).half()
+    return drawn if layout == "bhsd" else drawn.transpose(1, 2)
+
+
+def tensors(problem: AttentionShape, layout: str = "bhsd", tokens: tuple[int, int] | None = None) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    batch, (rows, keys) = problem.batch if tokens is None else 1, tokens or (problem.seqlen_q, problem.seqlen_k)
+    return [
+        draw(batch, problem.num_heads, rows, problem.head_dim, layout),
+        draw(batch, problem.num_heads_kv, keys, problem.head_dim, layout),
+        draw(batch, problem.num_heads_kv, keys, problem.head_dim_v, layout),
+    ]
+
+
+def run(
+    problem: AttentionShape, config: KernelConfig, qkv: list[torch.Tensor], extras: Extras, programs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp, 7 where nothing is written."""
+    assert KERNEL.violations(config, problem, HOPPER) == ()
+    q = qkv[0]
+    out = torch.full((*q.shape[:-1], problem.head_dim_v), 7.0).half()
+    lse = torch.full(q.shape[1:3] if problem.features.varlen else q.shape[:3], 7.0)
+    launch: Any = KERNEL.bind(config, problem)
+    given = (extras,) if problem.features else ()
+    arguments = launch.arguments(*qkv, out, lse, problem.head_dim**-0.5, *given)
+    gluon_machine.run(launch.function, arguments, programs)
+    counter = arguments[5]
+    assert counter.tolist() == [0, 0]  # as the next launch expects it
+    return out, lse
+
+
+def check(
+    problem: AttentionShape,
+    config: KernelConfig | None = None,
+    layout: str = "bhsd",
+    qkv: list[torch.Tensor] | None = None,
+    programs: int = 2,
+) -> None:
+    config, qkv = config or config_of(problem), qkv or tensors(problem, layout)
+    extras = Extras(softcap=1.5 if problem.features.softcap else 0.0)
+    out, lse = run(problem, config, qkv, extras, programs)
+    expected = attention_reference(*qkv, causal=problem.causal, features=problem.features, extras=extras)
+    compare(out, lse, *expected)
+
+
+def compare(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expected_lse: torch.Tensor) -> None:
+    assert torch.isfinite(out).all()
+    assert torch.equal(lse.isneginf(), expected_lse.isneginf())
+    assert (out[expected_lse.view(out.shape[:-1]).isneginf()] == 0).all()
+    assert (out.float() - expected).norm() <= TOLERANCE * expected.norm()
+    seen = ~expected_lse.isneginf()
+    assert ((lse - expected_lse)[seen].abs() <= LSE_TOLERANCE).all()
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
+def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
+    check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal))
+    check(shape_of(seqlen_q, seqlen_k, 128, num_heads=1, causal=causal))
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 96, 128, 160, 192, 256])
+def test_every_head_dimension(head_dim: int, causal: Causal) -> None:
+    check(shape_of(100, 170, head_dim, causal=causal), layout="bshd")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(192, 128), (128, 192), (64, 256), (256, 64), (96, 64), (256, 192), (72, 200)]
+)
+def test_heads_of_two_dimensions(head_dim: int, head_dim_v: int) -> None:
+    check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=Causal.LOWER_RIGHT), layout="bshd")
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(200, 200), (100, 300), (300, 100)])
+def test_windows(window: tuple[int, int], seqlen_q: int, seqlen_k: int) -> None:
+    features = f"window={window[0]}:{window[1]}"
+    check(shape_of(seqlen_q, seqlen_k, features=features, num_heads=1))
+    if window[0] >= 0:
+        check(shape_of(seqlen_q, seqlen_k, 128, features, num_heads=1, causal=Causal.LOWER_RIGHT))
+
+
+@pytest.mark.parametrize("features", ["softcap", "softcap window=70:0"])
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_soft_cap(features: str, head_dim: int) -> None:
+    check(shape_of(100, 200, head_dim, features, causal=Causal.LOWER_RIGHT))
+
+
+SEQUENCES = [
+    ((100, 0, 257, 64), (30, 200, 129, 64)),
+    ((64, 64), (0, 128)),
+    ((1, 300, 2), (300, 1, 0)),
+]
+
+
+@pytest.mark.parametrize(("lengths_q", "lengths_k"), SEQUENCES)
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("features", ["varlen", "varlen window=70:20", "varlen softcap"])
+def test_packed_sequences(
+    lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], causal: Causal, features: str
+) -> None:
+    """Behind the last sequence there are tokens that nobody may read (NaN) or write."""
+    sizes = {"seqlen_q": max(lengths_q), "seqlen_k": max(lengths_k), "batch": len(lengths_q)}
+    problem, layout = shape_of(**sizes, features=features, causal=causal), "bhsd" if len(lengths_q) > 2 else "bshd"
+    rows, keys = sum(lengths_q), sum(lengths_k)
+    q, k, v = tensors(problem, layout, (rows + 3, keys + 3))
+    for tensor, length in ((q, rows), (k, keys), (v, keys)):
+        tensor[:, :, length:] = float("nan")
+    cu_q, cu_k = (
+        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32) for lengths in (lengths_q, lengths_k)
+    )
+    softcap = 1.5 if problem.features.softcap else 0.0
+    extras = Extras(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, softcap=softcap)
+    out, lse = run(problem, config_of(problem), [q, k, v], extras, 2)
+    assert (out[:, :, rows:] == 7).all()
+    assert (lse[:, rows:] == 7).all()
+    parts = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
+    expected = attention_reference(*parts, causal=causal, features=problem.features, extras=extras)
+    compare(out[:, :, :rows], lse[:, :rows], *expected)
+
+
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "num_stages", "own"),
+    [
+        (128, 64, 2, (0, 0, 1)),
+        (128, 128, 2, (1, 1, 0)),
+        (128, 64, 4, (1, 0, 0)),
+        (192, 64, 3, (0, 1, 1)),
+        (192, 128, 2, (1, 0, 1)),
+        (192, 64, 2, (1, 1, 1)),
+        (256, 64, 4, (0, 1, 0)),
+        (256, 128, 2, (0, 0, 0)),
+        (256, 64, 3, (1, 0, 1)),
+    ],
+)
+def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
+    """One tile only, one block only, fewer blocks than stages, more programs than tiles."""
+    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages}
+    names |= dict(zip(("split_release", "early_p", "keep_p"), own, strict=True))
+    for number, problem in enumerate(
+        [
+            shape_of(64, 64),
+            shape_of(300, 300, causal=Causal.UPPER_LEFT),
+            shape_of(130, 420, num_heads=1, causal=Causal.LOWER_RIGHT),
+            shape_of(300, 300, num_heads=1, features="window=90:30"),
+        ]
+    ):
+        check(problem, config_of(problem, **names), programs=1 + number)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (8, 2)])
+def test_grouped_heads_of_a_batch(heads: tuple[int, int]) -> None:
+    sizes = {"batch": 2, "num_heads": heads[0], "num_heads_kv": heads[1]}
+    check(shape_of(150, 150, **sizes, causal=Causal.UPPER_LEFT), layout="bshd", programs=3)
+
+
+def test_strided_tensors() -> None:
+    """Slices of a fused projection, and heads that begin in the middle of a row."""
+    problem = shape_of(100, 100, num_heads=2, num_heads_kv=2)
+    fused = torch.randn(1, 100, 3, 2, 64).half()
+    check(problem, qkv=[fused[:, :, part].transpose(1, 2) for part in range(3)])
+
+
+def test_scores_that_grow_and_values_that_nobody_may_see() -> None:
+    """The running maximum is raised in every block; NaN behind the diagonal and beyond the window of no query."""
+    problem = shape_of(200, 300, causal=Causal.UPPER_LEFT)
+    q, k, v = tensors(problem)
+    k = (k.float() * torch.linspace(16, 0.1, 300)[:, None]).half()
+    k[:, :, 200:], v[:, :, 256:] = float("nan"), float("nan")
+    out, lse = run(problem, config_of(problem), [q, k, v], Extras(), 2)
+    compare(out, lse, *attention_reference(q, k[:, :, :200], v[:, :, :200], causal=Causal.UPPER_LEFT))
+
+
+# ---- the machine itself
+
+
+@gluon.jit
+def hasty_kernel(counter, PARITY: gl.constexpr, COUNT: gl.constexpr):
+    barrier = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(barrier.index(0), count=COUNT)
+    mbarrier.arrive(barrier.index(0), count=1)
+    mbarrier.arrive(barrier.index(0), count=1)
+    mbarrier.wait(barrier.index(0), PARITY)
+
+
+def test_the_machine_notices_what_would_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.1)
+    counter = torch.zeros(1, dtype=torch.int32)
+    gluon_machine.run(hasty_kernel, (counter, 0, 2), 1)
+    for parity, count in ((1, 2), (0, 1), (0, 3)):  # completed once, twice, never
+        with pytest.raises(TimeoutError, match="would hang"):
+            gluon_machine.run(hasty_kernel, (counter, parity, count), 1)
+
+
+def read_now(pending: int, deps: Any) -> Any:
+    """A wait that waits for nothing."""
+    values = tuple(getattr(dep, "value", dep) for dep in deps)
+    assert all(value is not None for value in values), "a result is used before it is waited for"
+    return values[0] if len(values) == 1 else values
+
+
+WRONG: dict[str, Any] = {
+    "warpgroup_mma_wait": read_now,
+    "release": lambda *arguments: None,  # the last slot of a tile is never given back
+    "hand_back": lambda count, full, k_empty, v_empty, slot, phase, *constants: (slot, phase),
+    "pin": lambda x: x * 0,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_machine_notices_wrong_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gluon_machine.STAND_INS, name, WRONG[name])
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.2)
+    with pytest.raises((AssertionError, TimeoutError)):
+        check(shape_of(400, 400, batch=2, causal=Causal.UPPER_LEFT), programs=1)

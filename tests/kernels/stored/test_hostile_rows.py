@@ -1,0 +1,139 @@
+"""Rows and files that anybody may have written: the dispatcher takes them within its rules, or leaves them out."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blocktune.db.exchange.document import document_from, frozen_document
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.stored.export_file import canonical_text, rows_in_file, seal_of
+from blocktune.kernels.stored.sources import usable_rows
+from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import MAX_SIZE, Direction
+
+from .dispatch_fakes import H200, best, shape_like
+
+SHAPE = shape_like(dtype="bfloat16")
+ASKED = (
+    SHAPE,
+    shape_like(1, seqlen_k=4096, dtype="bfloat16"),
+    shape_like(512, dtype="bfloat16", features=Features(window=(5, 5))),
+    shape_like(512, dtype="bfloat16", features=Features(mask=MaskKind.BOOLEAN, dropout=True)),
+    shape_like(dtype="bfloat16", direction=Direction.BACKWARD),
+)
+HUGE = 10**400
+NUMBERS = st.integers() | st.sampled_from([HUGE, -HUGE, 2**31, 2**63, 0, -1, 1]) | st.floats()
+WORDS = st.text(max_size=8) | st.sampled_from(["flash_fwd", "window=5:5", f"window={HUGE}:0", "page=64", "__class__"])
+JUNK = st.recursive(
+    st.none() | st.booleans() | NUMBERS | WORDS | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def winner() -> Any:
+    kernel = get_kernel("flash_fwd")
+    config = kernel.default_config(SHAPE, H200.limits)
+    return best(SHAPE, config, kernel_hash=kernel.source_hash)
+
+
+def good_row() -> dict[str, Any]:
+    made = winner()
+    return {
+        "device_key": H200.key,
+        "shape": made.shape.to_json(),
+        "config": made.config.to_json(),
+        "kernel_hash": made.kernel_hash,
+        "origin": "measured",
+        "time_us": 10.0,
+        "triton": made.environment.triton,
+        "ptxas": made.environment.ptxas,
+        "driver": "",
+        "power_limit_w": 700,
+    }
+
+
+def places(document: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all values of a JSON document, itself not."""
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    found = []
+    for name, value in items:
+        found.append((*way, name))
+        if isinstance(value, (dict, list)):
+            found += places(value, (*way, name))
+    return found
+
+
+def changed(document: Any, way: tuple[Any, ...], value: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for name in way[:-1]:
+        inner = inner[name]
+    inner[way[-1]] = value
+    return copy
+
+
+def assert_harmless(rows: Any) -> None:
+    """Whatever the ladder offers obeys the rules of its kernel, for every shape that is asked for."""
+    table = ConfigTable(rows)
+    for shape in ASKED:
+        offers = [step for step in climb_down(table, shape, H200.limits) if isinstance(step, Candidate)]
+        for offer in offers:
+            assert get_kernel(offer.config.kernel).violations(offer.config, shape, H200.limits) == ()
+        assert offers, "the default always stands"
+
+
+@given(way=st.sampled_from(places(good_row())), value=JUNK, added=st.booleans(), name=WORDS)
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_in_a_row_is_left_out_or_within_the_rules(
+    way: tuple[Any, ...], value: Any, added: bool, name: str
+) -> None:
+    row = changed(good_row(), (*way[:-1], name) if added else way, value)
+    for form in (row, row | {key: json.dumps(row[key], default=repr) for key in ("shape", "config") if key in row}):
+        rows = usable_rows([form, good_row()], H200, where="here")
+        assert 1 <= len(rows) <= 2
+        assert_harmless(rows)
+
+
+@pytest.mark.parametrize("size", ["batch", "num_heads", "seqlen_q", "seqlen_k", "head_dim"])
+@pytest.mark.parametrize("value", [MAX_SIZE + 1, HUGE])
+def test_sizes_that_no_kernel_can_hold_are_left_out(size: str, value: int) -> None:
+    assert usable_rows([changed(good_row(), ("shape", size), value)], H200, where="here") == []
+
+
+@given(data=st.data(), value=JUNK.filter(lambda value: b"" not in (value,)), sealed=st.booleans())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_in_a_file_is_left_out_or_within_the_rules(
+    data: st.DataObject, value: Any, sealed: bool, tmp_path: Path
+) -> None:
+    document = json.loads(
+        json.dumps(frozen_document(H200, [winner()]) if sealed else document_from(H200, [winner()], None))
+    )
+    way = data.draw(st.sampled_from(places(document)))
+    try:
+        broken = changed(document, way, value)
+        if sealed and way != ("sha256",):
+            broken["sha256"] = seal_of(broken)  # as somebody would who means it
+        text = canonical_text(broken)
+    except (TypeError, ValueError):
+        return  # no JSON
+    file = tmp_path / "frozen.json"
+    file.write_text(text)
+    with suppress(StoreError):
+        assert_harmless(usable_rows(rows_in_file(file), H200, where="here"))

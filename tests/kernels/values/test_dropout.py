@@ -1,0 +1,103 @@
+"""Dropout's random words: against published answers, against Triton's, and as statistics."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+from blocktune.kernels.hardware.driver import read_driver
+from blocktune.kernels.portable.forward.scores import keep_tile
+from blocktune.kernels.values.dropout import keep_arguments, keep_mask, keep_threshold, pair_words, philox
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import Extras
+
+# The known answers for philox4x32 with 10 rounds in Random123's own kat_vectors (D. E. Shaw Research).
+KNOWN_ANSWERS = [
+    ((0x00000000,) * 4, (0x00000000,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_published_known_answers(
+    counter: tuple[int, int, int, int], key: tuple[int, int], answer: tuple[int, ...]
+) -> None:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    assert tuple(word.item() for word in philox((c0, c1, c2, c3), key)) == answer
+
+
+def test_four_neighbouring_keys_have_a_word_each() -> None:
+    counter = tuple(
+        torch.tensor([word]) for word in (1, 5, 3, 9)
+    )  # keys 4 .. 7, query 5, batch entry 1, head 1, offset
+    words = torch.cat(philox(counter, (7, 0)))
+    assert torch.equal(keep_mask(2, 2, 6, 7, 0.4, 7, 9)[1, 1, 5, 4:], (words >= keep_threshold(0.4))[:3])
+    heads, queries = torch.tensor([3]).view(-1, 1, 1), torch.tensor([5]).view(1, -1, 1)
+    assert torch.equal(pair_words(heads, queries, 8, 7, 9)[0, 0, 4:], words)
+
+
+def test_a_pair_is_decided_by_its_positions_alone() -> None:
+    whole = keep_mask(3, 2, 40, 50, 0.4, 7, 9)
+    assert torch.equal(keep_mask(3, 2, 11, 13, 0.4, 7, 9), whole[:, :, :11, :13])
+    assert torch.equal(keep_mask(1, 2, 40, 50, 0.4, 7, 9, first_batch=2), whole[2:])
+
+
+@pytest.mark.parametrize(("seed", "offset"), [(1, 0), (0, 1), (1 << 32, 0), (-1, 0)])
+def test_every_word_of_seed_and_offset_counts(seed: int, offset: int) -> None:
+    agreeing = (keep_mask(1, 1, 100, 100, 0.5, 0, 0) == keep_mask(1, 1, 100, 100, 0.5, seed, offset)).float().mean()
+    assert 0.45 < agreeing < 0.55
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_keep_rate(p: float) -> None:
+    keep = keep_mask(2, 3, 128, 256, p, 1234567890123, 5).double()
+    deviation = (p * (1 - p) / keep.numel()) ** 0.5
+    assert abs(keep.mean() - (1 - p)) <= 4 * deviation
+    for dims in ((0, 1, 2), (0, 1, 3), (2, 3)):  # no key, query or head is preferred
+        means = keep.mean(dims)
+        assert (means - (1 - p)).abs().max() <= 5 * deviation * means.numel() ** 0.5
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
+def test_probabilities_outside_the_range_are_refused(p: float) -> None:
+    with pytest.raises(UsageError, match="`0 <= dropout_p < 1` must hold"):
+        keep_threshold(p)
+
+
+def test_arguments_of_the_kernels_are_the_bits_of_32_bit_words() -> None:
+    arguments = keep_arguments(Extras(dropout_p=0.75, seed=(5 << 32) | 0xFFFFFFFE, offset=0x1_0000_0003))
+    assert arguments == (-2, 5, 3, 0xC0000000 - (1 << 32))
+
+
+@triton.jit(do_not_specialize=("seed_lo", "seed_hi", "offset", "threshold"))
+def _write_keep_tile(
+    Keep, seqlen_q, seqlen_k, seed_lo, seed_hi, offset, threshold, M: tl.constexpr, N: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    if TRANSPOSED:
+        rows, columns = tl.arange(0, M)[None, :], tl.arange(0, N)[:, None]
+    else:
+        rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    keep = keep_tile(rows, 0, head, seed_lo, seed_hi, offset, threshold, N, TRANSPOSED)
+    pointers = Keep + (head * seqlen_q + rows) * seqlen_k + columns
+    tl.store(pointers, keep.to(tl.uint8), mask=(rows < seqlen_q) & (columns < seqlen_k))
+
+
+@pytest.mark.skipif(not ON_GPU and not knobs.runtime.interpret, reason="no GPU, and Triton compiles kernels for one")
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("p", "seed", "offset"), [(0.1, 0, 0), (0.5, 0xFEDCBA9876543210, 0xFFFFFFFF), (0.75, -3, 17)])
+def test_kernels_keep_the_same_pairs(p: float, seed: int, offset: int, transposed: bool) -> None:
+    expected = keep_mask(2, 2, 50, 30, p, seed, offset, DEVICE)
+    keep = torch.zeros(4, 50, 30, dtype=torch.uint8, device=DEVICE)
+    words = keep_arguments(Extras(dropout_p=p, seed=seed, offset=offset))
+    _write_keep_tile[(4,)](keep, 50, 30, *words, 64, 32, transposed)
+    assert torch.equal(keep.view_as(expected).bool(), expected)

@@ -1,0 +1,105 @@
+"""What a caller may ask for besides sizes: labels, JSON, refusals, and what a shape makes of a window."""
+
+from typing import Any
+
+import pytest
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+LABELS = {
+    "": Features(),
+    "window=127:0": Features(window=(127, 0)),
+    "window=-1:5": Features(window=(-1, 5)),
+    "boolean": Features(mask=MaskKind.BOOLEAN),
+    "window=4:4 additive softcap alibi dropout": Features(
+        window=(4, 4), mask=MaskKind.ADDITIVE, softcap=True, alibi=True, dropout=True
+    ),
+    "block_sparse": Features(mask=MaskKind.BLOCK_SPARSE),
+    "tree cached page=64": Features(mask=MaskKind.TREE, cached=True, page_size=64),
+    "varlen deterministic": Features(varlen=True, deterministic=True),
+}
+
+
+def shape(**changes: Any) -> AttentionShape:
+    sizes: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_heads_kv": 2, "seqlen_q": 10, "seqlen_k": 16}
+    return AttentionShape(**(sizes | {"head_dim": 16, "head_dim_v": 16} | changes))
+
+
+@pytest.mark.parametrize(("label", "features"), LABELS.items())
+def test_labels_are_canonical_and_read_back(label: str, features: Features) -> None:
+    assert features.label == label
+    assert Features.parse(label) == features
+    assert bool(features) is bool(label)
+
+
+@pytest.mark.parametrize(("label", "features"), LABELS.items())
+def test_a_shape_travels_as_json_with_its_features(label: str, features: Features) -> None:
+    document = shape(features=features).to_json()
+    assert document.get("features", "") == label
+    assert ("features" in document) is bool(features)  # documents from before there were features stay as they are
+    assert AttentionShape.from_json(document) == shape(features=features)
+    assert label in shape(features=features).label
+
+
+def test_names_are_what_a_kernel_must_know() -> None:
+    assert Features.parse("window=4:4 additive softcap cached page=16").names == {
+        "window", "additive", "softcap", "cached", "paged"
+    }  # fmt: skip
+    assert NO_FEATURES.names == frozenset()
+
+
+def test_a_window_without_bounds_is_none() -> None:
+    assert Features(window=(-1, -1)) == NO_FEATURES
+    assert Features.parse("window=-1:-1").label == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["windows", "window=3", "window=a:b", "window=1:2:3", "page=x", "softcap=2", "sparse", "softcap=True"]
+)
+def test_words_that_are_no_feature_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="A feature is one of window=LEFT:RIGHT, page=SIZE, softcap"):
+        Features.parse(text)
+    with pytest.raises(UsageError):
+        AttentionShape.from_json(shape().to_json() | {"features": text})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window": (-2, 0)}, r"`window` is \(left, right\) in keys"),
+        ({"window": (1,)}, r"but got \(1,\)"),
+        ({"window": (1.0, 2)}, "each >= 0, or -1"),
+        ({"page_size": 48, "cached": True}, "a power of two, but got page_size=48"),
+        ({"page_size": -16, "cached": True}, "a power of two, but got page_size=-16"),
+        ({"page_size": 16}, "needs cache_seqlens"),
+        ({"mask": "causal"}, "'causal' is not a valid MaskKind"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Features(**values)
+
+
+def test_a_causal_mask_bounds_the_right_side_of_a_window() -> None:
+    window = Features(window=(3, 5))
+    assert shape(features=window).features.window == (3, 5)
+    assert shape(features=window, causal=Causal.UPPER_LEFT).features.window == (3, -1)
+    beside = shape(features=Features(window=(-1, 5)), causal=Causal.LOWER_RIGHT)
+    assert beside == shape(causal=Causal.LOWER_RIGHT)  # and with nothing on the left no window is left
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "pairs"),
+    [
+        (Causal.NONE, (0, 0), 10),  # query i stands at key i + 6
+        (Causal.NONE, (2, 0), 30),
+        (Causal.NONE, (-1, 0), sum(range(7, 17))),
+        (Causal.NONE, (0, 3), 4 * 10 - 6),
+        (Causal.UPPER_LEFT, (2, -1), 1 + 2 + 3 * 8),
+        (Causal.LOWER_RIGHT, (2, -1), 30),
+    ],
+)
+def test_pairs_that_a_window_lets_through(causal: Causal, window: tuple[int, int], pairs: int) -> None:
+    assert shape(features=Features(window=window), causal=causal).visible_pairs == pairs

@@ -1,0 +1,74 @@
+"""Shapes, tensors and extras of calls with features, for the tests of the kernels that serve them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, combinations, product
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+
+from blocktune.kernels.hardware.driver import read_driver
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
+DEVICE = "cuda" if ON_GPU else "cpu"
+runs = pytest.mark.skipif(
+    not ON_GPU and not knobs.runtime.interpret,
+    reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
+)
+WORDS = ("window=20:9", "softcap", "alibi", "boolean", "additive", "dropout")
+# one that only bounds the right side says nothing beside a causal mask
+WINDOWS = [(window, Causal.NONE) for window in ((0, 0), (-1, 3), (3, -1), (40, 40), (0, 70), (300, 2))]
+WINDOWS += list(product(((0, 0), (3, -1), (40, -1)), (Causal.UPPER_LEFT, Causal.LOWER_RIGHT)))
+PAIRS = [" ".join(pair) for pair in combinations(WORDS, 2) if pair != ("boolean", "additive")]
+
+
+def shape_of(features: str, **changes: Any) -> AttentionShape:
+    base: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_heads_kv": 1, "seqlen_q": 70, "seqlen_k": 90}
+    base |= {"head_dim": 16, "dtype": "float32"} | changes
+    return AttentionShape(**({"head_dim_v": base["head_dim"]} | base), features=Features.parse(features))
+
+
+def extras_of(shape: AttentionShape, seed: int = 1) -> Extras:
+    """Random extras; masks hide a fifth of the pairs, and the first key always, so that some rows may see none."""
+    features, generator = shape.features, torch.Generator().manual_seed(seed)
+    chances = torch.rand(shape.batch, 1, shape.seqlen_q, shape.seqlen_k, generator=generator).to(DEVICE)
+    seen = (chances > 0.2) & (torch.arange(shape.seqlen_k, device=DEVICE) > 0)
+    bias = torch.randn(1, shape.num_heads, shape.seqlen_q, shape.seqlen_k, generator=generator).to(DEVICE)
+    slopes = torch.rand(shape.batch, shape.num_heads, generator=generator).to(DEVICE) / 4
+    dropout: dict[str, Any] = {"dropout_p": 0.3, "seed": 0xDEADBEEF_87654321, "offset": 5} if features.dropout else {}
+    masks = {"boolean": seen, "additive": bias.masked_fill(~seen, float("-inf"))}
+    return Extras(
+        mask=masks.get(str(features.mask)),
+        alibi_slopes=slopes if features.alibi else None,
+        softcap=1.5 if features.softcap else 0.0,
+        **dropout,
+    )
+
+
+def tensors(shape: AttentionShape, layout: str = "bhsd", tokens: tuple[int, int] | None = None) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    batch, (rows_q, rows_k) = (1, tokens) if tokens else (shape.batch, (shape.seqlen_q, shape.seqlen_k))
+    drawn = []
+    for heads, rows, dim in (
+        (shape.num_heads, rows_q, shape.head_dim),
+        (shape.num_heads_kv, rows_k, shape.head_dim),
+        (shape.num_heads_kv, rows_k, shape.head_dim_v),
+    ):
+        sizes = (batch, heads, rows, dim) if layout == "bhsd" else (batch, rows, heads, dim)
+        tensor = torch.randn(sizes, generator=generator).to(getattr(torch, shape.dtype)).to(DEVICE)
+        drawn.append(tensor if layout == "bhsd" else tensor.transpose(1, 2))
+    return drawn
+
+
+def packed(shape: AttentionShape, lengths_q: Sequence[int], lengths_k: Sequence[int]) -> tuple[Any, Extras]:
+    """Packed tensors and extras of sequences with these lengths."""
+    bounds_q, bounds_k = ([0, *accumulate(lengths)] for lengths in (lengths_q, lengths_k))
+    cu_q, cu_k = (torch.tensor(bounds, dtype=torch.int32, device=DEVICE) for bounds in (bounds_q, bounds_k))
+    extras = replace(extras_of(shape), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    return tensors(shape, "bshd", (bounds_q[-1], bounds_k[-1])), extras

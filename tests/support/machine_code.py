@@ -1,0 +1,43 @@
+"""What the compiler made of a kernel for Hopper, as tests of its instructions read it."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import options_of, source_of
+
+compiled_here = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
+)
+
+
+def machine_code(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, folder: Path
+) -> list[tuple[int, str]]:
+    """(address, instruction) of all that `cuobjdump -sass` lists for compute capability 9.0.
+
+    The folder is written to.
+    """
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
+    spec = kernel.compile_spec(config, shape)
+    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
+    cubin = folder / "listed.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
+
+
+def mnemonic(instruction: str) -> str:
+    """Without its predicate and operands."""
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]

@@ -1,0 +1,50 @@
+"""A worker as `blocktune.tuner.measure.worker`, with the fake kernels on the CPU in place of a GPU."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.bench import ShapeBench
+from blocktune.tuner.measure.measurement import Terms
+from blocktune.tuner.measure.protocol import Rounds, Thunk, rotated
+from blocktune.tuner.measure.worker import serve
+from tests.support import fake_kernels
+
+
+class WallClock:
+    """Takes times on the CPU, in the order of the protocol, without heating or flushing."""
+
+    def heat(self, launch: Thunk, seconds: float) -> None:
+        del seconds
+        launch()
+
+    def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
+        return tuple(self._round(launches, number) for number in range(min(count, 3)))
+
+    def synchronize(self) -> None:
+        """Nothing runs behind."""
+
+    def _round(self, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
+        times = [0.0] * len(launches)
+        for index in rotated(len(launches), number):
+            start = time.perf_counter()
+            launches[index]()
+            times[index] = 1e6 * (time.perf_counter() - start)
+        return tuple(times)
+
+
+def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
+    if shape.batch == 7777:
+        raise torch.OutOfMemoryError("tried to allocate 800 GiB")
+    return ShapeBench(shape, device="cpu", clock=WallClock(), kernels=fake_kernels.KERNELS.__getitem__, terms=terms)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # threads that wait for a processor of a busy machine would be timed, too
+    serve(make_bench)

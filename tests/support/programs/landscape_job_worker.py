@@ -1,0 +1,46 @@
+"""A worker as `blocktune.tuner.fleet.worker` on synthetic kernels: landscape_job_worker.py
+
+It tunes for real, with the real store, but nothing is compiled and no GPU is there.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from blocktune.db.store import ResultStore
+from blocktune.kernels import registry
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.fleet.job import Job
+from blocktune.tuner.fleet.worker import serve
+from blocktune.tuner.lab.replay import ReplayRunner
+from blocktune.tuner.search.report import TuningReport
+from blocktune.tuner.search.tune import OnProgress, tune
+from tests.support import landscape
+
+
+class AnyShape(landscape.InstantCompiler):
+    def submit(self, kernel: str, config: KernelConfig, shape: Any, cc: tuple[int, int]) -> Any:
+        del shape
+        return super().submit(kernel, config, landscape.SHAPE, cc)
+
+
+def make(job: Job, tell: OnProgress) -> TuningReport:
+    with ResultStore.open(job.database) as store:
+        return tune(
+            job.shape,
+            device=landscape.DEVICE,
+            store=store,
+            budget=job.budget,
+            on_progress=tell,
+            compiler=AnyShape(),
+            runner=ReplayRunner(landscape.measurements(0)),
+        )
+
+
+if __name__ == "__main__":
+    registry.KERNELS.clear()
+    registry.KERNELS.update(landscape.KERNELS)
+    serve(make, sys.stdin, private_stdout())

@@ -1,0 +1,140 @@
+"""Ranks with stores of their own that synchronise: `python -m tests.kernels.sync_ranks FOLDER`, from the repository.
+
+Runs every scenario with forked processes, which saves them from importing torch each, and prints one JSON object: what
+each rank of each scenario told.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from tests.kernels.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
+
+from blocktune.kernels import registry
+from blocktune.kernels.api import rank_sync as sync
+from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
+from blocktune.kernels.stored.sources import SqliteConfigs
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
+
+SHAPE = shape_like(1024)
+CONFIGS = [KernelConfig("plain", m, n, w, 2) for m, n, w in ((128, 64, 8), (64, 64, 4), (64, 32, 8), (128, 32, 4))]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """prepare: makes one rank different. group: the ranks that synchronise, None is all."""
+
+    ranks: int
+    prepare: Callable[[int], None] = lambda rank: None
+    group: tuple[int, ...] | None = None
+    strict_ranks: tuple[int, ...] = ()
+
+
+def current_device_is(*devices: DeviceSpec | None) -> Callable[[int], None]:
+    """Which device each rank has."""
+
+    def current(rank: int) -> DeviceSpec:
+        device = devices[rank]
+        if device is None:
+            raise NoDeviceError("A GPU is required here.")
+        return device
+
+    return lambda rank: setattr(sync, "current_device", lambda: current(rank))
+
+
+def other_triton(rank: int) -> None:
+    if rank == 2:
+        sync.triton_version = lambda: "3.9.9"
+
+
+def other_kernel(rank: int) -> None:
+    if rank == 1:
+        registry.KERNELS["plain"].__class__.source_hash = property(lambda kernel: "1" * 16)
+
+
+def nonsense(rank: int) -> None:
+    sync.read_source = lambda source, device: ([object()], [])
+
+
+H100 = device_named("h100_sxm5")
+SMALLER = replace(H200, limits=replace(H200.limits, shared_per_block_optin_bytes=100_000))
+SCENARIOS = {
+    "two": Scenario(2),
+    "four": Scenario(4),
+    "subgroup": Scenario(3, group=(1, 2)),
+    "other device": Scenario(2, current_device_is(H200, H100)),
+    "other limits": Scenario(2, current_device_is(H200, SMALLER)),
+    "no GPU on rank 0": Scenario(3, current_device_is(None, H200, H200)),
+    "no GPU on rank 1": Scenario(2, current_device_is(H200, None)),
+    "nonsense": Scenario(2, nonsense),
+    "other triton": Scenario(3, other_triton),
+    "other kernel": Scenario(2, other_kernel),
+    "other strictness": Scenario(2, strict_ranks=(1,)),
+}
+
+
+def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
+    """What one rank saw: its config before and after, the hash, or the error."""
+    dispatcher = Dispatcher(SqliteConfigs(store), strict=rank in scenario.strict_ranks)
+    members = None if scenario.group is None else list(scenario.group)
+    group = None if members is None else dist.new_group(members)
+    answer: dict[str, Any] = {"before": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
+    if members is None or rank in members:
+        try:
+            answer["hash"] = sync.sync_configs(group, dispatcher=dispatcher)
+        except UsageError as error:
+            answer["error"] = str(error)
+    return answer | {"after": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
+
+
+def be_rank(scenario: Scenario, rank: int, folder: Path) -> None:
+    registry.KERNELS = {"plain": PlainKernel()}
+    sync.current_device = lambda: H200
+    scenario.prepare(rank)
+    meeting, patience = f"file://{folder}/meeting", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=scenario.ranks, timeout=patience)
+    answer = told(scenario, rank, folder.parent / f"store{rank}.db")
+    (folder / f"{rank}.json").write_text(json.dumps(answer))
+    dist.destroy_process_group()
+
+
+def forked(scenario: Scenario, rank: int, folder: Path) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            be_rank(scenario, rank, folder)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return child
+
+
+def play(scenario: Scenario, folder: Path) -> list[Any]:
+    folder.mkdir()
+    children = [forked(scenario, rank, folder) for rank in range(scenario.ranks)]
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(scenario.ranks)]
+
+
+def main(folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    for rank, config in enumerate(CONFIGS):
+        store_with(folder / f"store{rank}.db", best(SHAPE, config))
+    found = {name: play(scenario, folder / name.replace(" ", "_")) for name, scenario in SCENARIOS.items()}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,288 @@
+"""The ladder: its steps and their configs, predictions without a GPU, and a climb on the CPU with a fake clock."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.hardware.device import current_device, device_named
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.compare import line_up
+from blocktune.tuner.compare.ladder import Ladder, climb, planned_steps
+from blocktune.tuner.compare.ladder_steps import (
+    IDEAS,
+    KERNELS,
+    Step,
+    bytes_of,
+    last_timed,
+    predicted_standard_us,
+    size,
+    why,
+)
+from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure.protocol import CudaClock
+from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
+
+H200, RTX2070 = device_named("h200"), device_named("rtx2070")
+LONG = complete_shape(8192, 64)
+SMALL = AttentionShape(
+    batch=1, num_heads=2, num_heads_kv=1, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64, dtype="float16"
+)
+
+
+class Compiler:
+    """Gives every config the shared memory that its kernel predicts; what is named in `failing` does not compile."""
+
+    def __init__(self, *failing: str, tensor_cores: str = "wgmma") -> None:
+        self.failing = failing
+        self.tensor_cores = tensor_cores
+
+    def submit(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[CompileResult]":
+        future: Future[CompileResult] = Future()
+        if kernel in self.failing:
+            result = CompileResult(config=config, outcome=Outcome.COMPILE_ERROR, error="Traceback\nno such layout")
+        else:
+            warps = get_kernel(kernel).total_warps(config)
+            resources = KernelResources(
+                registers=1920 // max(16, warps),
+                shared_bytes=get_kernel(kernel).shared_bytes(config, shape, H200.limits),
+                num_warps=warps,
+                tensor_cores=self.tensor_cores,
+            )
+            result = CompileResult(config=config, outcome=Outcome.OK, resources=resources)
+        future.set_result(result)
+        return future
+
+
+class FakeClock:
+    """Runs every launch; the n-th of the line-up takes 100 / n us."""
+
+    def heat(self, launch: Callable[[], None], seconds: float) -> None:
+        launch()
+
+    def rounds(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[tuple[float, ...], ...]:
+        if not hasattr(self, "place"):
+            self.place = {id(launch): 100.0 / (number + 1) for number, launch in enumerate(launches)}
+        for launch in launches:
+            launch()
+        return tuple(tuple(self.place[id(launch)] for launch in launches) for _ in range(count))
+
+    def synchronize(self) -> None:
+        pass
+
+
+def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
+    """A launcher that computes attention on the CPU; padded heads come out wrong."""
+
+    def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
+        found, found_lse = attention_reference(q, k, v, causal=shape.causal, scale=scale)
+        out.copy_(found * (2 if config.kernel == "flash_fwd_padded" else 1))
+        if lse is not None:
+            lse.copy_(found_lse)
+
+    return launch
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
+    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(line_up, "ROUNDS_SECONDS", 1e-3)
+
+    def climbed(shape: AttentionShape = SMALL, **given: Any) -> Ladder:
+        settings = {"compiler": Compiler(), "clock": FakeClock(), "torch_device": "cpu", "bind": bind}
+        return climb(shape, H200, **settings | given)
+
+    return climbed
+
+
+def test_every_step_has_an_idea_and_they_come_in_order() -> None:
+    assert tuple(IDEAS) == ("standard", *KERNELS)
+    ladder = climb(LONG, H200, compiler=Compiler())
+    assert [step.name for step in ladder.steps] == list(IDEAS)
+    assert [step.problem for step in ladder.steps] == [""] * 8
+
+
+def test_the_steps_that_show_one_change_share_their_blocks() -> None:
+    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, ())}
+    plain = [steps[name] for name in ("v1", "v2", "padded", "transposed")]
+    assert len({(config.block_m, config.block_n, config.num_warps) for config in plain if config}) == 1
+    assert steps["v2"] is not None
+    assert steps["v2"].parameters["schedule"] == 0
+
+
+def test_the_paper_s_rule_is_a_step_of_its_own() -> None:
+    steps = {step.name: step for step in planned_steps(LONG, H200.limits, ())}
+    assert steps["paper"].config == KernelConfig("flash_v1", 64, 128, 4, 1), "ceil(116224 / 256) keys, rounded down"
+    few = {step.name: step for step in planned_steps(replace(LONG, seqlen_q=4), H200.limits, ())}
+    assert few["paper"].config is None
+    assert "no block of the paper's rule fits" in few["paper"].problem
+
+
+def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:
+    kernel, hopper = get_kernel("flash_fwd"), get_kernel("flash_fwd_hopper")
+    portable = KernelConfig.of("flash_fwd", kernel.default_config(LONG, H200.limits).parameters | {"block_n": 32})
+    impossible = KernelConfig.of("flash_fwd", portable.parameters | {"block_m": 512})
+    special = hopper.default_config(LONG, H200.limits)
+    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, (impossible, special, portable))}
+    assert (steps["tuned"], steps["hopper"]) == (portable, special)
+    assert steps["v2"] != portable
+
+
+def test_a_prediction_has_times_gains_and_reasons_and_says_that_it_is_one() -> None:
+    document = climb(LONG, H200, compiler=Compiler()).to_json()
+    assert (document["origin"], document["rounds"]) == ("predicted", 0)
+    standard, v1, paper, v2, padded, transposed, tuned, _ = document["steps"]
+    assert all(step["timing"] is None and step["predicted_us"] > 0 for step in document["steps"])
+    assert v2["over_before"] == pytest.approx(paper["predicted_us"] / v2["predicted_us"])
+    assert tuned["over_v2"] == pytest.approx(v2["predicted_us"] / tuned["predicted_us"])
+    assert (standard["over_before"], v2["over_v2"], standard["why"]) == (None, None, "")
+    assert "64 blocks for 132 SMs, 68 idle" in v1["why"]
+    assert paper["hbm_bytes"] < 0.6 * v1["hbm_bytes"], "twice the keys a tile, half as many passes"
+    assert "device memory: " in v2["why"]
+    assert "256 columns are multiplied instead of 128" in padded["why"]
+    assert transposed["hbm_bytes"] - v2["hbm_bytes"] == 2 * 2 * 32 * 8192 * 64 * 2  # K is read and written
+    assert "a product runs during the softmax" in tuned["why"]
+
+
+def test_no_step_is_predicted_below_its_bytes() -> None:
+    for shape in (LONG, complete_shape(1024, 128, causal=True)):
+        for step in climb(shape, H200, compiler=Compiler()).steps:
+            assert step.predicted_us is not None
+            assert step.traffic is not None
+            assert step.predicted_us >= step.traffic.least / (H200.memory_gbs * 1e3) * 0.999
+
+
+def test_an_old_card_has_no_tensor_cores_no_hopper_and_too_little_memory_for_all_scores() -> None:
+    ladder = climb(complete_shape(8192, 64, dtype="fp16"), RTX2070, compiler=Compiler(tensor_cores="none"))
+    assert ladder.step("v2").tensor_cores == "none"
+    assert "Standard attention keeps all scores, 256 MiB a head" in ladder.step("standard").problem
+    assert "wgmma" in ladder.step("hopper").problem
+    assert ladder.step("v1").over_before is None
+    assert ladder.step("v2").over_before is not None
+    assert ladder.step("tuned").config.kernel == "flash_fwd"  # type: ignore[union-attr]
+
+
+def test_what_does_not_compile_stays_with_the_reason() -> None:
+    ladder = climb(LONG, H200, compiler=Compiler("flash_fwd_padded", "flash_v1"))
+    assert "does not compile (compile_error): no such layout" in ladder.step("padded").problem
+    assert ladder.step("transposed").over_before == pytest.approx(
+        ladder.step("v2").predicted_us / ladder.step("transposed").predicted_us  # type: ignore[operator]
+    )
+    assert ladder.step("v2").over_before is not None
+
+
+def test_a_climb_checks_every_step_and_times_those_that_are_right(on_the_cpu: Callable[..., Ladder]) -> None:
+    ladder = on_the_cpu()
+    assert ladder.measured
+    assert ladder.rounds >= 9
+    assert "WrongResultError" in ladder.step("padded").problem
+    assert ladder.step("padded").timing is None
+    timed = [step for step in ladder.steps if step.timing]
+    assert [step.name for step in timed] == ["standard", "v1", "paper", "v2", "transposed", "tuned", "hopper"]
+    assert [step.over_before for step in timed[1:]] == pytest.approx([2.0, 3 / 2, 4 / 3, 5 / 4, 6 / 5, 7 / 6])
+    assert ladder.step("tuned").over_v2 == pytest.approx(6 / 4)
+    assert ladder.to_json()["origin"] == "measured"
+
+
+def test_a_step_that_runs_out_of_memory_is_listed(
+    on_the_cpu: Callable[..., Ladder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 100 GiB")
+
+    monkeypatch.setattr("blocktune.tuner.compare.standard_attention.standard_attention", no_memory)
+    ladder = on_the_cpu()
+    assert "tried to allocate 100 GiB" in ladder.step("standard").problem
+    assert ladder.step("v1").timing is not None
+    assert ladder.step("v1").over_before is None
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("lengths", [(48, 48), (40, 70), (70, 40)])
+def test_standard_attention_is_attention(causal: Causal, lengths: tuple[int, int]) -> None:
+    shape = AttentionShape(
+        batch=2, num_heads=4, num_heads_kv=2, seqlen_q=lengths[0], seqlen_k=lengths[1], head_dim=16, head_dim_v=32,
+        dtype="float32", causal=causal,
+    )  # fmt: skip
+    q = torch.randn(2, 4, lengths[0], 16)
+    k, v = torch.randn(2, 2, lengths[1], 16), torch.randn(2, 2, lengths[1], 32)
+    expected, _ = attention_reference(q, k, v, causal=causal)
+    torch.testing.assert_close(standard_attention(shape, q, k, v), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
+    with pytest.raises(UsageError, match="keeps all scores, 256 MiB a head"):
+        standard_compute(LONG, RTX2070)
+    with pytest.raises(UsageError, match="is a plain forward here"):
+        standard_compute(replace(LONG, direction=Direction.BACKWARD), H200)
+    assert callable(standard_compute(LONG, H200))
+
+
+@pytest.mark.parametrize("changes", [{"direction": Direction.BACKWARD}, {"features": Features(softcap=True)}], ids=str)
+def test_only_a_plain_forward_has_a_ladder(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="climbs a plain forward"):
+        climb(replace(LONG, **changes), H200, compiler=Compiler())
+
+
+def test_bytes_are_those_of_the_io_model() -> None:
+    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, ())}
+    rows = 2 * 32 * 8192
+    assert bytes_of(LONG, None).counted == standard_traffic(LONG).total_bytes
+    assert bytes_of(LONG, steps["v1"]).counted == v1_traffic(LONG, 64, 64).total_bytes + rows * 64 * (4 + 2)
+    float32 = complete_shape(8192, 64, dtype="fp32")
+    assert bytes_of(float32, steps["v1"]).counted == v1_traffic(float32, 64, 64).total_bytes
+    found = bytes_of(LONG, steps["v2"])
+    assert found.counted == v2_traffic(LONG, 64, 64).total_bytes
+    assert found.least == v2_traffic(LONG, 64, 64, perfect_l2=True).total_bytes < found.counted
+
+
+def test_standard_attention_takes_at_least_its_bytes_and_its_products() -> None:
+    predicted = predicted_standard_us(LONG, H200)
+    assert predicted >= standard_traffic(LONG).total_bytes / (H200.memory_gbs * 1e3) * 0.999
+    assert predicted >= LONG.flops / (H200.tensor_tflops * 1e6)
+
+
+def test_equal_steps_differ_in_nothing_and_sizes_are_read_easily() -> None:
+    step = climb(LONG, H200, compiler=Compiler()).step("v2")
+    assert why(step, step, H200) == "no model sees a difference"
+    assert (size(12), size(1500), size(44_500_000_000)) == ("12 B", "1.5 kB", "44.5 GB")
+    assert last_timed([step, Step(name="padded", problem="no")]) is step
+    assert last_timed([]) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_step_is_right_and_timed_on_this_gpu(causal: bool) -> None:
+    device = current_device()
+    shape = complete_shape(1024, 64, batch=2, heads=16, causal=causal)
+    with CompileFarm(need_code=True) as farm:
+        ladder = climb(shape, device, compiler=farm, clock=CudaClock())
+    unsupported = {
+        name
+        for name, kernels in KERNELS.items()
+        if all(get_kernel(kernel).unsupported(shape, device.limits) for kernel in kernels)
+    }
+    assert {step.name for step in ladder.steps if step.timing is None} == unsupported
+    assert all(step.why for step in ladder.steps[1:] if step.timing)
+    v1, v2 = (ladder.step(name).timing for name in ("v1", "v2"))
+    assert v1 is not None
+    assert v2 is not None
+    assert v2.median_us < v1.median_us  # 32 blocks, and an output that makes 16 round trips

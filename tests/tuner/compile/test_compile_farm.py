@@ -1,0 +1,196 @@
+"""The farm: one harmful compile costs one result and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, as_completed
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.records.records import Outcome
+from blocktune.tuner.compile.cache import ResourceCache
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile.farm import CompileFarm, default_workers
+
+FOLDER = Path(__file__).parent
+MakeFarm = Callable[..., CompileFarm]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
+    monkeypatch.setenv("BLOCKTUNE_TEST_PID", str(os.getpid()))
+    monkeypatch.setenv("BLOCKTUNE_TEST_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    from tests.support import compile_fakes
+
+    return compile_fakes
+
+
+@pytest.fixture
+def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
+    """A farm whose worker processes are all gone when the test ends."""
+    farms: list[CompileFarm] = []
+
+    def make(**options: Any) -> CompileFarm:
+        given = {"workers": 1, "cache": ResourceCache(tmp_path / "cache"), "kernels": "compile_fakes:get_kernel"}
+        farms.append(CompileFarm(**given | options))
+        return farms[-1]
+
+    yield make
+    for farm in farms:
+        farm.close()
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Worker processes of this process."""
+    while True:
+        try:
+            return listed_children()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread or a process ended while it was looked at
+
+
+def listed_children() -> list[int]:
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if "compile_worker" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(int(pid))
+    return found
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def read_pids(path: Path, within_s: float = 60.0) -> list[int]:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text()):
+            return [int(pid) for pid in text.split()]
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written")
+
+
+def submit(farm: CompileFarm, fakes: Any, name: str, cc: tuple[int, int] = (9, 0)) -> "Future[CompileResult]":
+    return farm.submit(name, fakes.config(name), fakes.SHAPE, cc)
+
+
+def test_farm_harmful_compiles_cost_one_result_each(make_farm: MakeFarm, fakes: Any) -> None:
+    farm = make_farm()
+    names = ("chatty", "aborting", "product", "killed", "broken", "product")
+    results = [submit(farm, fakes, name, (8, 0)).result() for name in names]
+    assert [result.outcome for result in results] == [
+        Outcome.OK,
+        Outcome.COMPILE_ERROR,
+        Outcome.OK,
+        Outcome.COMPILE_ERROR,
+        Outcome.COMPILE_ERROR,
+        Outcome.OK,
+    ]
+    assert "SIGABRT" in results[1].error
+    assert "Assertion `layout' failed." in results[1].error
+    assert "SIGKILL" in results[3].error
+    assert "BLOCK_M is too small" in results[4].error
+    assert results[5].cached
+    assert not results[2].cached
+    assert results[5].resources == results[2].resources
+
+
+def test_farm_timeout_kills_the_compiler_s_child_too(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
+    farm = make_farm(timeout_s=1.5)
+    result = submit(farm, fakes, "sleeping").result()
+    assert result.outcome is Outcome.COMPILE_TIMEOUT
+    assert "1.5 s" in result.error
+    assert all(gone(pid) for pid in read_pids(tmp_path / "pids"))
+
+
+def test_farm_what_it_remembers(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
+    patient, hasty = make_farm(), make_farm(timeout_s=0.5)
+    ended = [submit(patient, fakes, name).result() for name in ("aborting", "broken", "killed")]
+    ended.append(submit(hasty, fakes, "sleeping").result())
+    assert not any(result.cached for result in ended)
+    remembered = [ResourceCache(tmp_path / "cache").get(path.stem) for path in (tmp_path / "cache").glob("*.json")]
+    assert sorted(result.config.kernel for result in remembered if result) == ["aborting", "broken"]
+
+
+def test_farm_close_cancels_all_and_leaves_no_process(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
+    farm = make_farm()
+    running, pending, dropped = (submit(farm, fakes, "sleeping") for _ in range(3))
+    assert dropped.cancel()
+    pids = read_pids(tmp_path / "pids")
+    farm.close()
+    with pytest.raises(CancelledError):
+        running.result(timeout=0)
+    with pytest.raises(CancelledError):
+        pending.result(timeout=0)
+    assert all(gone(pid) for pid in pids)
+    with pytest.raises(RuntimeError, match="closed farm"):
+        submit(farm, fakes, "product")
+
+
+def test_farm_results_come_as_they_are_ready(make_farm: MakeFarm, fakes: Any) -> None:
+    farm = make_farm(workers=2)
+    slow, quick = submit(farm, fakes, "sleeping"), submit(farm, fakes, "product", (8, 0))
+    assert next(as_completed([slow, quick])).result().outcome is Outcome.OK
+    assert not slow.done()
+
+
+def test_farm_need_code_compiles_again_when_triton_s_cache_is_empty(
+    make_farm: MakeFarm, fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not submit(make_farm(), fakes, "product").result().cached
+    assert submit(make_farm(need_code=True), fakes, "product").result().cached
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
+    assert submit(make_farm(), fakes, "product").result().cached
+    assert not submit(make_farm(need_code=True), fakes, "product").result().cached
+
+
+def test_farm_worker_that_cannot_start_raises_what_it_said(
+    make_farm: MakeFarm, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    future = submit(make_farm(), fakes, "product")
+    with pytest.raises(RuntimeError, match="No module named 'compile_fakes'"):
+        future.result()
+
+
+PARENT = """
+import os
+os.environ["BLOCKTUNE_TEST_PID"] = str(os.getpid())
+from pathlib import Path
+from tests.support import compile_fakes
+from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile.cache import ResourceCache
+farm = CompileFarm(workers=1, cache=ResourceCache(Path("cache")), kernels="compile_fakes:get_kernel")
+farm.submit("sleeping", compile_fakes.config("sleeping"), compile_fakes.SHAPE, (9, 0)).result()
+"""
+
+
+@pytest.mark.usefixtures("fakes")
+def test_farm_killed_parent_leaves_no_process(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-P", "-c", PARENT], cwd=tmp_path) as parent:
+        pids = read_pids(tmp_path / "pids")
+        parent.send_signal(signal.SIGKILL)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_default_workers_is_at_least_one_and_no_more_than_the_processors() -> None:
+    assert 1 <= default_workers() <= len(os.sched_getaffinity(0))

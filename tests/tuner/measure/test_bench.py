@@ -1,0 +1,107 @@
+"""The protocol's arithmetic, and that the clock notices when the GPU catches up with the host."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.search.finals import CHALLENGER_BAND
+
+
+def test_short_kernels_get_more_rounds() -> None:
+    assert bench.candidate_rounds(10.0) == 30
+    assert bench.candidate_rounds(2_500.0) == 10
+    assert bench.candidate_rounds(1e6) == 5
+    assert bench.final_rounds([100.0] * 8) == 150
+    assert bench.final_rounds([1e5] * 8) == 15
+
+
+def test_the_margin_of_the_race_leaves_room_for_the_finals() -> None:
+    assert bench.RACE_MARGIN > 1.05 * CHALLENGER_BAND
+    assert bench.CANDIDATE_ROUNDS[0] > bench.RACE_ROUNDS
+    assert [bench.stopped_early((1.0,) * count) for count in (0, 2, 5)] == [False, True, False]
+
+
+def test_ratios_are_taken_inside_a_round() -> None:
+    rounds = ((10.0, 20.0), (11.0, 22.0), (30.0, 60.0))
+    assert bench.column(rounds, 1) == (20.0, 22.0, 60.0)
+    assert bench.median_ratio(bench.column(rounds, 1), bench.column(rounds, 0)) == 2.0
+
+
+def test_the_order_rotates() -> None:
+    assert [bench.rotated(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
+
+
+class FakeGpu:
+    """A GPU that needs 30 us for a flush and 5 us for a launch, and a host that needs 50 us to enqueue a launch."""
+
+    def __init__(self) -> None:
+        self.host_us = 0.0
+        self.gpu_us = 0.0
+        self.log: list[str] = []
+        self.cuda = SimpleNamespace(
+            Event=self.new_event,
+            synchronize=self.synchronize,
+            current_device=lambda: 0,
+            get_device_properties=lambda index: SimpleNamespace(L2_cache_size=50 << 20),
+        )
+        self.uint8 = "uint8"
+
+    def empty(self, size: int, **options: Any) -> Any:
+        self.flush_bytes = size
+        return SimpleNamespace(zero_=lambda: self.work("flush", host_us=2.0, gpu_us=30.0))
+
+    def work(self, name: str, *, host_us: float, gpu_us: float) -> None:
+        self.host_us += host_us
+        self.gpu_us = max(self.gpu_us, self.host_us) + gpu_us
+        self.log.append(name)
+
+    def new_event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        event = SimpleNamespace(at=0.0)
+
+        def record() -> None:
+            event.at = self.gpu_us = max(self.gpu_us, self.host_us)
+
+        event.record = record
+        event.query = lambda: event.at <= self.host_us
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        return event
+
+    def synchronize(self) -> None:
+        self.host_us = self.gpu_us = max(self.host_us, self.gpu_us)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    monkeypatch.setitem(__import__("sys").modules, "torch", gpu)
+    return gpu
+
+
+def test_launch_overhead_does_not_leak_in(gpu: FakeGpu) -> None:
+    clock = bench.CudaClock()
+    launches = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0), lambda: gpu.work("b", host_us=50.0, gpu_us=8.0)]
+    for row in clock.rounds(launches * 4, 3):
+        assert row == pytest.approx((5.0, 8.0) * 4)
+    assert gpu.flush_bytes == 100 << 20
+
+
+def test_without_the_head_start_it_would(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_MAX_HEAD_START", 0)
+    launch = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0)] * 8
+    assert max(bench.CudaClock().rounds(launch, 1)[0]) > 20.0
+
+
+def test_every_launch_finds_a_cold_cache(gpu: FakeGpu) -> None:
+    clock = bench.CudaClock()
+    clock.rounds([lambda: gpu.work("a", host_us=1.0, gpu_us=50.0)] * 3, 2)
+    flushed = [before for before, name in zip(gpu.log, gpu.log[1:], strict=False) if name == "a"]
+    assert flushed == ["flush"] * 6
+
+
+def test_heating_is_by_time(gpu: FakeGpu) -> None:
+    launches: list[int] = []
+    bench.CudaClock().heat(lambda: launches.append(1), 0.02)
+    assert len(launches) >= 4

@@ -1,0 +1,98 @@
+"""Every listed budget against what its kernel says of shared memory, and what registers hold."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
+from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.occupancy.tile_budget import OnChip, Place
+from blocktune.tuner.occupancy.tile_budgets_by_kernel import BUDGETS, budget_of
+from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.search.space import configs_of
+
+ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
+"""On tcgen05 kernels predict a lower bound (docs/shared_memory.md)."""
+
+
+def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
+    dtype = "fp8" if kernel.name == "flash_fwd_fp8" else dtype
+    plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
+    if kernel.name.startswith("flash_decode"):
+        return replace(plain, seqlen_q=1)
+    features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
+    features |= {"flash_bwd_sparse": features["flash_fwd_sparse"]}
+    return replace(plain, direction=kernel.direction, features=Features(**features.get(kernel.name, {})))
+
+
+def expected_bytes(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Of the pass that is listed: a backward in two reports the hungrier one."""
+    own = config.parameters
+    if kernel.name == "flash_bwd_sparse":
+        return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
+    if kernel.name == "flash_bwd_split":
+        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+    return kernel.shared_bytes(config, shape, limits)
+
+
+def budgets(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Iterator[tuple[OnChip, int]]:
+    """(budget, bytes by the kernel) of every fifth config, if the kernel computes the shape there."""
+    if kernel.unsupported(shape, limits) is not None:
+        return
+    for config in list(configs_of(kernel))[::5]:
+        found = budget_of(config, shape, limits)
+        if found is not None and not kernel.rule_violations(config, shape, limits):
+            yield found, expected_bytes(kernel, config, shape, limits)
+
+
+@pytest.mark.parametrize("name", [name for name in BUDGETS if name != "flash_fwd_tma"])
+def test_shared_tiles_are_what_the_kernel_predicts(name: str) -> None:
+    kernel, compared = get_kernel(name), 0
+    for cc in ARCHITECTURES:
+        for dim, dtype in ((64, "bf16"), (128, "fp16"), (32, "fp32")):
+            for budget, wanted in budgets(kernel, shape_for(kernel, dim, dtype), limits_for(cc)):
+                assert budget.shared_bytes == wanted
+                assert budget.least_registers > 0
+                compared += 1
+    assert compared >= 5
+
+
+def test_hopper_s_backward_sums_in_registers_and_exchanges_ds() -> None:
+    kernel, limits = get_kernel("flash_bwd_hopper"), limits_for((9, 0))
+    shape = shape_for(kernel, 128, "bf16")
+    found = budget_of(kernel.default_config(shape, limits), shape, limits)
+    assert found is not None
+    tiles = {tile.name: tile for tile in found.tiles if tile.place is Place.SHARED_MEMORY}
+    assert (tiles["dS"].count, tiles["dS"].bytes) == (2, 2 * 128 * 64 * 2)
+    # 64 registers each of dK and dV, 32 each of S and dP, for each of 256 threads
+    assert found.least_registers == 192
+
+
+@pytest.mark.parametrize("dim", [96, 192, 256])
+def test_hopper_s_backward_of_wider_heads(dim: int) -> None:
+    kernel, limits = get_kernel("flash_bwd_hopper"), limits_for((9, 0))
+    shape = shape_for(kernel, dim, "bf16")
+    config = kernel.default_config(shape, limits)
+    found = budget_of(config, shape, limits)
+    assert found is not None
+    assert found.shared_bytes == kernel.shared_bytes(config, shape, limits)
+
+
+def test_every_kernel_has_a_list_and_another_one_has_no_budget() -> None:
+    assert set(BUDGETS) == set(KERNELS)
+    assert budget_of(KernelConfig("somebody_s", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0))) is None
+
+
+def test_the_first_algorithm_holds_one_tile_of_each() -> None:
+    """64 rows and keys of dimension 64 in 16 bits: three tiles of 8 KiB. S and O are 32 registers each for 128 threads,
+    and a row's two statistics a register."""
+    found = budget_of(KernelConfig("flash_v1", 64, 64, 4, 1), complete_shape(1024, 64), limits_for((9, 0)))
+    assert found is not None
+    assert (found.shared_bytes, found.least_registers) == (3 * 8192, 32 + 32 + 1)
+    assert [tile.name for tile in found.tiles if tile.place is Place.SHARED_MEMORY] == ["Q", "K", "V"]

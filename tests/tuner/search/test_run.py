@@ -1,0 +1,375 @@
+"""The use case with a real store: what it reports and keeps, how it resumes, and what it says when nothing works."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.db.records.records import Outcome, Regime
+from blocktune.db.store import ResultStore
+from blocktune.kernels import registry
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.tuner.lab.replay import ReplayRunner
+from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
+from blocktune.tuner.search.report import Budget, Progress, TuningReport
+from blocktune.tuner.search.tune import tune
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tests.support import landscape
+
+HERE = Path(__file__).parent
+
+DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
+SMALL = Budget(trials=60)
+
+
+@pytest.fixture(autouse=True)
+def _synthetic_kernels() -> Iterator[None]:
+    saved = dict(registry.KERNELS)
+    registry.KERNELS.clear()
+    registry.KERNELS.update(landscape.KERNELS)
+    yield
+    registry.KERNELS.clear()
+    registry.KERNELS.update(saved)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResultStore]:
+    with ResultStore.open(tmp_path / "store.db") as store:
+        yield store
+
+
+class Replay(ReplayRunner):
+    """A replay of one landscape; finals and confirmations are counted."""
+
+    def __init__(self, salt: int = 0, *, interrupt_after: int | None = None):
+        super().__init__(landscape.measurements(salt))
+        self.finals_held = 0
+        self._interrupt_after = interrupt_after
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        if len(self.measured) == self._interrupt_after:
+            raise KeyboardInterrupt
+        return super().measure(config)
+
+    def finals(self, configs: Any) -> Finals:
+        self.finals_held += 1
+        return super().finals(configs)
+
+
+def run(store: ResultStore, runner: ReplayRunner | None, **changes: Any) -> TuningReport:
+    given: dict[str, Any] = {"device": landscape.DEVICE, "budget": SMALL, "compiler": landscape.InstantCompiler()}
+    return tune(landscape.SHAPE, store=store, runner=runner, **given | changes)
+
+
+def test_the_winner_is_stored_with_its_evidence(store: ResultStore) -> None:
+    told: list[Progress] = []
+    report = run(store, Replay(), on_progress=told.append)
+    best = report.best
+    assert report.stored
+    assert best.origin is Origin.MEASURED
+    assert best.default == DEFAULT
+    assert best.speedup_over_default is not None
+    assert best.speedup_low is not None
+    assert 1 < best.speedup_low <= best.speedup_over_default
+    assert best.default_time_us / best.time_us == pytest.approx(best.speedup_over_default, rel=0.01)
+    assert best.paper is not None
+    assert report.occupancy is not None
+    assert report.occupancy.blocks_per_sm > 0
+    assert sum(report.outcomes.values()) == best.trials == 60
+    stored = store.best(landscape.DEVICE, landscape.SHAPE)
+    assert stored is not None
+    assert (stored.config, stored.time_us, stored.trials) == (best.config, best.time_us, 60)
+    assert len(store.trials(landscape.DEVICE, landscape.SHAPE)) == 60
+    assert {"search", "finals"} == {progress.phase for progress in told}
+
+
+def test_the_report_as_json_has_the_promised_names(store: ResultStore) -> None:
+    data = run(store, Replay()).to_json()
+    assert {"schema", "device", "shape", "best", "default", "outcomes", "seconds"} <= set(data)
+    assert {"kernel", "config", "time_us", "origin"} <= set(data["best"])
+    assert KernelConfig.from_json(data["best"]["config"]).kernel == data["best"]["kernel"]
+    assert data["schema"] == 1
+    assert data["outcomes"]["ok"] > 40
+    assert sum(data["dropped"].values()) == len(landscape.SPACE.dropped)
+
+
+def test_a_finished_run_answers_from_the_store(store: ResultStore) -> None:
+    first = run(store, Replay())
+    runner, compiler = Replay(), landscape.InstantCompiler()
+    second = run(store, runner, compiler=compiler)
+    assert (runner.measured, runner.finals_held, compiler.submitted) == ([], 0, [])
+    assert second.best.config == first.best.config
+    assert second.outcomes == first.outcomes
+    assert second.resumed == 60
+    assert second.occupancy == first.occupancy
+
+
+def test_a_larger_budget_goes_on_where_the_smaller_one_ended(store: ResultStore) -> None:
+    run(store, Replay())
+    made = {trial.config for trial in store.trials()}
+    runner = Replay()
+    report = run(store, runner, budget=Budget(trials=90))
+    assert report.best.trials == 90
+    assert runner.finals_held == 1
+    assert not made & set(runner.measured)
+
+
+def test_a_new_kernel_source_or_software_measures_again(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(store, Replay(), budget=Budget(trials=20))
+    monkeypatch.setattr(landscape.LandscapeKernel, "source_hash", property(lambda self: f"new {self.name}"))
+    runner = Replay()
+    report = run(store, runner, budget=Budget(trials=20))
+    assert report.resumed == 0
+    assert DEFAULT in runner.measured
+
+
+def test_each_regime_has_trials_of_its_own_and_the_last_one_the_winner(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
+    few = Budget(trials=12)
+    hot = run(store, Replay(), budget=few, regime=Regime.SUSTAINED)
+    cool = run(store, Replay(salt=3), budget=few, regime=Regime.BURST)
+    assert cool.resumed == 0
+    assert [len(store.trials(environment=report.best.environment)) for report in (hot, cool)] == [12, 12]
+    assert store.bests() == [cool.best]
+    assert cool.to_json()["environment"]["regime"] == "burst"
+    runner = Replay()
+    again = run(store, runner, budget=few)  # the default, of which all trials are known
+    assert (again.resumed, runner.measured, runner.finals_held) == (12, [], 1)
+    assert [best.environment.regime for best in store.bests()] == [Regime.SUSTAINED]
+
+
+def test_what_is_not_here_has_no_regime(store: ResultStore) -> None:
+    with pytest.raises(UsageError, match="predictions have none"):
+        run(store, None, device=device_named("h200"), regime=Regime.BURST)
+
+
+def test_a_run_cut_short_keeps_everything_and_resumes(store: ResultStore) -> None:
+    report = run(store, Replay(interrupt_after=12))
+    assert report.interrupted
+    assert report.stored
+    assert report.best.speedup_over_default is None
+    assert report.outcomes[Outcome.OK] <= 12
+    made = {trial.config for trial in store.trials()}
+    runner = Replay()
+    resumed = run(store, runner)
+    assert not resumed.interrupted
+    assert resumed.resumed == len(made)
+    assert not made & set(runner.measured)
+    assert resumed.best.speedup_over_default is not None
+    again = run(store, Replay(interrupt_after=0), budget=Budget(trials=90))
+    assert again.interrupted
+    assert not again.stored  # a winner of finals is not replaced by one of a cut run
+
+
+def test_an_interrupt_before_anything_was_found_is_an_interrupt(store: ResultStore) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(store, Replay(interrupt_after=0))
+
+
+KILLED_RUN = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from tests.support import landscape
+from blocktune.db.store import ResultStore
+from blocktune.kernels import registry
+from blocktune.tuner.lab.replay import ReplayRunner
+from blocktune.tuner.search.report import Budget
+from blocktune.tuner.search.tune import tune
+
+registry.KERNELS.clear()
+registry.KERNELS.update(landscape.KERNELS)
+
+class Slow(ReplayRunner):
+    def measure(self, config):
+        time.sleep(0.02)
+        print(config.label, flush=True)
+        return super().measure(config)
+
+with ResultStore.open(sys.argv[2]) as store:
+    tune(landscape.SHAPE, device=landscape.DEVICE, store=store, budget=Budget(trials=60),
+         compiler=landscape.InstantCompiler(), runner=Slow(landscape.measurements(0)))
+"""
+
+
+@pytest.mark.parametrize("measured", [2, 17])
+def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measured: int) -> None:
+    path = tmp_path / "store.db"
+    command = [sys.executable, "-P", "-c", KILLED_RUN, str(HERE), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        begun = [process.stdout.readline().strip() for _ in range(measured)]
+        time.sleep(0.005 * measured)
+        process.send_signal(signal.SIGKILL)
+        begun += [line.strip() for line in process.stdout]
+    with ResultStore.open(path) as store:
+        kept = {trial.config.label for trial in store.trials()}
+        assert set(begun[:-1]) <= kept  # all but the one in flight
+        runner = Replay()
+        report = run(store, runner)
+    assert not kept & {config.label for config in runner.measured}
+    assert report.resumed == len(kept)
+    assert report.best.trials == 60
+
+
+def test_the_default_stays_unless_something_is_faster_beyond_the_noise(store: ResultStore) -> None:
+    class Noisy(Replay):
+        """All configs take the same time; the samples differ by noise."""
+
+        def measure(self, config: KernelConfig) -> Measurement:
+            honest = super().measure(config)
+            if honest.outcome is not Outcome.OK:
+                return honest
+            jitter = landscape._noise(config, 5)
+            self._recorded[config] = dataclasses.replace(
+                honest,
+                relative_to_anchor=1.0 - 0.01 * jitter,
+                samples_us=tuple(1000 * (1 + 0.05 * (landscape._noise(config, index) - 0.5)) for index in range(40)),
+            )
+            return self._recorded[config]
+
+    report = run(store, Noisy())
+    assert report.best.config == DEFAULT
+    assert report.best.speedup_over_default == 1.0
+    assert "noise" in report.reason or "default is the fastest" in report.reason
+
+
+def test_a_winner_that_fails_its_confirmation_leaves_the_place(store: ResultStore) -> None:
+    class WrongLse(Replay):
+        wrong: KernelConfig | None = None
+
+        def confirm(self, config: KernelConfig) -> Measurement:
+            self.wrong = self.wrong or config
+            bad = Measurement(outcome=Outcome.WRONG_RESULT, error="error of the log-sum-exp")
+            return bad if config == self.wrong else super().confirm(config)
+
+    runner = WrongLse()
+    report = run(store, runner)
+    assert runner.wrong is not None
+    assert report.best.config != runner.wrong
+    failed = next(trial for trial in store.trials() if trial.config == runner.wrong)
+    assert failed.outcome is Outcome.WRONG_RESULT
+    assert report.outcomes[Outcome.WRONG_RESULT] > 0
+
+
+def test_a_restricted_search_is_still_measured_against_the_default(store: ResultStore) -> None:
+    report = run(store, Replay(), kernels=[landscape.KERNELS["descriptors"]])
+    assert report.best.default == DEFAULT
+    assert report.best.config.kernel == "descriptors"
+    assert {trial.config.kernel for trial in store.trials()} == {"pointers", "descriptors"}
+    wider = run(store, Replay(), budget=Budget(trials=100))
+    assert wider.best.time_us <= report.best.time_us * 1.01
+
+
+def test_an_exhaustive_run_measures_again_whom_a_race_had_stopped(store: ResultStore) -> None:
+    class Raced(Replay):
+        def measure(self, config: KernelConfig) -> Measurement:
+            honest = super().measure(config)
+            behind = (honest.relative_to_anchor or 0.0) > 1.0
+            return dataclasses.replace(honest, samples_us=honest.samples_us[:2]) if behind else honest
+
+    run(store, Raced(), budget=SMALL)
+    stopped = {trial.config for trial in store.trials() if len(trial.samples_us) == 2}
+    assert 5 < len(stopped) < 60
+    runner = Replay()
+    report = run(store, runner, exhaustive=True, budget=None)
+    assert report.resumed == 60 - len(stopped)
+    assert stopped <= set(runner.measured)
+    assert sum(report.outcomes.values()) == len(landscape.SPACE.feasible)
+
+
+def test_a_disturbed_run_says_so_and_keeps_the_marks(store: ResultStore) -> None:
+    class Disturbed(Replay):
+        def measure(self, config: KernelConfig) -> Measurement:
+            honest = super().measure(config)
+            if honest.outcome is not Outcome.OK or len(self.measured) % 2:
+                return honest
+            return dataclasses.replace(honest, error=f"{REPEATED}another process was on the GPU")
+
+        def finals(self, configs: Any) -> Finals:
+            return dataclasses.replace(super().finals(configs), disturbance=f"{REPEATED}the GPU slowed itself down")
+
+    report = run(store, Disturbed(), budget=Budget(trials=20))
+    marked = sum(trial.error.startswith(REPEATED) for trial in store.trials())
+    assert marked > 5
+    assert any(f"{marked} of" in note and "measured twice" in note for note in report.notes)
+    assert "the finals were measured twice, since the GPU slowed itself down" in report.notes
+
+
+def test_when_nothing_works_it_says_what_happened(store: ResultStore) -> None:
+    class Broken(Replay):
+        def measure(self, config: KernelConfig) -> Measurement:
+            return Measurement(outcome=Outcome.RUN_ERROR, error="an illegal memory access was encountered")
+
+    with pytest.raises(NoFeasibleConfigError, match=r"run_error.*illegal memory access"):
+        run(store, Broken(), budget=Budget(trials=12))
+    assert store.best(landscape.DEVICE, landscape.SHAPE) is None
+
+
+def test_a_shape_that_no_kernel_takes(store: ResultStore) -> None:
+    shape = dataclasses.replace(landscape.SHAPE, head_dim=512, num_heads=4, num_heads_kv=4)
+    with pytest.raises(NoFeasibleConfigError, match="head dimensions up to 256"):
+        tune(shape, device=landscape.DEVICE, store=store, runner=Replay())
+
+
+def test_a_shape_too_large_for_the_memory(store: ResultStore) -> None:
+    shape = dataclasses.replace(landscape.SHAPE, batch=4096)
+    with pytest.raises(UsageError, match=r"needs about .* GiB .* and NVIDIA H200 has"):
+        tune(shape, device=landscape.DEVICE, store=store, runner=Replay())
+
+
+@pytest.mark.parametrize("values", [{"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"seconds": float("nan")}])
+def test_a_budget_is_positive(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must hold"):
+        Budget(**values)
+
+
+def test_without_a_gpu_the_model_ranks_and_never_outranks_a_measurement(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
+    absent = device_named("h200")
+    predicted = run(store, None, device=absent)
+    assert predicted.best.origin is Origin.PREDICTED
+    assert predicted.best.time_us is None
+    assert predicted.best.predicted_us is not None
+    assert predicted.stored
+    assert predicted.outcomes[Outcome.PREDICTED] > 40
+    compiler = landscape.InstantCompiler()
+    again = run(store, None, device=absent, compiler=compiler)
+    assert compiler.submitted == []
+    assert again.best.config == predicted.best.config
+    measured = run(store, Replay())
+    assert measured.resumed == 0
+    assert measured.stored
+    refused = run(store, None, device=absent, budget=Budget(trials=70))
+    assert not refused.stored
+    stored = store.best(absent, landscape.SHAPE)
+    assert stored is not None
+    assert stored.origin is Origin.MEASURED
+
+
+def test_neighbours_are_tried_first(store: ResultStore) -> None:
+    best = run(store, Replay()).best
+    near = dataclasses.replace(landscape.SHAPE, seqlen_q=4096, seqlen_k=4096)
+
+    class AnyShape(landscape.InstantCompiler):
+        def submit(self, kernel: str, config: KernelConfig, shape: Any, cc: tuple[int, int]) -> Any:
+            del shape
+            return super().submit(kernel, config, landscape.SHAPE, cc)
+
+    compiler = AnyShape()
+    tune(near, device=landscape.DEVICE, store=store, budget=SMALL, compiler=compiler, runner=Replay())
+    assert compiler.submitted[0] == DEFAULT
+    assert best.config in compiler.submitted[:3]

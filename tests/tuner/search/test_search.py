@@ -1,0 +1,225 @@
+"""The search on synthetic landscapes: it finds the best within its budget, repeats nothing, and keeps every trial."""
+
+import dataclasses
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.records.records import Outcome, Trial
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.lab.replay import ReplayRunner
+from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.search.loop import Limit, Search
+from blocktune.tuner.search.proposals import Enumeration, TpeProposals
+from blocktune.tuner.search.report import Progress
+from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
+from blocktune.tuner.search.strategies import Problem, make_proposals
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tests.support import landscape
+
+DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
+
+
+def useless(config: KernelConfig) -> float:
+    """A model that knows nothing: a fixed, arbitrary order."""
+    return landscape._noise(config, -3)
+
+
+def new_search(
+    runner: ReplayRunner | None, *, trials: int, seed: int = 0, strategy: str = BY_DEFAULT, **changes: Any
+) -> Search:
+    problem = Problem(space=landscape.SPACE, first=[DEFAULT], usefulness=useless, trials=trials, seed=seed)
+    proposals = make_proposals(problem, strategy)
+    given: dict[str, Any] = {
+        "runner": runner,
+        "predict": lambda config, resources: 1000.0 + resources.registers,
+        "known": (),
+        "record": lambda trial: None,
+        "limit": Limit(trials=trials, seconds=1e9),
+        "lookahead": 8,
+        "on_progress": lambda progress: None,
+    }
+    compiler = changes.pop("compiler", None) or landscape.InstantCompiler()
+    return Search(landscape.SUBJECT, changes.pop("proposals", proposals), compiler, **given | changes)
+
+
+@pytest.mark.parametrize("strategy", ["guided", "tpe_from_model"])
+@pytest.mark.parametrize("salt", range(6))
+def test_it_finds_the_best_within_two_percent_in_a_fifth_of_the_space(salt: int, strategy: str) -> None:
+    """Even though the model is useless here."""
+    runner = ReplayRunner(landscape.measurements(salt))
+    budget = len(landscape.SPACE.feasible) // 5
+    search = new_search(runner, trials=budget, seed=salt, strategy=strategy)
+    search.run()
+    found_us = min(trial.time_us or 1e9 for trial in search.trials.values())
+    assert landscape.best_time_us(salt) / found_us >= 0.98
+    assert len(search.trials) == budget
+    assert len(runner.measured) == len(set(runner.measured))
+    assert runner.measured[0] == DEFAULT
+
+
+def test_a_space_within_the_budget_is_enumerated() -> None:
+    runner = ReplayRunner(landscape.measurements(0))
+    search = new_search(runner, trials=10_000)
+    assert isinstance(search._proposals, Enumeration)
+    search.run()
+    assert set(search.trials) == set(landscape.SPACE.feasible)
+    outcomes = {trial.outcome for trial in search.trials.values()}
+    assert outcomes == {Outcome.OK, Outcome.COMPILE_ERROR, Outcome.WRONG_RESULT, Outcome.INFEASIBLE}
+    infeasible = next(trial for trial in search.trials.values() if trial.outcome is Outcome.INFEASIBLE)
+    assert infeasible.blocks_per_sm == 0
+    assert infeasible.error == "not one block fits an SM: shared_memory"
+
+
+def test_what_cannot_run_is_told_to_the_sampler_as_pruned() -> None:
+    from optuna.trial import TrialState
+
+    search = new_search(ReplayRunner(landscape.measurements(0)), trials=60, strategy="tpe")
+    search.run()
+    assert isinstance(search._proposals, TpeProposals)
+    states = [trial.state for trial in search._proposals._study.trials]
+    ok = sum(trial.outcome is Outcome.OK for trial in search.trials.values())
+    assert states.count(TrialState.COMPLETE) == ok
+    assert states.count(TrialState.PRUNED) >= 60 - ok
+    assert TrialState.FAIL not in states
+
+
+def test_the_sampler_never_repeats_itself_and_ends_with_the_space() -> None:
+    small = dataclasses.replace(landscape.SPACE, feasible=landscape.SPACE.feasible[:30])
+    proposals = TpeProposals(small, small.feasible, startup=10, seed=0)
+    proposed = []
+    while (config := proposals.propose()) is not None:
+        proposed.append(config)
+        proposals.tell(config, landscape.time_us(config, 0))
+    assert sorted(proposed, key=small.feasible.index) == list(small.feasible)
+
+
+def test_known_trials_are_not_made_again() -> None:
+    first = new_search(ReplayRunner(landscape.measurements(0)), trials=40)
+    first.run()
+    known = list(first.trials.values())
+    runner, compiler = ReplayRunner(landscape.measurements(0)), landscape.InstantCompiler()
+    second = new_search(runner, trials=60, known=known, compiler=compiler)
+    second.run()
+    assert len(second.trials) == 60
+    assert not set(first.trials) & (set(runner.measured) | set(compiler.submitted))
+
+
+def test_every_trial_is_kept_before_the_next_begins() -> None:
+    kept: list[Trial] = []
+
+    class Watching(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            assert all(config in {trial.config for trial in kept} for config in self.measured)
+            return super().measure(config)
+
+    search = new_search(Watching(landscape.measurements(0)), trials=30, record=kept.append)
+    search.run()
+    assert {trial.config for trial in kept} == set(search.trials)
+    measured = next(trial for trial in kept if trial.outcome is Outcome.OK)
+    assert measured.resources == landscape.resources_of(measured.config)
+    assert measured.blocks_per_sm
+    assert measured.limiters
+    assert measured.predicted_us
+    assert measured.compile_seconds == 0.5
+    assert measured.bench_seconds == 0.1
+
+
+def test_an_interrupt_loses_nothing() -> None:
+    class Impatient(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            if len(self.measured) == 7:
+                raise KeyboardInterrupt
+            return super().measure(config)
+
+    kept: list[Trial] = []
+    search = new_search(Impatient(landscape.measurements(0)), trials=50, record=kept.append)
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    assert sum(trial.bench_seconds > 0 for trial in kept) == 7
+    assert set(search.trials) == {trial.config for trial in kept}
+
+
+def test_the_time_is_a_bound_but_the_default_is_always_tried() -> None:
+    runner = ReplayRunner(landscape.measurements(0))
+    new_search(runner, trials=50, limit=Limit(trials=50, seconds=1e-9)).run()
+    assert runner.measured == [DEFAULT]
+
+
+def test_the_start_of_the_worker_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(ReplayRunner):
+        """Starts for a minute, then takes a second for every config."""
+
+        now = 0.0
+
+        def measure(self, config: KernelConfig) -> Measurement:
+            self.now += 1.0 if self.measured else 60.0
+            return super().measure(config)
+
+    runner = Timed(landscape.measurements(0))
+    monkeypatch.setattr("blocktune.tuner.search.loop.time.monotonic", lambda: runner.now)
+    new_search(runner, trials=50, limit=Limit(trials=50, seconds=4.5), strategy="enumeration").run()
+    assert len(runner.measured) == 6  # one at 0 s, then those begun up to 4.5 s
+
+
+def test_equal_machine_code_is_measured_once() -> None:
+    class StageBlind(landscape.InstantCompiler):
+        """Three and more stages compile to the same code, as where a loop has too few tiles."""
+
+        def compiled(self, config: KernelConfig) -> CompileResult:
+            same = dataclasses.replace(config, num_stages=min(3, config.num_stages))
+            return dataclasses.replace(super().compiled(same), config=config)
+
+    runner = ReplayRunner(landscape.measurements(0))
+    search = new_search(runner, trials=10_000, compiler=StageBlind())
+    search.run()
+    copies = [trial for trial in search.trials.values() if "same machine code" in trial.error]
+    assert copies
+    for copy in copies:
+        assert copy.config not in runner.measured
+        assert any(copy.time_us == other.time_us for other in search.trials.values() if other is not copy)
+
+
+def test_what_is_compiled_first_is_measured_while_the_rest_compiles() -> None:
+    class Slow(landscape.InstantCompiler):
+        """The default is ready at once; every other config only when something else was measured."""
+
+        waiting: "list[tuple[Future[CompileResult], KernelConfig]]" = []  # noqa: RUF012
+
+        def submit(self, kernel: str, config: KernelConfig, *rest: Any) -> "Future[CompileResult]":
+            if config == DEFAULT:
+                return super().submit(kernel, config, *rest)
+            future: Future[CompileResult] = Future()
+            self.waiting.append((future, config))
+            return future
+
+    compiler = Slow()
+
+    class Releasing(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            for future, waiting in compiler.waiting:
+                future.set_result(compiler.compiled(waiting))
+            compiler.waiting.clear()
+            return super().measure(config)
+
+    told: list[Progress] = []
+    search = new_search(Releasing(landscape.measurements(0)), trials=20, compiler=compiler, on_progress=told.append)
+    search.run()
+    assert len(search.trials) == 20
+    assert told[-1].done == told[-1].total == 20
+    assert told[-1].best is not None
+    assert told[0].eta_seconds is not None
+    assert [progress.done for progress in told] == sorted(progress.done for progress in told)
+
+
+def test_without_a_runner_the_model_decides() -> None:
+    search = new_search(None, trials=40)
+    search.run()
+    predicted = [trial for trial in search.trials.values() if trial.outcome is Outcome.PREDICTED]
+    assert predicted
+    assert all(trial.time_us is None and trial.predicted_us for trial in predicted)

@@ -1,0 +1,1 @@
+"""Other implementations of the same attention, timed in one interleaved run; the history of attention."""

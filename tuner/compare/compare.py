@@ -1,0 +1,165 @@
+"""The use case: one shape, everybody who can compute it, in one interleaved run on the GPU that is here.
+
+    comparison = compare(shape, store=store, device=current_device())
+
+Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best config of every other
+kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-4 (`fa4`) where it
+is installed, and on request PyTorch's FlexAttention (`flex`), `standard` attention and what stock autotune finds
+(`triton_autotune`). Each result is checked against the reference before
+anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/measure/protocol.py
+says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
+which it works without a break, as in training.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+from blocktune.db.records.records import Best, Regime
+from blocktune.db.store import ResultStore
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+from blocktune.tuner.compare.fa4_peer import fa4_compute
+from blocktune.tuner.compare.flex_peer import flex_compute
+from blocktune.tuner.compare.line_up import LineUp
+from blocktune.tuner.compare.peers import PEERS
+from blocktune.tuner.compare.report import Comparison, Entry
+from blocktune.tuner.compare.standard_attention import standard_compute
+from blocktune.tuner.compare.stock_autotune import Bind
+from blocktune.tuner.correctness.checks_of_shape import questions_of
+from blocktune.tuner.correctness.forward import require_memory
+from blocktune.tuner.measure.protocol import Clock, CudaClock
+from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.search.loop import Compiler
+from blocktune.tuner.search.starting_configs import find_contenders
+
+
+def compare(
+    shape: AttentionShape,
+    *,
+    store: ResultStore,
+    device: DeviceSpec,
+    regime: Regime = Regime.BURST,
+    compiler: Compiler | None = None,
+    standard: bool = False,
+    flex: bool = False,
+    seed: int = 0,
+    clock: Clock | None = None,
+    torch_device: str = "cuda",
+    bind: Bind | None = None,
+) -> Comparison:
+    """Times everybody who computes a shape against each other.
+
+    Args:
+        shape: what is computed.
+        store: holds the tuned config.
+        device: the GPU that is here.
+        regime: how warm the card is.
+        compiler: compiles ahead for stock autotune, which takes part if this is given.
+        standard: standard attention takes part, which needs memory for all scores.
+        flex: PyTorch's FlexAttention takes part, which compiles for up to minutes.
+        seed: of the inputs.
+        clock: takes the times; None is a `CudaClock`.
+        torch_device: where the tensors are.
+        bind: makes a launcher of a config; None asks the config's kernel.
+
+    Raises:
+        NoFeasibleConfigError: the store has no config for the shape that was measured with the present kernels.
+        UsageError: the shape does not fit the device's memory.
+    """
+
+    started = time.monotonic()
+    tuned = tuned_config(store, device, shape)
+    require_memory(shape, device)
+    contenders = find_contenders(shape, device, competing(), ())
+    question, _ = questions_of(shape, device=torch_device, seed=seed)
+    line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
+    line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
+    line_up.invite_own(best_of_others(store, device, shape, tuned))
+    for name, backend in PEERS.items():
+        line_up.invite_torch(name, backend)
+    line_up.invite(Entry(name="fa4"), partial(fa4_compute, shape, question))
+    if flex:
+        line_up.invite(Entry(name="flex"), partial(flex_compute, shape, question))
+    if standard:
+        line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device))
+    if compiler is not None:
+        line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)
+    monitor = GpuMonitor(device.uuid, own_processes=1)
+    rounds, before, after = line_up.time(regime, monitor)
+    return Comparison(
+        shape=shape,
+        regime=regime,
+        entries=line_up.timed_entries(rounds),
+        rounds=len(rounds),
+        seconds=time.monotonic() - started,
+        before=before,
+        after=after,
+    )
+
+
+def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig:
+    """The stored winner of a shape on a device, measured with the kernels as they are.
+
+    Raises:
+        NoFeasibleConfigError: there is none.
+    """
+    best = store.best(device, shape)
+    problem = _unusable(best)
+    if best is None or problem:
+        raise NoFeasibleConfigError(
+            f"A shape that is compared must have been tuned on {device.name}, but {problem} for {shape.label}. "
+            f"Tune it first: {tune_command(shape)}"
+        )
+    return best.config
+
+
+def best_of_others(
+    store: ResultStore, device: DeviceSpec, shape: AttentionShape, tuned: KernelConfig
+) -> dict[str, KernelConfig | None]:
+    """The fastest stored config of every kernel but the winner's, by the kernel's name; of trials that ran with the
+    kernels as they are, under the winner's regime. Historical kernels have the ladder instead."""
+    best = store.best(device, shape)
+    sources = {kernel.name: kernel.source_hash for kernel in competing() if kernel.name != tuned.kernel}
+    fastest: dict[str, tuple[float, KernelConfig]] = {}
+    for trial in store.trials(device, shape):
+        name = trial.config.kernel
+        if trial.time_us is None or sources.get(name) != trial.kernel_hash:
+            continue
+        if best is not None and trial.environment.regime is not best.environment.regime:
+            continue  # cool times are shorter, whichever config they are of
+        if name not in fastest or trial.time_us < fastest[name][0]:
+            fastest[name] = trial.time_us, trial.config
+    return {name: fastest[name][1] for name in sources if name in fastest}
+
+
+def tune_command(shape: AttentionShape) -> str:
+    """The command that tunes this shape."""
+    words = f"tune run --seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"
+    words += "" if shape.group_size == 1 else f" --kv-heads {shape.num_heads_kv}"
+    words += "" if shape.seqlen_k == shape.seqlen_q else f" --seq-k {shape.seqlen_k}"
+    words += "" if shape.head_dim_v == shape.head_dim else f" --dim-v {shape.head_dim_v}"
+    words += f" --direction {shape.direction}" if shape.direction is not Direction.FORWARD else ""
+    words += f' --features "{shape.features.label}"' if shape.features else ""
+    words += "" if shape.dtype == "bfloat16" else f" --dtype {SHORT_DTYPES[shape.dtype]}"
+    return (
+        words
+        + {Causal.NONE: "", Causal.UPPER_LEFT: " --causal", Causal.LOWER_RIGHT: " --causal-lower-right"}[shape.causal]
+    )
+
+
+def _unusable(best: Best | None) -> str:
+    if best is None:
+        return "the store holds no config"
+    if best.origin is not Origin.MEASURED:
+        return f"the stored config is only {best.origin}"
+    if best.kernel_hash != get_kernel(best.config.kernel).source_hash:
+        return "the stored config was measured with another source of its kernel"
+    return ""
+
+
+def _bind(config: KernelConfig, shape: AttentionShape) -> Any:
+    return get_kernel(config.kernel).bind(config, shape)

@@ -1,0 +1,126 @@
+"""PyTorch's FlexAttention as a contender: compiled for the very shape, its own autotuning at its widest.
+
+    compute = flex_compute(shape, question)
+
+Masks become a `BlockMask`, whose empty blocks it skips; soft cap, ALiBi and additive masks a function of the score.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.features import UNLIMITED, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.compare.peers import Compute
+from blocktune.tuner.correctness.backward import GradientQuestion
+from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
+from blocktune.tuner.correctness.forward import softmax_scale
+
+KNOWN_FEATURES = frozenset({"window", "softcap", "alibi", "boolean", "additive", "block_sparse", "deterministic"})
+"""The features that its functions can say, or that ask nothing of who is only compared."""
+
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+"""All configs that it has are timed; a captured graph would hide the host's cost, which nobody's time has here."""
+
+Visible = Callable[[Any, Any, Any, Any], Any]
+
+
+def flex_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
+    """FlexAttention for this question: a forward, or a backward whose forward ran before.
+
+    Raises:
+        UsageError: it does not compute what the shape asks for.
+    """
+    unknown = sorted(shape.features.names - KNOWN_FEATURES)
+    if unknown:
+        raise UsageError(f"FlexAttention is compared without {', '.join(unknown)}. Compare a shape without.")
+    inputs = getattr(question, "inputs", None)
+    attend = _compiled(shape, inputs.extras if inputs is not None else NO_EXTRAS, question.q.device)
+    if not isinstance(question, GradientQuestion):
+        return functools.partial(_without_gradients, attend)
+    leaves = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
+    with torch.enable_grad():
+        out = attend(*leaves)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        return torch.autograd.grad(out, leaves, question.dout, retain_graph=True)
+
+    return compute
+
+
+def _without_gradients(attend: Compute, q: Any, k: Any, v: Any) -> Any:
+    with torch.no_grad():
+        return attend(q, k, v)
+
+
+def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Compute:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    seen = _visible(shape, extras)
+    block_mask = None
+    if seen is not None:
+        per_head = extras.mask is not None or extras.block_mask is not None
+        batch, heads = (shape.batch, shape.num_heads) if per_head else (None, None)
+        block_mask = create_block_mask(seen, batch, heads, shape.seqlen_q, shape.seqlen_k, device=device)
+    return functools.partial(
+        torch.compile(flex_attention, mode=COMPILE_MODE, dynamic=False, fullgraph=True),
+        score_mod=_score_function(shape, extras),
+        block_mask=block_mask,
+        scale=softmax_scale(shape),
+        enable_gqa=shape.group_size > 1,
+    )
+
+
+def _visible(shape: AttentionShape, extras: Extras) -> Visible | None:
+    """Which pairs take part, as a function of (batch, head, query, key); None if all do."""
+    rules: list[Visible] = []
+    diagonal = shape.diagonal
+    left, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    if shape.causal is not Causal.NONE:
+        rules.append(lambda b, h, query, key: key <= query + diagonal)
+    if left != UNLIMITED:
+        rules.append(lambda b, h, query, key: key >= query + diagonal - left)
+    if right != UNLIMITED:
+        rules.append(lambda b, h, query, key: key <= query + diagonal + right)
+    if shape.features.mask is MaskKind.BOOLEAN:
+        mask = _expanded(extras.mask, shape)
+        rules.append(lambda b, h, query, key: mask[b, h, query, key])
+    if shape.features.mask is MaskKind.BLOCK_SPARSE:
+        blocks, block_q, block_k = extras.block_mask.mask, extras.block_mask.block_q, extras.block_mask.block_k
+        blocks = blocks.expand(shape.batch, shape.num_heads, -1, -1)
+        rules.append(lambda b, h, query, key: blocks[b, h, query // block_q, key // block_k])
+    return functools.reduce(_both, rules) if rules else None
+
+
+def _both(one: Visible, other: Visible) -> Visible:
+    return lambda b, h, query, key: one(b, h, query, key) & other(b, h, query, key)
+
+
+def _score_function(shape: AttentionShape, extras: Extras) -> Callable[..., Any] | None:
+    """What the features do to a scaled score; None if nothing."""
+    features, diagonal, softcap = shape.features, shape.diagonal, extras.softcap
+    if not (features.softcap or features.alibi or features.mask is MaskKind.ADDITIVE):
+        return None
+    slopes = None
+    if extras.alibi_slopes is not None:
+        slopes = extras.alibi_slopes.expand(shape.batch, shape.num_heads)
+    bias = _expanded(extras.mask, shape) if features.mask is MaskKind.ADDITIVE else None
+
+    def score(value: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        if features.softcap:
+            value = softcap * torch.tanh(value / softcap)
+        if slopes is not None:
+            value = value - slopes[batch, head] * (query + diagonal - key).abs()
+        return value if bias is None else value + bias[batch, head, query, key]
+
+    return score
+
+
+def _expanded(mask: Tensor | None, shape: AttentionShape) -> Tensor:
+    assert mask is not None
+    return mask.expand(shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k)

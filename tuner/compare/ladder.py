@@ -1,0 +1,307 @@
+"""The use case: how attention became fast, step by step, on one shape.
+
+    ladder = climb(shape, device, compiler=farm, clock=CudaClock())   # on the GPU that is here
+    ladder = climb(shape, device, compiler=farm)                      # by the models, for any device of the catalogue
+
+Standard attention, FlashAttention v1, v1 with its paper's blocks, v2, v2 padded, v2 with keys transposed, v2 tuned, and
+the kernel for Hopper. v1 to transposed, but for the paper's, have the same blocks wherever all of them can run these,
+so that each shows one change. On a GPU all steps are checked against the reference and timed in turns (tuner/measure/protocol.py);
+elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with the reason.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blocktune.db.records.records import Regime
+from blocktune.kernels.base.kernel import AttentionKernel, Launch
+from blocktune.kernels.base.paper_rule import paper_config
+from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.compare.ladder_steps import (
+    KERNELS,
+    PADDED,
+    PAPER,
+    STANDARD,
+    TRANSPOSED,
+    V1,
+    V2,
+    Step,
+    bytes_of,
+    columns_of,
+    further_bytes,
+    grid_of,
+    last_timed,
+    predicted_standard_us,
+    why,
+)
+from blocktune.tuner.compare.line_up import LineUp
+from blocktune.tuner.compare.peers import Compute, own_compute
+from blocktune.tuner.compare.report import Entry
+from blocktune.tuner.compare.standard_attention import standard_compute
+from blocktune.tuner.compare.stock_autotune import Bind
+from blocktune.tuner.correctness.forward import Question, make_questions, require_memory
+from blocktune.tuner.cost.model import missing_rates, predict
+from blocktune.tuner.measure.bench import WrongResultError
+from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
+from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.loop import Compiler
+from blocktune.tuner.traffic.model import standard_memory_problem
+
+COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1))
+"""(block_m, block_n, num_warps, num_stages) that v1 to transposed share, best first; v1 has one stage in any case."""
+
+PLAIN_STEPS = (V1, V2, PADDED, TRANSPOSED)
+"""The steps whose blocks are not tuned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """All steps of one shape on one device. measured: by a clock, else everything is predicted."""
+
+    shape: AttentionShape
+    device: DeviceSpec
+    steps: tuple[Step, ...]
+    measured: bool
+    rounds: int = 0
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape.to_json(),
+            "label": self.shape.label,
+            "device": replace(self.device, uuid=None).to_json(),
+            "origin": "measured" if self.measured else "predicted",
+            "rounds": self.rounds,
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+
+def climb(
+    shape: AttentionShape,
+    device: DeviceSpec,
+    *,
+    compiler: Compiler,
+    known: Sequence[KernelConfig] = (),
+    clock: Clock | None = None,
+    torch_device: str = "cuda",
+    bind: Bind | None = None,
+    seed: int = 0,
+) -> Ladder:
+    """Climbs the ladder.
+
+    Args:
+        shape: a plain forward.
+        device: where; the one that is here if there is a clock.
+        compiler: compiles every config, for its resources.
+        known: tuned configs of this shape, best first; the last steps take the first that they can, else a default.
+        clock: takes the times; None predicts them.
+        torch_device: where the tensors are.
+        bind: makes a launcher of a config; None asks the config's kernel.
+        seed: of the inputs.
+
+    Raises:
+        UsageError: the shape is a backward or has features, or does not fit the device's memory.
+    """
+    if shape.direction is not Direction.FORWARD or shape.features:
+        raise UsageError(
+            f"The ladder climbs a plain forward, but got {shape.label}. Leave out the direction and features."
+        )
+    steps = [
+        _modelled(step, shape, device, compiler)
+        for step in (Step(name=STANDARD), *planned_steps(shape, device.limits, known))
+    ]
+    rounds: Rounds = ()
+    if clock is not None:
+        require_memory(shape, device)
+        steps, rounds = _timed(steps, shape, device, clock, torch_device, bind or _bind, seed)
+    compared = _compared(steps, rounds, device)
+    return Ladder(shape=shape, device=device, steps=compared, measured=clock is not None, rounds=len(rounds))
+
+
+def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig]) -> list[Step]:
+    """Every step with a kernel and the config that it takes, or why it has none."""
+    blocks = _common_blocks(shape, limits)
+    steps = []
+    for name, kernels in KERNELS.items():
+        reasons = {kernel: get_kernel(kernel).unsupported(shape, limits) for kernel in kernels}
+        able = [get_kernel(kernel) for kernel, reason in reasons.items() if reason is None]
+        if not able:
+            steps.append(Step(name=name, problem="; ".join(str(reason) for reason in reasons.values())))
+        elif name == PAPER:
+            steps.append(_paper_step(able[0], shape, limits))
+        elif name in PLAIN_STEPS:
+            steps.append(Step(name=name, config=_plain_config(able[0], blocks, shape, limits)))
+        else:
+            steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
+    return steps
+
+
+def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Step:
+    config = paper_config(kernel, shape, limits)
+    problem = "" if config else f"no block of the paper's rule fits compute capability {limits.name}, or the queries"
+    return Step(name=PAPER, config=config, problem=problem)
+
+
+def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
+    """The first common blocks that every step that runs at all can run."""
+    kernels = [get_kernel(KERNELS[name][0]) for name in PLAIN_STEPS]
+    able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
+
+    def fits(blocks: tuple[int, int, int, int]) -> bool:
+        return all(not kernel.violations(_with_blocks(kernel, blocks, shape, limits), shape, limits) for kernel in able)
+
+    return next(filter(fits, COMMON_BLOCKS), COMMON_BLOCKS[-1])
+
+
+def _with_blocks(
+    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
+) -> KernelConfig:
+    """The kernel's default with these blocks, computed in order."""
+    m, n, warps, stages = blocks
+    own = kernel.default_config(shape, limits).parameters
+    most = max(kernel.parameters["num_stages"])
+    given = {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": min(stages, most)}
+    in_order = {"schedule": 0} if "schedule" in own else {}
+    return KernelConfig.of(kernel.name, own | given | in_order)
+
+
+def _plain_config(
+    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
+) -> KernelConfig:
+    wanted = _with_blocks(kernel, blocks, shape, limits)
+    return kernel.default_config(shape, limits) if kernel.violations(wanted, shape, limits) else wanted
+
+
+def _best_config(
+    kernels: Sequence[AttentionKernel], known: Sequence[KernelConfig], shape: AttentionShape, limits: ComputeLimits
+) -> KernelConfig:
+    """The first known config of these kernels that can run, else the first kernel's default."""
+    by_name = {kernel.name: kernel for kernel in kernels}
+    fitting = (
+        config
+        for config in known
+        if config.kernel in by_name and not by_name[config.kernel].violations(config, shape, limits)
+    )
+    return next(fitting, kernels[0].default_config(shape, limits))
+
+
+def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> Step:
+    """The step with all that the models say."""
+    if step.problem:
+        return step
+    traffic = bytes_of(shape, step.config)
+    if step.config is None:
+        problem = standard_memory_problem(shape, device) or ""
+        predicted = None if missing_rates(device) else predicted_standard_us(shape, device)
+        return replace(step, traffic=traffic, problem=problem, predicted_us=None if problem else predicted)
+    config, kernel = step.config, get_kernel(step.config.kernel)
+    result = compiler.submit(config.kernel, config, shape, device.limits.cc).result()
+    if result.resources is None:
+        reason = result.error.strip().splitlines()[-1] if result.error.strip() else "no message"
+        return replace(step, problem=f"{config.label} does not compile ({result.outcome}): {reason}")
+    occupied = occupancy(result.resources, device.limits)
+    step = replace(
+        step,
+        occupied=occupied,
+        softmax=kernel.softmax_cost(config),
+        grid_blocks=grid_of(config, shape),
+        columns=columns_of(step.name, shape),
+        traffic=traffic,
+    )
+    if occupied.blocks_per_sm == 0:
+        return replace(step, problem=f"{config.label} needs more of an SM than {device.name} has")
+    return step if missing_rates(device) else replace(step, predicted_us=_predicted_us(step, kernel, shape, device))
+
+
+def _predicted_us(step: Step, kernel: AttentionKernel, shape: AttentionShape, device: DeviceSpec) -> float:
+    """The cost model's time, and not less than the least bytes take; a kernel that runs before is added."""
+    assert step.config is not None
+    assert step.occupied is not None
+    assert step.traffic is not None
+    bytes_a_us = 1e3 * float(device.memory_gbs or 0)
+    config, folded = kernel.as_forward(step.config, shape)
+    total = predict(folded, config, step.occupied.resources, step.occupied, device, step.softmax).total_us
+    return max(total + further_bytes(step.name, shape) / bytes_a_us, step.traffic.least / bytes_a_us)
+
+
+def _timed(
+    steps: Sequence[Step],
+    shape: AttentionShape,
+    device: DeviceSpec,
+    clock: Clock,
+    torch_device: str,
+    bind: Bind,
+    seed: int,
+) -> tuple[list[Step], Rounds]:
+    """The steps with their times, or with what went wrong, and the paired rounds of those that have a time."""
+    plain, hard = make_questions(shape, device=torch_device, seed=seed)
+    line_up = LineUp(shape, plain, clock, bind)
+    for step in steps:
+        if step.problem:
+            continue
+        if step.config is None:
+            line_up.invite(Entry(name=step.name), functools.partial(standard_compute, shape, device))
+        else:
+            checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
+            line_up.invite(Entry(name=step.name, config=step.config), checked)
+    rounds, _, _ = line_up.time(Regime.BURST, GpuMonitor(device.uuid, own_processes=1))
+    entries = {entry.name: entry for entry in line_up.timed_entries(rounds)}
+    return [
+        replace(step, timing=entries[step.name].timing, problem=entries[step.name].problem)
+        if step.name in entries
+        else step
+        for step in steps
+    ], rounds
+
+
+def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[Question], bind: Bind) -> Compute:
+    """The config bound, once output and log-sum-exp of both questions are right.
+
+    Raises:
+        WrongResultError: one of them differs from the reference.
+    """
+    launch: Launch = bind(config, shape)
+    for question in questions:
+        out, lse = question.new_result(), question.new_lse()
+        question.poison(out)
+        question.thunk(launch, out, lse)()
+        problem = question.problem(out, lse)
+        if problem is not None:
+            raise WrongResultError(problem)
+    return own_compute(launch, shape, questions[0].new_result())
+
+
+def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tuple[Step, ...]:
+    """The steps with their gains, by paired rounds where there are any, and the reasons."""
+    columns = {step.name: index for index, step in enumerate(step for step in steps if step.timing)}
+
+    def gain(before: Step | None, after: Step) -> float | None:
+        if before is None or before is after or after.problem:
+            return None
+        if rounds:
+            if before.name not in columns or after.name not in columns:
+                return None
+            return median_ratio(column(rounds, columns[before.name]), column(rounds, columns[after.name]))
+        if before.predicted_us is None or after.predicted_us is None:
+            return None
+        return before.predicted_us / after.predicted_us
+
+    found: list[Step] = []
+    v2 = next((step for step in steps if step.name == V2 and not step.problem), None)
+    for step in steps:
+        before = last_timed(found)
+        reason = why(before, step, device) if before is not None and not step.problem else ""
+        found.append(replace(step, over_before=gain(before, step), over_v2=gain(v2, step), why=reason))
+    return tuple(found)
+
+
+def _bind(config: KernelConfig, shape: AttentionShape) -> Any:
+    return get_kernel(config.kernel).bind(config, shape)

@@ -1,0 +1,164 @@
+"""The contenders of one shape: checked one by one, then timed in turns."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from blocktune.db.records.records import Regime, Telemetry
+from blocktune.kernels.base.paper_rule import SMALLEST_BLOCK
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS
+from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
+from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, timing_of
+from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
+from blocktune.tuner.correctness.backward import GradientQuestion
+from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
+from blocktune.tuner.correctness.features import FeatureQuestion
+from blocktune.tuner.correctness.forward import Question, softmax_scale
+from blocktune.tuner.measure.protocol import (
+    FINAL_HEAT_SECONDS,
+    REST_SECONDS,
+    Clock,
+    Rounds,
+    Thunk,
+    column,
+    timed_rounds,
+)
+from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.search.loop import Compiler
+from blocktune.tuner.search.starting_configs import Contenders
+
+ROUNDS_SECONDS = 1.2
+"""Wall time of all rounds of a shape, within `ROUNDS`."""
+ROUNDS = (9, 41)
+
+
+class LineUp:
+    """Contenders of one shape as they are checked and timed."""
+
+    def __init__(self, shape: AttentionShape, question: AnyQuestion, clock: Clock, bind: Bind):
+        self._shape = shape
+        self._question = question
+        self._clock = clock
+        self._bind = bind
+        self._out = question.new_result()
+        self._entries: list[Entry] = []
+        self._runs: list[Thunk] = []
+        self._places: dict[str, int] = {}  # of those who passed, among the runs
+
+    def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
+        """Our kernels; a config that is None has nothing that would fit."""
+        for name, config in configs.items():
+            if config is None:
+                self._entries.append(Entry(name=name, problem=self._no_block()))
+            else:
+                self.invite(Entry(name=name, config=config), functools.partial(self._own, config))
+
+    def invite(self, entry: Entry, make: Callable[[], Compute]) -> None:
+        """Checks a contender; one that fails or is wrong is kept with the reason and not timed."""
+        if self._takes_part(entry):
+            return
+        question = self._question
+        try:
+            compute = make()
+            question.poison(self._out)
+            problem = question.problem(compute(question.q, question.k, question.v)) or ""
+        except Exception as error:
+            self._clock.synchronize()  # raises if the GPU is lost for everyone
+            problem = f"{type(error).__name__}: {error}"
+        self._entries.append(replace(entry, problem=problem))
+        if not problem:
+            self._places[entry.name] = len(self._runs)
+            self._runs.append(functools.partial(compute, question.q, question.k, question.v))
+
+    def _takes_part(self, entry: Entry) -> bool:
+        """Whether this config is there under another name, whose check and times it then shares: timed again right
+        behind itself it would find its code in the caches."""
+        if entry.config is None:
+            return False
+        twin = next((other for other in self._entries if other.config == entry.config), None)
+        if twin is None:
+            return False
+        self._entries.append(replace(entry, problem=twin.problem))
+        if twin.name in self._places:
+            self._places[entry.name] = self._places[twin.name]
+        return True
+
+    def invite_torch(self, name: str, backend: str) -> None:
+        """One of PyTorch's back ends."""
+        shape, question = self._shape, self._question
+        if isinstance(question, GradientQuestion):
+            self.invite(Entry(name=name), functools.partial(sdpa_gradients, shape, backend, question))
+        else:
+            extras = question.inputs.extras if isinstance(question, FeatureQuestion) else NO_EXTRAS
+            self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend, extras))
+
+    def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
+        """Lets stock autotune search the feasible space, and invites its winner."""
+        question, name = self._question, "triton_autotune"
+        if not isinstance(question, Question):
+            problem = "stock autotune tunes one function of a forward without features, and no other"
+            self._entries.append(Entry(name=name, problem=problem))
+            return
+        configs = [config for config in contenders.space.feasible if not self._launches_several(config)]
+        try:
+            tuning = run_stock_autotune(
+                configs,
+                self._shape,
+                cc,
+                compiler=compiler,
+                bind=self._bind,
+                arguments=(question.q, question.k, question.v, self._out, None, softmax_scale(self._shape)),
+                synchronize=self._clock.synchronize,
+            )
+        except Exception as error:
+            self._clock.synchronize()
+            self._entries.append(Entry(name=name, problem=f"{type(error).__name__}: {error}"))
+        else:
+            entry = Entry(name=name, config=tuning.winner, tuning=tuning)
+            self.invite(entry, functools.partial(self._own, tuning.winner))
+
+    def time(self, regime: Regime, monitor: GpuMonitor) -> tuple[Rounds, Telemetry, Telemetry]:
+        """The paired rounds of all who passed, and the state of the GPU before and after."""
+        if not self._runs:
+            return (), Telemetry(), Telemetry()
+        self._clock.heat(self._runs[0], FINAL_HEAT_SECONDS[regime])
+        estimate_us = sum(self._clock.rounds(self._runs, 1)[0])
+        rest_seconds = REST_SECONDS if regime is Regime.BURST else 0.0
+        wanted = int(ROUNDS_SECONDS / (rest_seconds + 1e-6 * estimate_us))
+        count = max(ROUNDS[0], min(ROUNDS[1], wanted))
+        before = monitor.sample()
+        rounds = timed_rounds(self._clock, self._runs, count, regime)
+        return rounds, before, monitor.sample()
+
+    def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
+        """All contenders, those that were timed with their times."""
+        samples = {name: column(rounds, place) for name, place in self._places.items()}
+        return tuple(
+            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn")))
+            if entry.name in samples
+            else entry
+            for entry in self._entries
+        )
+
+    def _timing(self, samples_us: Sequence[float], cudnn_us: Sequence[float] | None) -> Timing:
+        shape, question = self._shape, self._question
+        reads = shape.direction is Direction.FORWARD and shape.seqlen_q <= FEW_QUERIES
+        return timing_of(samples_us, cudnn_us, question.flops, question.key_bytes if reads else None)
+
+    def _own(self, config: KernelConfig) -> Compute:
+        launch, question = self._bind(config, self._shape), self._question
+        if isinstance(question, Question):
+            return own_compute(launch, self._shape, self._out)
+        return thunk_compute(launch, question, self._out)
+
+    def _no_block(self) -> str:
+        """Why a rule names no config."""
+        if self._shape.direction is Direction.BACKWARD or self._shape.seqlen_q < SMALLEST_BLOCK:
+            return "this rule is one of a forward whose queries fill a tile"
+        return "no block of this rule fits the device"
+
+    def _launches_several(self, config: KernelConfig) -> bool:
+        return bool(get_kernel(config.kernel).further_specs(config, self._shape))

@@ -1,0 +1,130 @@
+"""Who computes the same attention: our kernels bound to a config, and PyTorch's back ends."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
+from blocktune.tuner.correctness.backward import GradientQuestion
+from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
+from blocktune.tuner.correctness.forward import softmax_scale
+
+Compute = Callable[[Any, Any, Any], Any]
+"""compute(q, k, v): enqueue attention on the current stream and return the output; of a backward (dq, dk, dv)."""
+
+PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
+"""PyTorch's back ends by the name that they have here; fa2 is FlashAttention-2."""
+
+KNOWN_FEATURES = frozenset({"boolean", "additive", "deterministic"})
+"""The features that scaled_dot_product_attention computes, or that ask nothing of who is only compared."""
+
+
+def thunk_compute(launch: Launch, question: AnyQuestion, result: Any) -> Compute:
+    """A bound config with the arguments that the question has for it, written into `result`."""
+    run = question.thunk(launch, result)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        run()
+        return result
+
+    return compute
+
+
+def sdpa_gradients(shape: AttentionShape, backend: str, question: GradientQuestion) -> Compute:
+    """The backward of PyTorch's scaled_dot_product_attention held to one back end; its forward ran before.
+
+    Raises:
+        UsageError: it does not compute what the shape asks for.
+    """
+    inputs = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
+    with torch.enable_grad():
+        out = sdpa_forward(shape, backend, question.inputs.extras)(*inputs)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        return torch.autograd.grad(out, inputs, question.dout, retain_graph=True)
+
+    return compute
+
+
+def own_compute(launch: Launch, shape: AttentionShape, out: Any) -> Compute:
+    """A bound config that writes into `out`, as the dispatcher launches it: without the log-sum-exp."""
+    scale = softmax_scale(shape)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        launch(q, k, v, out, None, scale)
+        return out
+
+    return compute
+
+
+def sdpa_compute(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
+    """PyTorch's scaled_dot_product_attention held to one back end, a member of `SDPBackend`.
+
+    Raises:
+        UsageError: it does not compute what the shape asks for.
+    """
+    forward = sdpa_forward(shape, backend, extras)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        with torch.no_grad():
+            return forward(q, k, v)
+
+    return compute
+
+
+def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
+    """The same with whatever gradient mode is on.
+
+    Raises:
+        UsageError: it does not compute what the shape asks for.
+    """
+    problem = sdpa_problem(shape)
+    if problem is not None:
+        raise UsageError(problem)
+    attend = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        attn_mask=extras.mask,
+        is_causal=shape.causal is not Causal.NONE and not _sees_every_key(shape),
+        scale=softmax_scale(shape),
+        enable_gqa=shape.group_size > 1,
+    )
+    chosen = getattr(SDPBackend, backend)
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(chosen):
+            return attend(q, k, v)
+
+    return compute
+
+
+def sdpa_problem(shape: AttentionShape) -> str | None:
+    """Why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
+    if shape.dtype == FP8:
+        return "scaled_dot_product_attention takes no 8-bit tensors. Compare another data type."
+    unknown = sorted(shape.features.names - KNOWN_FEATURES)
+    if unknown == ["dropout"]:
+        return (
+            "`dropout_p` of scaled_dot_product_attention draws other random numbers, so that no result can be checked."
+        )
+    if unknown:
+        return f"scaled_dot_product_attention has no {', '.join(unknown)}. Compare a shape without."
+    if shape.features.mask is not MaskKind.NONE and shape.causal is not Causal.NONE:
+        return "scaled_dot_product_attention takes `attn_mask` or `is_causal`, not both. Compare one of them."
+    if shape.causal is Causal.LOWER_RIGHT and shape.causal_offset and not _sees_every_key(shape):
+        return (
+            "`is_causal` of scaled_dot_product_attention aligns the mask to the upper left, but the shape is "
+            f"{shape.label}. Compare equal lengths."
+        )
+    return None
+
+
+def _sees_every_key(shape: AttentionShape) -> bool:
+    """A single query at the end of the keys, for which the causal mask hides nothing."""
+    return shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q == 1

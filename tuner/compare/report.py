@@ -1,0 +1,106 @@
+"""What a comparison of one shape says: who took part, who did not and why, and the times."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from blocktune.db.records.records import Regime, Telemetry
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compare.stock_autotune import StockTuning
+from blocktune.tuner.search.verdict import speedup
+
+FEW_QUERIES = 16
+"""Up to so many queries a forward is bound by reading keys and values, whose rate is what counts then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """How much faster than the reference: median, 5th and 95th percentile of the ratios inside a round."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Median, 5th and 95th percentile of the rounds in microseconds. over_cudnn is None where cuDNN did not run.
+    key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few queries."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    tflops: float
+    over_cudnn: Ratio | None
+    key_gbs: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One contender. problem: why it was not timed; empty when its result agreed with the reference."""
+
+    name: str
+    config: KernelConfig | None = None
+    problem: str = ""
+    timing: Timing | None = None
+    tuning: StockTuning | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "config": None if self.config is None else self.config.to_json(),
+            "correct": not self.problem,
+            "problem": self.problem,
+            "timing": None if self.timing is None else asdict(self.timing),
+            "tuning": None if self.tuning is None else self.tuning.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All contenders of one shape, from one run of paired rounds; before and after: the GPU around them."""
+
+    shape: AttentionShape
+    regime: Regime
+    entries: tuple[Entry, ...]
+    rounds: int
+    seconds: float
+    before: Telemetry = field(default_factory=Telemetry)
+    after: Telemetry = field(default_factory=Telemetry)
+
+    def entry(self, name: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape.to_json(),
+            "label": self.shape.label,
+            "regime": str(self.regime),
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 3),
+            "contenders": [entry.to_json() for entry in self.entries],
+            "before": asdict(self.before),
+            "after": asdict(self.after),
+        }
+
+
+def timing_of(
+    samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flops: int, key_bytes: int | None = None
+) -> Timing:
+    """The timing of a contender by its rounds, paired with cuDNN's; flops and key_bytes: of one launch."""
+    median_us = statistics.median(samples_us)
+    twentieths = statistics.quantiles(samples_us, n=20, method="inclusive")
+    over = None
+    if cudnn_us is not None:
+        gain = speedup(cudnn_us, samples_us)
+        over = Ratio(median=gain.median, low=gain.low, high=gain.high)
+    return Timing(
+        median_us=median_us,
+        low_us=twentieths[0],
+        high_us=twentieths[-1],
+        tflops=1e-6 * flops / median_us,
+        over_cudnn=over,
+        key_gbs=None if key_bytes is None else 1e-3 * key_bytes / median_us,
+    )

@@ -1,0 +1,47 @@
+"""Standard attention as everybody writes it first: the baseline that keeps all scores in memory."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.reference import visible
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.compare.peers import Compute
+from blocktune.tuner.correctness.forward import softmax_scale
+from blocktune.tuner.traffic.model import standard_memory_problem
+
+
+def standard_compute(shape: AttentionShape, device: DeviceSpec) -> Compute:
+    """compute(q, k, v) of a shape, by `standard_attention`.
+
+    Raises:
+        UsageError: the scores do not fit the device, or the shape is no plain forward.
+    """
+    if shape.direction is not Direction.FORWARD or shape.features:
+        raise UsageError(f"Standard attention is a plain forward here, but got {shape.label}. Leave it out.")
+    problem = standard_memory_problem(shape, device)
+    if problem is not None:
+        raise UsageError(problem)
+    return functools.partial(standard_attention, shape)
+
+
+def standard_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
+    """softmax(scale * q k^T) v as three operations with all scores in memory, in the inputs' data type but for the
+    softmax, which is in float32. A query without keys gives 0.
+
+    Raises:
+        torch.OutOfMemoryError: the scores do not fit.
+    """
+    k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
+    scores = (q * softmax_scale(shape)) @ k.transpose(-1, -2)
+    if shape.causal is not Causal.NONE:
+        scores.masked_fill_(~visible(shape.seqlen_q, shape.seqlen_k, shape.causal, q.device), -math.inf)
+    probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    out = probabilities @ v
+    if shape.causal is not Causal.NONE:
+        out[:, :, : max(0, -shape.causal_offset)] = 0.0  # a row of -inf has no softmax
+    return out

@@ -1,0 +1,1 @@
+"""Compiling configs in worker processes and reading what they use."""

@@ -1,0 +1,113 @@
+"""Remembers how compiles ended, so that no config is compiled twice on one machine.
+
+One JSON file a key, written beside its place and moved there in one step: any number of processes may read and write
+at once, on any file system, and a damaged file costs one entry. The folder may be deleted at any time.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_dir
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.compile.compiler import CompileResult
+
+FORMAT = 1
+"""Raised when an entry's meaning changes; entries of another format are compiled again."""
+
+REMEMBERED = frozenset({Outcome.OK, Outcome.INFEASIBLE, Outcome.COMPILE_ERROR})
+"""A timeout is not remembered: a less busy machine may finish the compile."""
+
+_log = logging.getLogger(__name__)
+
+
+class ResourceCache:
+    """Compile results by `compile_key`, in the user's cache folder unless another is given."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = Path(user_cache_dir("blocktune")) / "resources" if folder is None else folder
+        self._writable = True
+
+    def get(self, key: str) -> CompileResult | None:
+        """What was remembered, or None. A damaged entry is dropped with a warning."""
+        path = self._path(key)
+        try:
+            return _result(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("The remembered compile %s is unreadable (%s) and is made again.", path, error)
+            return None
+
+    def put(self, key: str, result: CompileResult) -> None:
+        """Remembers a result. Where the folder cannot be written, one warning is logged and nothing is remembered."""
+        if not self._writable or result.outcome not in REMEMBERED:
+            return
+        try:
+            self._write(self._path(key), json.dumps(_entry(result), indent=1))
+        except OSError as error:
+            self._writable = False
+            _log.warning("Compiles are not remembered: %s. Set XDG_CACHE_HOME to a folder that can be written.", error)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _write(self, path: Path, text: str) -> None:
+        for folder in (self._folder.parent, self._folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _entry(result: CompileResult) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "config": result.config.to_json(),
+        "outcome": str(result.outcome),
+        "resources": None if result.resources is None else result.resources.to_json(),
+        "error": result.error,
+        "seconds": result.seconds,
+    }
+
+
+def _result(entry: dict[str, Any]) -> CompileResult | None:
+    """The result of an entry; None if it is of another format.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not an entry.
+    """
+    if entry["format"] != FORMAT:
+        return None
+    outcome = Outcome(entry["outcome"])
+    if outcome not in REMEMBERED or (outcome is Outcome.OK) != (entry["resources"] is not None):
+        raise UsageError(f"An entry is {sorted(REMEMBERED)} with resources if ok, but got {outcome}.")
+    return CompileResult(
+        config=KernelConfig.from_json(entry["config"]),
+        outcome=outcome,
+        resources=None if entry["resources"] is None else _resources(entry["resources"]),
+        error=str(entry["error"]),
+        seconds=float(entry["seconds"]),
+        cached=True,
+    )
+
+
+def _resources(data: dict[str, Any]) -> KernelResources:
+    for field in fields(KernelResources):
+        value = data[field.name]
+        if type(value) is not field.type or (type(value) is int and value < 0):
+            raise UsageError(f"`{field.name}` must be a {field.type} from 0 on, but got {value!r}.")
+    return KernelResources(**data)

@@ -1,0 +1,191 @@
+"""Compiles one config, with or without a GPU, and reads what it takes from a multiprocessor.
+
+The compile fills Triton's disk cache under the very key that a later launch looks up. Triton's key is made of its own
+build, the source's hash (function, signature, attributes, constants), the backend's hash (ptxas version and
+architecture), the options' hash and the environment variables that Triton names. A `CompileSpec` states signature,
+attributes, constants and options as the JIT derives them from the tensors, so a launch on a GPU of that architecture
+compiles nothing (`tests/tuner/test_compile_key.py`).
+"""
+
+import contextlib
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored import provenance as identity
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.cubin import code_sha256, usage_of
+
+if TYPE_CHECKING:
+    from triton.compiler import ASTSource
+
+_MATRIX_INSTRUCTIONS = (("tcgen05.mma", "tcgen05"), ("wgmma.mma_async", "wgmma"), ("mma.sync", "mma"))
+_NAMED_BARRIER = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.(?:sync|arrive|red)\S*\s+(\d+|%\w+)")
+_SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
+_BARRIERS_USED = re.compile(r"used (\d+) barriers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileResult:
+    """How one compile ended.
+
+    outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
+    resources is None unless it is `OK`. seconds: time of the compile, also when it was looked up. cached: looked up.
+    """
+
+    config: KernelConfig
+    outcome: Outcome
+    resources: KernelResources | None = None
+    error: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+
+def compile_resources(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+) -> KernelResources:
+    """Compiles in this process, or takes the code from Triton's cache. Needs no GPU.
+
+    All that the config launches is compiled; the resources are those of `compile_spec`'s function.
+
+    A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless.
+
+    Raises:
+        triton.errors.TritonError: the compiler rejects the config; `OutOfResources` if the code needs more tensor
+            memory than there is.
+        RuntimeError: a pass of the compiler failed.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import compile as triton_compile
+
+    limits = limits_for(cc)
+    target = GPUTarget("cuda", limits.sm_arch, WARP_SIZE)
+    specs = (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
+    for spec in specs:
+        compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
+        _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
+    return _resources_of(compiled)
+
+
+def source_of(spec: CompileSpec) -> "ASTSource":
+    """Triton's own form of what to compile."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+    if isinstance(spec.function, GluonJITFunction):
+        return GluonASTSource(spec.function, dict(spec.signature), dict(spec.constexprs), dict(spec.attrs))
+    return ASTSource(spec.function, dict(spec.signature), dict(spec.constexprs), dict(spec.attrs))
+
+
+def options_of(spec: CompileSpec) -> dict[str, Any]:
+    """The spec's options, with the fusion of multiply and add stated.
+
+    Triton 3.9 warns at the first compile that leaves it open, because 3.10 changes the default. Stating the value that
+    the JIT would take keeps the cache key; setting TRITON_DEFAULT_FP_FUSION, as the warning proposes, would change it.
+    """
+    from triton import knobs
+
+    return {"enable_fp_fusion": knobs.language.default_fp_fusion} | dict(spec.options)
+
+
+def compile_key(spec: CompileSpec, cc: tuple[int, int]) -> str:
+    """The name under which Triton keeps this code on disk, 64 hexadecimal digits.
+
+    It changes with the device code, Triton, ptxas, architecture, signature, constants and options: with all that the
+    resources depend on, and with nothing else.
+    """
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import get_cache_key
+
+    backend = make_backend(GPUTarget("cuda", limits_for(cc).sm_arch, WARP_SIZE))
+    options = backend.parse_options(options_of(spec))
+    key = get_cache_key(source_of(spec), backend, options, env_vars=get_cache_invalidating_env_vars())
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def has_code(spec: CompileSpec, key: str) -> bool:
+    """Whether Triton's disk cache holds the code of this key, so that a launch compiles nothing."""
+    from triton.runtime.cache import get_cache_manager
+
+    return get_cache_manager(key).get_group(f"{spec.function.__name__[:150]}.json") is not None
+
+
+def ptxas_version(cc: tuple[int, int]) -> str:
+    """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty without one."""
+    return identity.ptxas_version(limits_for(cc).sm_arch)
+
+
+def tensor_cores_in(ptx: str) -> str:
+    """The instruction of the matrix products in assembly: `tcgen05`, `wgmma`, `mma` or `none`."""
+    return next((name for instruction, name in _MATRIX_INSTRUCTIONS if instruction in ptx), "none")
+
+
+def _check_tensor_memory(metadata: Any, columns: int) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    needed = getattr(metadata, "tmem_size", None) or 0
+    if needed > columns:
+        raise OutOfResources(needed, columns, "tensor memory")
+
+
+def _resources_of(compiled: Any) -> KernelResources:
+    from triton import knobs
+
+    metadata, ptx = compiled.metadata, compiled.asm["ptx"]
+    usage = usage_of(compiled.asm["cubin"], metadata.target.arch, knobs.nvidia.cuobjdump.path)
+    spill_bytes, barriers = _spills_and_barriers(compiled, usage.stack_bytes)
+    return KernelResources(
+        registers=usage.registers,
+        shared_bytes=metadata.shared,
+        static_shared_bytes=usage.static_shared_bytes,
+        stack_bytes=usage.stack_bytes,
+        spill_bytes=spill_bytes,
+        num_warps=metadata.num_warps,
+        barriers=barriers,
+        tensor_cores=tensor_cores_in(ptx),
+        code_sha256=code_sha256(compiled.asm["cubin"]),
+    )
+
+
+def _spills_and_barriers(compiled: Any, stack_bytes: int) -> tuple[int, int]:
+    """Bytes of spill stores a thread, and barriers a block.
+
+    Only the log of `ptxas -v` has them. It costs a second run of ptxas (5 to 20 % of a compile), so it is made only
+    where the answer is not certain: without a stack there is no spill, and code that names no barrier but number 0 uses
+    one.
+    """
+    named = set(_NAMED_BARRIER.findall(compiled.asm["ptx"])) - {"0"}
+    if not stack_bytes and not named:
+        return 0, 1
+    log = _ptxas_log(compiled)
+    spills, barriers = _SPILL_STORES.search(log), _BARRIERS_USED.search(log)
+    if spills is None or barriers is None:
+        raise RuntimeError(f"`ptxas -v` must report spill stores and barriers, but said {log[:500]!r}.")
+    return int(spills[1]), int(barriers[1])
+
+
+def _ptxas_log(compiled: Any) -> str:
+    """What `ptxas -v` says about this code, by Triton's own command line, which differs between versions.
+
+    Triton prints the log to Python's standard output, which is diverted meanwhile.
+    """
+    from triton import knobs
+    from triton.compiler.compiler import make_backend
+
+    # a warp-specialised kernel's number of warps need not be the power of two that options must have; ptxas is not told
+    metadata = compiled.metadata._asdict() | {"num_warps": 4}
+    backend = make_backend(compiled.metadata.target)
+    output = io.StringIO()
+    with knobs.nvidia.scope(), contextlib.redirect_stdout(output):
+        knobs.nvidia.dump_ptxas_log = True
+        backend.make_cubin(compiled.asm["ptx"], {}, backend.parse_options(metadata), compiled.metadata.target.arch)
+    return output.getvalue()

@@ -1,0 +1,116 @@
+"""The child process that compiles: `python -m blocktune.tuner.compile.worker KERNELS PARENT`.
+
+KERNELS names the function that finds a kernel by its name, as module:function; PARENT is the parent's process id. One
+JSON object a line on standard input is a job, one on standard output its result; what compilers print goes to standard
+error, of which the parent reads the end when this process dies.
+
+    {"ready": true}
+    {"kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "timeout_s": 60}
+    {"outcome": "ok", "resources": {…}, "error": "", "seconds": 1.2, "transient": false}
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import compile_resources
+
+MAX_ERROR_TEXT = 2000
+
+_PR_SET_PDEATHSIG = 1
+_KILLED_CHILD = "failed with error code -9"  # ptxas, killed from outside: most likely memory ran out
+
+GetKernel = Callable[[str], AttentionKernel]
+
+
+def serve(get_kernel: GetKernel, jobs: TextIO, results: TextIO) -> None:
+    """Compiles until the jobs end."""
+    _send(results, {"ready": True})
+    for line in jobs:
+        _send(results, _compile(get_kernel, json.loads(line)))
+
+
+def _compile(get_kernel: GetKernel, job: dict[str, Any]) -> dict[str, Any]:
+    _limit_cpu_time(job["timeout_s"])
+    start = time.perf_counter()
+    try:
+        config, shape = KernelConfig.from_json(job["config"]), AttentionShape.from_json(job["shape"])
+        resources = compile_resources(get_kernel(job["kernel"]), config, shape, tuple(job["cc"])).to_json()
+        answer = {"outcome": str(Outcome.OK), "resources": resources, "error": "", "transient": False}
+    except Exception as error:
+        answer = _failure(error)
+    return answer | {"seconds": time.perf_counter() - start}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    from triton.runtime.errors import OutOfResources
+
+    text = f"{type(error).__name__}: {error}"
+    return {
+        "outcome": str(Outcome.INFEASIBLE if isinstance(error, OutOfResources) else Outcome.COMPILE_ERROR),
+        "resources": None,
+        "error": text[:MAX_ERROR_TEXT],
+        "transient": isinstance(error, (OSError, MemoryError)) or _KILLED_CHILD in text,
+    }
+
+
+def _limit_cpu_time(timeout_s: float) -> None:
+    """Bounds what a compile may burn if nobody is left to stop it, here and in the ptxas that it starts."""
+    used = time.process_time()
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used + 2 * timeout_s) + 10
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ends this process group, ptxas included, when the thread that started this process ends (Linux)."""
+
+    def end_group(signum: int, frame: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_group)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before it could be watched
+        sys.exit(1)
+
+
+def private_stdout() -> TextIO:
+    """Keeps the pipe to the parent for results alone and sends what anyone prints to standard error."""
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return results
+
+
+def find_kernels(name: str) -> GetKernel:
+    """The function that finds kernels, by its name as module:function."""
+    module, _, function = name.partition(":")
+    found: GetKernel = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _send(results: TextIO, message: dict[str, Any]) -> None:
+    results.write(json.dumps(message) + "\n")
+    results.flush()
+
+
+def main(arguments: list[str]) -> None:
+    kernels, parent = arguments
+    die_with_parent(int(parent))
+    results = private_stdout()
+    serve(find_kernels(kernels), sys.stdin, results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Whether a candidate computes the right result: inputs, references and tolerances."""

@@ -1,0 +1,131 @@
+"""Whether a candidate computes the gradients of attention: dq, dk and dv against a float32 reference.
+
+The answer is autograd's of the definition, some rows at a time. It covers whole groups: a few key/value heads with all
+their query heads. `out` and `lse`, which a backward gets from the forward, are the float32 reference's for every head,
+so that no other kernel's error counts.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.values.features import NO_FEATURES
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.correctness.feature_reference import Group
+from blocktune.tuner.correctness.features import empty_lse, empty_out
+from blocktune.tuner.correctness.forward import ROWS_PER_TILE, Question, Tolerance, softmax_scale, tile_norms
+from blocktune.tuner.correctness.head_groups import chosen_groups
+from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.measure.protocol import Thunk
+
+GRADIENTS = ("dq", "dk", "dv")
+
+# Probabilities and dS are rounded to the data type between the products, as are out and the gradients themselves: about
+# 2.5e-3 in bfloat16 and 3e-4 in float16, over tiles of 64 rows up to three times as much where gradients nearly cancel.
+PLAIN_GRADIENTS = {"bfloat16": 1.5e-2, "float16": 3e-3, "float32": 2e-4}
+HARD_GRADIENTS = {"bfloat16": 4e-2, "float16": 1e-2, "float32": 2e-3}
+HARD_QUERY_SCALE = 6.0
+"""Scores of a few tens: most probabilities underflow, and the largest of a row is found late."""
+
+
+class GradientQuestion:
+    """Inputs of a backward, with the right gradients of some groups of heads. Offers what a forward `Question` does."""
+
+    def __init__(self, inputs: Inputs, dout: Any, groups: Sequence[int], tolerance: float):
+        self.inputs = inputs
+        self.q, self.k, self.v = inputs.q, inputs.k, inputs.v
+        self.dout = dout
+        self.out, self.lse = _forward(inputs)
+        self._tolerance = tolerance
+        self._groups = [(group, self._gradients(group)) for group in (Group(inputs, number) for number in groups)]
+
+    @property
+    def flops(self) -> int:
+        """Of one launch."""
+        return self.inputs.flops
+
+    @property
+    def key_bytes(self) -> int:
+        return self.inputs.key_bytes
+
+    def new_result(self) -> Any:
+        return tuple(torch.empty_like(tensor) for tensor in (self.q, self.k, self.v))
+
+    def poison(self, result: Any) -> None:
+        for gradient in result:
+            gradient.fill_(float("nan"))
+
+    def new_lse(self) -> None:
+        """A backward writes none."""
+
+    def thunk(self, launch: Launch, result: Any, lse: Any | None = None) -> Thunk:
+        del lse
+        given = (self.q, self.k, self.v, self.out, self.lse, self.dout, *result, softmax_scale(self.inputs.shape))
+        extras = (self.inputs.extras,) if self.inputs.shape.features else ()
+        return functools.partial(launch, *given, *extras)
+
+    def problem(self, result: Any, lse: Any | None = None) -> str | None:
+        """What is wrong with (dq, dk, dv), or None."""
+        del lse
+        for name, gradient in zip(GRADIENTS, result, strict=True):
+            bad = gradient.numel() - int(torch.isfinite(gradient).sum())
+            if bad:
+                return f"{bad} of {gradient.numel()} values of {name} are not finite"
+        for group, expected in self._groups:
+            for name, gradient, right in zip(GRADIENTS, result, expected, strict=True):
+                problem = self._difference(name, gradient, right, group)
+                if problem is not None:
+                    return problem
+        return None
+
+    def _difference(self, name: str, gradient: Any, right: Any, group: Group) -> str | None:
+        if name == "dq":
+            found = self.inputs.of_queries(gradient, group.entry)[group.heads]
+        else:
+            found = self.inputs.of_keys(gradient, group.entry)[group.head_kv][None]
+        # a tile of gradients that nearly cancel is judged by what a tile of this tensor usually is
+        usual = tile_norms(right).median()
+        errors = tile_norms(found.float() - right) / tile_norms(right).clamp_min(max(float(usual), 1e-20))
+        worst = float(errors.max())
+        if worst <= self._tolerance:
+            return None
+        tile = int(errors.argmax()) % errors.shape[1]
+        return (
+            f"relative error {worst:.2e} of {name} in rows {tile * ROWS_PER_TILE}.. of batch {group.entry}, "
+            f"key head {group.head_kv}; allowed is {self._tolerance:.0e}"
+        )
+
+    def _gradients(self, group: Group) -> tuple[Any, Any, Any]:
+        return group.gradients(self.inputs.of_queries(self.dout, group.entry)[group.heads])
+
+
+def make_gradient_questions(
+    shape: AttentionShape, *, device: str, seed: int
+) -> tuple[GradientQuestion, GradientQuestion]:
+    """The plain and the hard question of a backward shape; both share keys, values and the output's gradient."""
+    inputs, groups = make_inputs(shape, device=device, seed=seed), chosen_groups(shape, seed)
+    dout = empty_out(inputs).normal_(generator=torch.Generator(device=device).manual_seed(seed + 1))
+    hard = inputs.scaled(HARD_QUERY_SCALE)
+    return (
+        GradientQuestion(inputs, dout, groups, PLAIN_GRADIENTS[shape.dtype]),
+        GradientQuestion(hard, dout, groups, HARD_GRADIENTS[shape.dtype]),
+    )
+
+
+def _forward(inputs: Inputs) -> tuple[Any, Any]:
+    """Output, in the data type, and log-sum-exp of every head, by the float32 reference."""
+    shape = inputs.shape
+    out, lse = empty_out(inputs), empty_lse(inputs)
+    if shape.features == NO_FEATURES:
+        every_head = range(shape.batch * shape.num_heads)
+        answer = Question(shape, inputs.q, inputs.k, inputs.v, every_head, Tolerance(0.0, 0.0)).answer
+        return out.copy_(answer[0].view(out.shape)), lse.copy_(answer[1].view(lse.shape))
+    for number in range(shape.batch * shape.num_heads_kv):
+        group = Group(inputs, number)
+        part, part_lse = group.forward()
+        inputs.of_queries(out, group.entry)[group.heads] = part.to(out.dtype)
+        inputs.of_queries(lse, group.entry)[group.heads] = part_lse
+    return out, lse

@@ -1,0 +1,223 @@
+"""Everything the models say about one compiled config, put together: what `tune explain` shows.
+
+    analysis = analyse(kernel, config, shape, device, resources, measured_us=1690.0)
+    analysis.breakdown.binding, analysis.model_error
+
+A backward and a decoding are asked about as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
+but for bytes, which tuner/traffic/by_kernel.py counts for each kernel. `tuner/cost/text.py` says it in words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blocktune.db.store import ResultStore
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.features import NO_FEATURES, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.cost.model import CostBreakdown, missing_rates, parts_of, predict, predict_second
+from blocktune.tuner.cost.roofline import Roofline, block_intensity, roofline, waves_of
+from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
+from blocktune.tuner.occupancy.tile_budget import OnChip
+from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.traffic.backward import standard_backward_traffic
+from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
+from blocktune.tuner.traffic.launches import Pass, Passes
+from blocktune.tuner.traffic.model import (
+    Traffic,
+    standard_memory_problem,
+    standard_traffic,
+    v1_traffic,
+    v2_traffic,
+)
+from blocktune.tuner.traffic.sparse import USUAL_DENSITY
+
+UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
+"""Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """One config on one device.
+
+    alternatives: shared bytes of a block after one step down of a parameter, by the step's name. waves and breakdown
+    are None where no block fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates`
+    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for
+    every byte that a block reads while it walks; None for a backward. density: the share of blocks that a block mask is
+    taken to leave. budget: None for kernels whose tiles nobody has listed. standard_problem: why standard attention
+    would not fit this device. measured_us: of this very config on this device, None if nobody measured it.
+    """
+
+    device: DeviceSpec
+    shape: AttentionShape
+    config: KernelConfig
+    occupied: Occupancy
+    alternatives: Mapping[str, int] = field(hash=False)
+    waves: Waves | None
+    breakdown: CostBreakdown | None
+    missing_rates: tuple[str, ...]
+    traffic: Mapping[str, Traffic] = field(hash=False)
+    rooflines: Mapping[str, Roofline] = field(hash=False)
+    block_intensity: float | None
+    density: float
+    budget: OnChip | None
+    standard_problem: str | None
+    measured_us: float | None
+
+    @property
+    def model_error(self) -> float | None:
+        """How far the predicted time is from the measured one, as a fraction of that: 0.1 is 10 % too long."""
+        if self.measured_us is None or self.breakdown is None:
+            return None
+        return self.breakdown.total_us / self.measured_us - 1
+
+    @property
+    def flops(self) -> float:
+        """Of one call."""
+        return self.shape.flops * self.density
+
+    @property
+    def uncached(self) -> str:
+        """The name of the kernel's traffic where nothing is found in a cache."""
+        return next(name for name in UNCACHED if name in self.traffic)
+
+    @property
+    def once(self) -> str:
+        """The name of the kernel's traffic where L2 keeps what the blocks of a launch share."""
+        return next(name for name in ONCE if name in self.traffic)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The kernel's launches, each reading once; empty if there is one only."""
+        traffic = self.traffic[self.once]
+        return traffic.passes if isinstance(traffic, Passes) and len(traffic.passes) > 1 else ()
+
+    def to_json(self) -> dict[str, Any]:
+        waves = self.waves
+        return {
+            "device": self.device.to_json(),
+            "shape": self.shape.to_json(),
+            "config": self.config.to_json(),
+            "occupancy": self.occupied.to_json(),
+            "tensor_cores": self.occupied.resources.tensor_cores,
+            "waves": waves and {"grid_blocks": waves.grid_blocks, "count": waves.count, "efficiency": waves.efficiency},
+            "prediction": self.breakdown and self.breakdown.to_json(),
+            "missing_rates": list(self.missing_rates),
+            "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
+            "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
+            "block_intensity": self.block_intensity,
+            "density": self.density,
+            "on_chip": self.budget and self.budget.to_json(),
+            "standard_problem": self.standard_problem,
+            "measured_us": self.measured_us,
+            "model_error": self.model_error,
+        }
+
+
+def analyse(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    resources: KernelResources,
+    *,
+    measured_us: float | None = None,
+) -> Analysis:
+    """Asks every model about a compiled config.
+
+    Args:
+        kernel: whose config it is.
+        config: its block sizes.
+        shape: the problem.
+        device: the one that it was compiled for.
+        resources: of the compiled code.
+        measured_us: what it takes there, if that is known.
+    """
+    occupied, missing = occupancy(resources, device.limits), missing_rates(device)
+    fits = occupied.blocks_per_sm > 0
+    density = USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
+    blocks, folded = _folded(kernel, config, shape, density)
+    traffic = _traffic(shape, config)
+    lines = {name: roofline(shape, moved, device, density=density) for name, moved in traffic.items() if not missing}
+    return Analysis(
+        device=device,
+        shape=shape,
+        config=config,
+        occupied=occupied,
+        alternatives=steps_down(kernel, config, shape, device.limits),
+        waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
+        breakdown=predict(
+            folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts_of(folded, shape)
+        ).followed_by(predict_second(kernel, config, shape, device))
+        if fits and not missing
+        else None,
+        missing_rates=missing,
+        traffic=traffic,
+        rooflines=lines,
+        block_intensity=block_intensity(folded, blocks.block_m) if shape.direction is Direction.FORWARD else None,
+        density=density,
+        budget=budget_of(config, shape, device.limits),
+        standard_problem=standard_memory_problem(shape, device),
+        measured_us=measured_us,
+    )
+
+
+def steps_down(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
+) -> dict[str, int]:
+    """The shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
+    found = {}
+    now = config.parameters
+    for name, choices in kernel.parameters.items():
+        lower = max((choice for choice in choices if choice < now[name]), default=None)
+        if lower is not None:
+            smaller = KernelConfig.of(config.kernel, now | {name: lower})
+            found[f"{name} {now[name]}→{lower}"] = kernel.shared_bytes(smaller, shape, limits)
+    return found
+
+
+def measured_time_us(
+    store: ResultStore, device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
+) -> float | None:
+    """What this config of this device code took on this device: in the finals if it won them, else in its youngest
+    trial; None if it was never timed."""
+    best = store.best(device, shape)
+    if best is not None and best.origin is Origin.MEASURED and (best.config, best.kernel_hash) == (config, kernel_hash):
+        return best.time_us
+    trials = store.trials(device, shape, kernel_hash=kernel_hash)
+    times = [trial.time_us for trial in trials if trial.config == config and trial.time_us is not None]
+    return times[-1] if times else None
+
+
+def _folded(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, density: float
+) -> tuple[KernelConfig, AttentionShape]:
+    """The forward with this config's grid and tiles; under a block mask with so many of the keys that a query sees."""
+    blocks, folded = kernel.as_forward(config, shape)
+    if density == 1.0:
+        return blocks, folded
+    seen = density * folded.visible_pairs / folded.seqlen_q
+    return blocks, replace(folded, seqlen_k=max(1, round(seen)), causal=Causal.NONE, features=NO_FEATURES)
+
+
+def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:
+    """By algorithm; the last two are the bounds between which the kernel lies."""
+    backward = shape.direction is Direction.BACKWARD
+    standard: dict[str, Traffic] = {
+        "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)
+    }
+    m, n = config.block_m, config.block_n
+    if is_plain_v2(config, shape):
+        return standard | {
+            "v1": v1_traffic(shape, m, n),
+            "v2": v2_traffic(shape, m, n),
+            "v2_perfect_l2": v2_traffic(shape, m, n, perfect_l2=True),
+        }
+    return standard | {
+        "own": traffic_of(config, shape),
+        "own_perfect_l2": traffic_of(config, shape, perfect_l2=True),
+    }

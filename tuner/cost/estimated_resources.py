@@ -1,0 +1,70 @@
+"""Registers, shared memory and spills of a launch as they will roughly be once it is compiled."""
+
+from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.kernel import AttentionKernel, SecondLaunch
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.limits import MAX_REGISTERS_PER_THREAD, WARP_SIZE, ComputeLimits
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.portable.backward.shared_memory import WARPGROUP_ROWS
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.occupancy.calculator import registers_for
+
+REGISTERS_BESIDE_TILES = {False: 60, True: 48}
+"""A thread's registers beside its tiles, read off Hopper's code for 4 and 8 warps; by whether other warps copy for it,
+which spares it the addresses of the tiles (read off code for 8 and 16 computing warps)."""
+
+COPYING_REGISTERS = 24
+"""What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
+
+
+def estimated_resources(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec
+) -> KernelResources:
+    """Of the longest launch: float32 tiles plus some registers a thread.
+
+    What exceeds the registers that a thread can have is taken as spilled.
+    """
+    warps, copying = kernel.total_warps(config), kernel.softmax_cost(config).copying_warps
+    needed = (
+        _held(config, shape, device.limits) // (WARP_SIZE * (warps - copying)) + REGISTERS_BESIDE_TILES[copying > 0]
+    )
+    launched = available = MAX_REGISTERS_PER_THREAD
+    if copying:  # the block starts with all registers of the SM, spread evenly, and then redistributes them
+        launched = registers_for(1, warps, device.limits) or MAX_REGISTERS_PER_THREAD
+        given = copying * (launched - COPYING_REGISTERS) // (warps - copying)
+        available = min(launched + given, MAX_REGISTERS_PER_THREAD)
+    return KernelResources(
+        registers=launched if copying else min(needed, launched),
+        shared_bytes=kernel.shared_bytes(config, shape, device.limits),
+        spill_bytes=4 * max(0, needed - available),
+        num_warps=warps,
+        tensor_cores=device.limits.mma,
+    )
+
+
+def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> KernelResources:
+    """Of the launch behind the longest one, in the same way; it holds scores, their gradients and an accumulator."""
+    config, width = launch.config, padded_width(launch.shape.head_dim)
+    held = 2 * config.block_m * config.block_n + config.block_m * width
+    needed = held // (WARP_SIZE * config.num_warps) + REGISTERS_BESIDE_TILES[False]
+    unit = device.limits.mma if config.block_m >= WARPGROUP_ROWS or device.limits.mma == "none" else "mma"
+    return KernelResources(
+        registers=min(needed, MAX_REGISTERS_PER_THREAD),
+        shared_bytes=launch.shared_bytes,
+        spill_bytes=4 * max(0, needed - MAX_REGISTERS_PER_THREAD),
+        num_warps=config.num_warps,
+        tensor_cores=unit,
+    )
+
+
+def _held(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Elements in float32 that a block holds. Tensor memory holds the accumulators of tcgen05, and `mma` needs the
+    query tile in registers too. A backward holds the gradients of scores beside them, and two accumulators."""
+    scores = config.block_m * config.block_n
+    if shape.direction is Direction.BACKWARD:
+        return 2 * scores + config.block_n * (padded_width(shape.head_dim) + padded_width(shape.head_dim_v))
+    held = scores if limits.mma == "tcgen05" else scores + config.block_m * padded_width(shape.head_dim_v)
+    if limits.mma in ("mma", "none"):
+        held += config.block_m * padded_width(shape.head_dim) * shape.element_bytes // 4
+    return held

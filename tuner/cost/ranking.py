@@ -1,0 +1,33 @@
+"""Orders configs before anything is compiled: the cost model with estimated resources."""
+
+from dataclasses import replace
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.estimated_resources import estimated_resources
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.occupancy.calculator import occupancy
+
+
+def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
+    """Orders configs before they are compiled, the most promising first: a time with resources that are estimated.
+
+    Rates that the device lacks are taken as typical: they hardly change the order, and nobody is shown the number.
+    """
+    resources = estimated_resources(kernel, config, shape, device)
+    if occupancy(resources, device.limits).blocks_per_sm == 0:
+        return float("inf")
+    return predict_us(kernel, config, shape, _with_typical_rates(device), resources)
+
+
+def _with_typical_rates(device: DeviceSpec) -> DeviceSpec:
+    """The device with a rate of its generation for every one that is unknown."""
+    flops = {"none": 256, "mma": 1024, "wgmma": 4096, "tcgen05": 8192}[device.limits.mma]
+    return replace(
+        device,
+        tensor_flops_per_clock=device.tensor_flops_per_clock or flops,
+        clock_mhz=device.clock_mhz or 1700,
+        memory_gbs=device.memory_gbs or 10.0 * device.num_sms,  # a few times less than L2, as on most GPUs
+    )

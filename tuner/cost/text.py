@@ -1,0 +1,175 @@
+"""An analysis in words: what binds, what would lift it, and how much the model can be trusted here."""
+
+from blocktune.kernels.values.shape import Direction
+from blocktune.tuner.cost.analysis import Analysis
+from blocktune.tuner.cost.model import OLDER_MMA_SHARE
+from blocktune.tuner.cost.roofline import Roofline, exp_over_products
+from blocktune.tuner.cost.term_texts import lifts_of, terms_of
+from blocktune.tuner.occupancy.text import explain as explain_occupancy
+
+LEVEL = 0.95
+"""Terms that reach this share of the largest one bind together with it."""
+
+
+def explain(analysis: Analysis) -> str:
+    """What binds this config, one statement a line, then its occupancy."""
+    lines = [
+        *_time(analysis),
+        *_measured(analysis),
+        *_exponentials(analysis),
+        _tensor_cores(analysis),
+        *_memory(analysis),
+        *_on_chip(analysis),
+        explain_occupancy(analysis.occupied, alternatives=analysis.alternatives, waves=analysis.waves),
+    ]
+    return "\n".join(lines)
+
+
+def _time(analysis: Analysis) -> list[str]:
+    found = analysis.breakdown
+    if found is None:
+        missing = ", ".join(analysis.missing_rates)
+        return [f"No time is predicted: {missing} of {analysis.device.name} is unknown."] if missing else []
+    terms, lifts = terms_of(analysis.shape), lifts_of(analysis.shape, analysis.config)
+    times = {name: getattr(found, f"{name}_us") for name in terms}
+    largest = max(times.values())
+    binding = [name for name, time_us in times.items() if time_us >= LEVEL * largest]
+    named = " and ".join(f"{name} ({terms[name]})" for name in binding)
+    takes = "each takes" if len(binding) > 1 else "it takes"
+    rate = analysis.flops / found.total_us / 1e6
+    return [
+        f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s. Bound by {named}: alone {takes} {largest:,.1f} µs, "
+        f"{100 * largest / found.total_us:.0f} % of the time; the rest is what "
+        "does not overlap.",
+        *(f"To lift {name}: {lifts[name]}" for name in binding),
+    ]
+
+
+def _measured(analysis: Analysis) -> list[str]:
+    error = analysis.model_error
+    if analysis.measured_us is None:
+        return ["Nobody measured this config for this shape on this device."]
+    if error is None:
+        return [f"Measured {analysis.measured_us:,.1f} µs."]
+    line = analysis.rooflines[analysis.once]
+    return [
+        f"Measured {analysis.measured_us:,.1f} µs: the model is {100 * abs(error):.1f} % "
+        f"{'above' if error >= 0 else 'below'} it.",
+        *([_bandwidth(line, analysis.measured_us)] if line.bound_by_memory else []),
+    ]
+
+
+def _bandwidth(line: Roofline, measured_us: float) -> str:
+    """The rate at which a problem that memory bounds moves its bytes."""
+    reached = line.hbm_bytes / measured_us / 1e3
+    return (
+        f"In that time it moves {line.hbm_bytes / 1e6:,.1f} MB at least, {reached:,.0f} GB/s: "
+        f"{100 * reached / line.memory_gbs:.0f} % of what the device's memory delivers."
+    )
+
+
+def _exponentials(analysis: Analysis) -> list[str]:
+    if analysis.breakdown is None:
+        return []
+    ratio = exp_over_products(analysis.breakdown)
+    return [f"Exponentials take {ratio:.2f} times as long as the matrix products, on units of their own."]
+
+
+def _tensor_cores(analysis: Analysis) -> str:
+    used, newest = analysis.occupied.resources.tensor_cores, analysis.device.limits.mma
+    if used == "none":
+        why = "Triton uses none below compute capability 8.0" if newest == "none" else f"this GPU has {newest}"
+        return f"Matrix products run without tensor cores, by plain multiply-adds; {why}."
+    if used == newest:
+        return f"Matrix products run on tensor cores ({used})."
+    return (
+        f"Matrix products run on tensor cores by an older instruction, {used} where the GPU has {newest}, which "
+        f"reaches about {100 * OLDER_MMA_SHARE:.0f} % of the rate."
+    )
+
+
+def _memory(analysis: Analysis) -> list[str]:
+    lines = [_intensity(analysis)]
+    line = analysis.rooflines.get(analysis.once)
+    if line is not None:
+        bound = "memory" if line.bound_by_memory else "arithmetic"
+        lines.append(
+            f"With {_premise(analysis)} the problem has {line.intensity:,.0f} FLOP for every byte of device memory, "
+            f"and below {line.ridge_point:,.0f} memory is the ceiling. So {bound} bounds it: at least "
+            f"{line.least_us:,.1f} µs."
+        )
+    lines += _passes(analysis) + _density(analysis) + _cache(analysis)
+    return lines + ([analysis.standard_problem] if analysis.standard_problem else [])
+
+
+def _premise(analysis: Analysis) -> str:
+    """Of the fewest bytes that the kernel is counted with."""
+    if analysis.traffic[analysis.once].total_bytes == analysis.traffic[analysis.uncached].total_bytes:
+        return "this traffic, of which blocks share nothing,"
+    return "each launch reading every tensor once" if analysis.passes else "every tensor read once"
+
+
+def _intensity(analysis: Analysis) -> str:
+    if analysis.shape.direction is Direction.BACKWARD:
+        each = analysis.flops / analysis.traffic[analysis.uncached].total_bytes
+        return (
+            f"All blocks together perform {each:.4g} FLOP for every byte that they read, write or add, wherever it "
+            "comes from: set by the rows that a block owns, not by those it walks."
+        )
+    return (
+        f"A block performs {analysis.block_intensity:.4g} FLOP for every byte of keys and values that it reads, set by "
+        "block_m alone."
+    )
+
+
+def _passes(analysis: Analysis) -> list[str]:
+    """The launches of a kernel that has several, by the bytes that each cannot avoid."""
+    if not analysis.passes:
+        return []
+    largest = max(analysis.passes, key=lambda one: one.total_bytes)
+    named = ", ".join(f"{one.name} {one.total_bytes / 1e6:,.1f} MB" for one in analysis.passes)
+    text = f"Its launches move at least: {named}."
+    line = analysis.rooflines.get(analysis.once)
+    if line is not None:
+        others_us = (line.hbm_bytes - largest.total_bytes) / (line.memory_gbs * 1e3)
+        text += f" Those beside {largest.name} take {others_us:,.1f} µs of device memory."
+    return [text]
+
+
+def _density(analysis: Analysis) -> list[str]:
+    if analysis.density == 1.0:
+        return []
+    return [
+        f"All of this is for a block mask of density {analysis.density:g}, as shapes are tuned with: time and bytes "
+        "follow the density of the mask at hand."
+    ]
+
+
+def _cache(analysis: Analysis) -> list[str]:
+    """Device memory delivers so many bytes in the measured time; the others must have come from L2."""
+    line, time_us = analysis.rooflines.get(analysis.uncached), analysis.measured_us
+    if line is None or time_us is None:
+        return []
+    memory_us = line.hbm_bytes / (line.memory_gbs * 1e3)
+    if time_us >= memory_us:
+        return []
+    who = "key tile read its queries" if analysis.shape.direction is Direction.BACKWARD else "query tile read its keys"
+    return [
+        f"If every {who} from device memory, that alone would take {memory_us:,.1f} µs: at least "
+        f"{100 * (1 - time_us / memory_us):.0f} % of these bytes came from L2, which the theorem does not know."
+    ]
+
+
+def _on_chip(analysis: Analysis) -> list[str]:
+    budget, resources = analysis.budget, analysis.occupied.resources
+    if budget is None:
+        return []
+    other = resources.shared_bytes - budget.shared_bytes
+    beside = f", {other:,} B beside the tiles (barriers, conversions of layouts)" if other > 0 else ""
+    has = f"the code has {resources.registers}"
+    if budget.num_warps < resources.num_warps:
+        has += ", and warps that copy leave most of theirs to those that compute"
+    return [
+        f"Tiles fill at least {budget.least_registers} registers a thread ({has}) and "
+        f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
+    ]

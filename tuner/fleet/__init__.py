@@ -1,0 +1,1 @@
+"""Many searches on many GPUs."""

@@ -1,0 +1,139 @@
+"""The unit of work of many searches: one shape, direction included, and what is heard of it while somebody makes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from blocktune.db.records.records import Outcome, Regime
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.search.report import Budget, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One shape to tune, as plain values that any process understands.
+
+    device: `DeviceSpec.key` of the kind of GPU; a worker on another kind must not make it. database: path or URL of the
+    store, None for the user's. kernels: names of those that are searched; None is all. configs: how many an exhaustive
+    search tries; 0 is unknown. The rest as in `tune`.
+    """
+
+    shape: AttentionShape
+    device: str
+    database: str | None = None
+    budget: Budget = field(default_factory=Budget)
+    kernels: tuple[str, ...] | None = None
+    exhaustive: bool = False
+    configs: int = 0
+    regime: Regime | None = None
+    seed: int = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """A measure of how long it takes: an exhaustive search by its configs, a bounded one by what a launch
+        computes."""
+        return self.configs if self.exhaustive else 0, self.shape.flops
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape.to_json(),
+            "device": self.device,
+            "database": self.database,
+            "trials": self.budget.trials,
+            "seconds": self.budget.seconds,
+            "kernels": None if self.kernels is None else list(self.kernels),
+            "exhaustive": self.exhaustive,
+            "configs": self.configs,
+            "regime": None if self.regime is None else str(self.regime),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            shape=AttentionShape.from_json(data["shape"]),
+            device=data["device"],
+            database=data["database"],
+            budget=Budget(trials=data["trials"], seconds=data["seconds"]),
+            kernels=None if data["kernels"] is None else tuple(data["kernels"]),
+            exhaustive=data["exhaustive"],
+            configs=data["configs"],
+            regime=None if data["regime"] is None else Regime(data["regime"]),
+            seed=data["seed"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker has taken a job up."""
+
+    job: Job
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Where a job stands."""
+
+    job: Job
+    worker: str
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job has its result: `TuningReport.to_json`, the one of an interrupted search included."""
+
+    job: Job
+    worker: str
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A job has no result and nobody tries it again. exit_code: what the command line returns for it."""
+
+    job: Job
+    error: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker died of a job, or beside it, and the job waits for another one. retired: nothing more is given to the
+    worker, since it died of several jobs in a row."""
+
+    job: Job
+    worker: str
+    reason: str
+    retired: bool
+
+
+Event = Started | Advanced | Finished | Failed | WorkerLost
+
+
+def progress_json(progress: Progress) -> dict[str, Any]:
+    """A progress as plain values."""
+    return {
+        "phase": progress.phase,
+        "done": progress.done,
+        "total": progress.total,
+        "compiled": progress.compiled,
+        "outcomes": {str(outcome): count for outcome, count in progress.outcomes.items()},
+        "best": None if progress.best is None else progress.best.to_json(),
+        "best_us": progress.best_us,
+        "elapsed_seconds": progress.elapsed_seconds,
+        "eta_seconds": progress.eta_seconds,
+        "message": progress.message,
+    }
+
+
+def progress_from(data: Mapping[str, Any]) -> Progress:
+    """The progress that `progress_json` described."""
+    best, outcomes = data["best"], data["outcomes"]
+    values = dict(data) | {
+        "best": None if best is None else KernelConfig.from_json(best),
+        "outcomes": {Outcome(name): count for name, count in outcomes.items()},
+    }
+    return Progress(**values)

@@ -1,0 +1,101 @@
+"""The child process that makes jobs on one GPU: `python -m blocktune.tuner.fleet.worker PARENT`.
+
+PARENT is the parent's process id. One JSON object a line on standard input is a job; on standard output follow its
+progress and its end. What kernels and compilers print goes to standard error, of which the parent reads the end when
+this process dies. SIGINT ends a job early, and the process lives on.
+
+    {job}      {"progress": {…}}* then {"report": {…}} or {"error": "…", "exit_code": 3}
+
+What is wrong with a job is its answer. Whatever else is wrong, such as a GPU that is gone, ends the process, so that
+another worker takes the job over.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TextIO
+
+from blocktune.db.store import ResultStore
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.fleet.job import Job, progress_json
+from blocktune.tuner.measure.device_choice import choose_device, is_present
+from blocktune.tuner.measure.worker import die_with_parent
+from blocktune.tuner.search.loop import Compiler
+from blocktune.tuner.search.report import TuningReport
+from blocktune.tuner.search.tune import OnProgress, farm_for, tune
+
+INTERRUPTED = 130
+
+Make = Callable[[Job, OnProgress], TuningReport]
+
+
+def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
+    """Makes jobs until the input ends."""
+    for line in jobs:
+        job = Job.from_json(json.loads(line))
+        try:
+            report = make(job, lambda progress: _send(answers, {"progress": progress_json(progress)}))
+            answer: dict[str, Any] = {"report": report.to_json()}
+        except (NoFeasibleConfigError, StoreError, UsageError) as error:
+            answer = {"error": str(error), "exit_code": error.exit_code}
+        except KeyboardInterrupt:
+            answer = {"error": "interrupted before anything was found", "exit_code": INTERRUPTED}
+        _send(answers, answer)
+
+
+def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress) -> TuningReport:
+    """Tunes the shape of a job on this device.
+
+    Raises:
+        NoDeviceError: the job is for a GPU of another kind, or there is none here.
+    """
+    if not is_present(device) or device.key != job.device:
+        here = device.key if is_present(device) else "no GPU"
+        raise NoDeviceError(f"A job is made on its kind of GPU, {job.device}, but here is {here}. See `tune devices`.")
+    with ResultStore.open(job.database) as store:
+        return tune(
+            job.shape,
+            device=device,
+            store=store,
+            budget=job.budget,
+            kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
+            exhaustive=job.exhaustive,
+            regime=job.regime,
+            seed=job.seed,
+            on_progress=tell,
+            compiler=compiler,
+        )
+
+
+def watch_parent(parent: int) -> None:
+    """Ends this process when the parent ends, and lets SIGINT interrupt even where the parent's shell ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    die_with_parent()
+    if os.getppid() != parent:  # it ended before it could be watched
+        sys.exit(1)
+
+
+def _send(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def main(arguments: list[str]) -> None:
+    watch_parent(int(arguments[0]))
+    answers = private_stdout()
+    device = choose_device()  # the only one that this process sees
+    with farm_for(device) as compiler:
+        try:
+            serve(partial(make_job, device, compiler), sys.stdin, answers)
+        except BlocktuneError as error:
+            sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

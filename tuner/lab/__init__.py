@@ -1,0 +1,1 @@
+"""Instruments for judging the search itself: recorded sweeps, replay, noise, calibration."""

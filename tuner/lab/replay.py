@@ -1,0 +1,253 @@
+"""Searches without a GPU: the real search, its compiler and its runner replaced by what a sweep recorded.
+
+run = replay(sweep, "guided", seed=0, measurements=80)
+run.regret(20)      # 0.013: the best of 20 measurements is 1.3 % slower than the best of the sweep
+run.seconds(20)     # when that was known, by the recorded times of compiling and measuring
+"""
+
+import contextlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Self
+
+from blocktune.db.records.records import Outcome, Trial
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.paper_rule import paper_config
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.measure.measurement import Finals, Measurement
+from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.space import SearchSpace
+from blocktune.tuner.search.strategies import Problem, make_proposals
+
+WORKERS = 15
+"""Processes that compile in a replay: 16 processors, one of which is left to the host."""
+
+_COMPILED_AHEAD = 3 * WORKERS
+
+
+class ReplayRunner:
+    """Answers from recorded measurements; a config that was not recorded is a `run_error`.
+
+    Its finals return the recorded samples, cut to the shortest; `measured` lists what was asked for, in order.
+    """
+
+    def __init__(self, recorded: Mapping[KernelConfig, Measurement]):
+        self._recorded = dict(recorded)
+        self.measured: list[KernelConfig] = []
+
+    @classmethod
+    def of_trials(cls, trials: Iterable[Trial]) -> Self:
+        """A replay of stored trials; the last one of a config counts."""
+        return cls(
+            {
+                trial.config: Measurement(
+                    outcome=trial.outcome,
+                    time_us=trial.time_us,
+                    relative_to_anchor=trial.relative_to_anchor,
+                    samples_us=trial.samples_us,
+                    error=trial.error,
+                    seconds=trial.bench_seconds,
+                    telemetry=trial.telemetry,
+                )
+                for trial in trials
+            }
+        )
+
+    def prepare(self) -> None:
+        """Nothing takes long to start."""
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        self.measured.append(config)
+        unrecorded = Measurement(outcome=Outcome.RUN_ERROR, error=f"{config.label} was not recorded")
+        return self._recorded.get(config, unrecorded)
+
+    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        samples = {config: self._recorded[config].samples_us for config in configs}
+        rounds = min(map(len, samples.values()), default=0)
+        return Finals(samples_us={config: times[:rounds] for config, times in samples.items()})
+
+    def confirm(self, config: KernelConfig) -> Measurement:
+        return Measurement(outcome=self._recorded[config].outcome)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRun:
+    """One search on one sweep.
+
+    slowdowns: after every measurement, the best score so far over the best of the sweep. ends: seconds from the start
+    at which it ended, on a machine with `WORKERS` compiling processes and one GPU.
+    """
+
+    slowdowns: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    def regret(self, measurements: int) -> float:
+        """How much slower the best of so many measurements is than the best of the sweep, as a fraction."""
+        return self.slowdowns[min(measurements, len(self.slowdowns)) - 1] - 1
+
+    def seconds(self, measurements: int) -> float:
+        """When so many measurements were made."""
+        return self.ends[min(measurements, len(self.ends)) - 1]
+
+
+class Replay:
+    """What all searches of one sweep share: the problem, its scores and the model's opinions, which take a while."""
+
+    def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
+        self.sweep = sweep
+        self._scores = sweep.scores
+        self._trials = {trial.config: trial for trial in sweep.trials}
+        named = dict.fromkeys(config.kernel for config in self._trials)
+        self._kernels = {name: get_kernel(name) for name in named}
+        limits, shape = sweep.device.limits, sweep.shape
+        self._space = SearchSpace(shape=shape, limits=limits, feasible=tuple(self._trials), dropped=(), unsupported={})
+        self._useful = {
+            config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials
+        }
+        self._predicted = {
+            trial.config: predict_us(
+                self._kernels[trial.config.kernel], trial.config, shape, sweep.device, resources, constants
+            )
+            for trial in sweep.trials
+            if (resources := trial.resources) is not None and trial.outcome is not Outcome.INFEASIBLE
+        }
+
+    @property
+    def serving(self) -> tuple[AttentionKernel, ...]:
+        """The swept kernels that serve the shape, the one whose default a call takes first."""
+        able = kernels_for(self.sweep.shape, self.sweep.device.limits)
+        return tuple(kernel for kernel in able if kernel.name in self._kernels)
+
+    @property
+    def predicted(self) -> Mapping[KernelConfig, float]:
+        """The model's times in microseconds of all configs that compile and fit."""
+        return self._predicted
+
+    def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
+        """Searches until so many measurements were made, or everything was tried."""
+        problem = Problem(
+            space=self._space,
+            first=self._first(),
+            usefulness=self._useful.__getitem__,
+            trials=measurements,
+            seed=seed,
+        )
+        runner = _ScoredRunner(self._trials.values(), self._scores, measurements)
+        compiler = _RecordedCompiler(self._trials, runner)
+        search = Search(
+            Subject(
+                device=self.sweep.device,
+                environment=self.sweep.environment,
+                shape=self.sweep.shape,
+                kernels=self._kernels,
+            ),
+            make_proposals(problem, strategy),
+            compiler,
+            runner=runner,
+            predict=lambda config, resources: self._predicted.get(config),
+            known=(),
+            record=lambda trial: None,
+            limit=Limit(trials=len(self._trials), seconds=float("inf")),
+            lookahead=_COMPILED_AHEAD,
+            on_progress=lambda progress: None,
+        )
+        with contextlib.suppress(_Enough):
+            search.run()
+        best = min(self._scores.values())
+        return ReplayRun(
+            slowdowns=tuple(score / best for score in _running_minimum(runner.measured, self._scores)),
+            ends=_ends(compiler.submitted, runner.measured, self._trials),
+        )
+
+    def _first(self) -> tuple[KernelConfig, ...]:
+        """What a search without neighbours tries first: the default and the paper's rule."""
+        shape, limits = self.sweep.shape, self.sweep.device.limits
+        able = self.serving
+        named = [able[0].default_config(shape, limits), paper_config(able[0], shape, limits)] if able else []
+        return tuple(config for config in named if config in self._trials)
+
+
+class _Enough(Exception):
+    """As many measurements as were wanted."""
+
+
+class _ScoredRunner(ReplayRunner):
+    """A replay that gives every config one score, whichever anchor it was measured against, and ends after some."""
+
+    def __init__(self, trials: Iterable[Trial], scores: Mapping[KernelConfig, float], measurements: int) -> None:
+        super().__init__({})
+        scored = [replace(trial, relative_to_anchor=scores.get(trial.config)) for trial in trials]
+        self._recorded = ReplayRunner.of_trials(scored)._recorded
+        self._measurements = measurements
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        if len(self.measured) == self._measurements:
+            raise _Enough
+        return super().measure(config)
+
+
+class _RecordedCompiler:
+    """Has compiled everything before; `submitted` lists what was asked for and after how many measurements."""
+
+    def __init__(self, trials: Mapping[KernelConfig, Trial], runner: ReplayRunner) -> None:
+        self._trials = trials
+        self._runner = runner
+        self.submitted: list[tuple[KernelConfig, int]] = []
+
+    def submit(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[CompileResult]":
+        del kernel, shape, cc
+        self.submitted.append((config, len(self._runner.measured)))
+        trial = self._trials[config]
+        outcome = Outcome.OK if trial.resources is not None else trial.outcome
+        future: Future[CompileResult] = Future()
+        future.set_result(
+            CompileResult(
+                config=config,
+                outcome=outcome,
+                resources=trial.resources,
+                error=trial.error,
+                seconds=trial.compile_seconds,
+            )
+        )
+        return future
+
+
+def _running_minimum(measured: Iterable[KernelConfig], scores: Mapping[KernelConfig, float]) -> list[float]:
+    best, found = float("inf"), []
+    for config in measured:
+        best = min(best, scores.get(config, float("inf")))
+        found.append(best)
+    return found
+
+
+def _ends(
+    submitted: Sequence[tuple[KernelConfig, int]],
+    measured: Sequence[KernelConfig],
+    trials: Mapping[KernelConfig, Trial],
+) -> tuple[float, ...]:
+    """When each measurement ended: it needs its own compilation and the end of the measurement before, a compilation a
+    free process and that the search asked for it, which it does between two measurements."""
+    idle, compiled, ends, asked = [0.0] * WORKERS, dict[KernelConfig, float](), list[float](), 0
+    for count, config in enumerate(measured):
+        now = ends[-1] if ends else 0.0
+        while asked < len(submitted) and submitted[asked][1] <= count:
+            wanted, _ = submitted[asked]
+            compiled[wanted] = max(now, heapq.heappop(idle)) + trials[wanted].compile_seconds
+            heapq.heappush(idle, compiled[wanted])
+            asked += 1
+        ends.append(max(now, compiled[config]) + trials[config].bench_seconds)
+    return tuple(ends)

@@ -1,0 +1,269 @@
+"""A sweep: every trial of one shape on one device with one software, and the compact file that keeps it.
+
+The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold a list
+for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is absent.
+What all trials share stands beside them once. Numbers are cut to what a clock can tell (`DECIMALS`). Equal sweeps give
+equal bytes. Reading goes the same way back, through the same checks as an import.
+"""
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from blocktune.db.exchange.document import FORMAT as EXPORT_FORMAT
+from blocktune.db.exchange.document import FORMAT_VERSION as EXPORT_VERSION
+from blocktune.db.exchange.document import document_from, shape_order
+from blocktune.db.exchange.importing import MAX_TRIALS, records_from
+from blocktune.db.exchange.untrusted import Untrusted
+from blocktune.db.records.records import Environment, Outcome, Regime, Trial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import ImportRejectedError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.protocol import stopped_early
+
+FORMAT = "blocktune-sweep"
+FORMAT_VERSION = 1
+SUFFIX = ".sweep.json.gz"
+MAX_FILE_BYTES = 64 << 20
+"""Of the text inside: a file that unpacks to more is not read."""
+
+MAX_COLUMNS = 64
+
+FIRST_RACED = 2
+"""The first version of the measuring protocol in which candidates race."""
+
+DECIMALS = {
+    "time_us": 3,
+    "samples_us": 3,
+    "relative_to_anchor": 6,
+    "compile_seconds": 3,
+    "bench_seconds": 3,
+    "telemetry.power_w": 1,
+}
+"""Digits after the point that are kept: nanoseconds, where CUDA's events resolve half a microsecond."""
+
+DERIVED = ("blocks_per_sm", "occupancy", "limiters", "predicted_us")
+"""Fields that follow from the others, by models that may have changed since."""
+
+_SHARED = ("shape", "environment")
+_NESTED = ("config", "resources", "telemetry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The trials of one shape, one a config, and of one kernel source a kernel."""
+
+    device: DeviceSpec
+    environment: Environment
+    shape: AttentionShape
+    trials: tuple[Trial, ...]
+
+    @property
+    def timed(self) -> dict[KernelConfig, Trial]:
+        """The trials with a time, by config."""
+        return {trial.config: trial for trial in self.trials if trial.outcome is Outcome.OK}
+
+    @property
+    def scores(self) -> dict[KernelConfig, float]:
+        """What a search minimises, by config: the time over that of the anchor, which cancels drift. Trials against
+        several anchors, as of runs with different defaults, share their times alone."""
+        timed = self.timed
+        if sum(trial.relative_to_anchor == 1.0 for trial in timed.values()) == 1:
+            return {config: trial.relative_to_anchor or 0.0 for config, trial in timed.items()}
+        return {config: trial.time_us or 0.0 for config, trial in timed.items()}
+
+    @property
+    def complete(self) -> frozenset[KernelConfig]:
+        """The configs that were tried with all of their rounds: not those that a race stopped, which there is since
+        protocol 2."""
+        raced = self.environment.protocol >= FIRST_RACED
+        return frozenset(trial.config for trial in self.trials if not (raced and stopped_early(trial.samples_us)))
+
+    def without(self, kernels: Collection[str]) -> Self:
+        """The same sweep on a device that lacks these kernels.
+
+        Raises:
+            UsageError: no other kernel was timed.
+        """
+        kept = tuple(trial for trial in self.trials if trial.config.kernel not in kernels)
+        if not any(trial.outcome is Outcome.OK for trial in kept):
+            raise UsageError(
+                f"A sweep must hold times of other kernels than are left out, but that of {self.label} has none "
+                f"besides {', '.join(sorted(kernels))}. Leave out fewer kernels, or name other sweeps."
+            )
+        return replace(self, trials=kept)
+
+    @property
+    def label(self) -> str:
+        """The shape, with the regime where it is not the one of old."""
+        regime = self.environment.regime
+        return self.shape.label if regime is Regime.SUSTAINED else f"{self.shape.label} {regime}"
+
+    @property
+    def file_name(self) -> str:
+        words = f"{self.device.name} {self.label}".lower().removeprefix("nvidia ")
+        return re.sub("[^a-z0-9]+", "-", words).strip("-") + SUFFIX
+
+
+def sweeps_of(trials: Iterable[Trial]) -> list[Sweep]:
+    """The newest sweep of every shape, regime and device: of several software versions that of the youngest trial
+    counts, and of several sources of a kernel likewise."""
+    by_subject: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.created_at):
+        if trial.outcome is not Outcome.PREDICTED:
+            subject = trial.device.key, trial.shape, trial.environment.regime
+            by_subject.setdefault(subject, []).append(trial)
+    sweeps = [_newest(found) for found in by_subject.values()]
+    return sorted(sweeps, key=lambda sweep: (sweep.device.key, *shape_order(sweep.shape), sweep.environment.regime))
+
+
+def _newest(trials: Sequence[Trial]) -> Sweep:
+    """The sweep of one subject's trials, the oldest of which comes first."""
+    environment = trials[-1].environment
+    hashes = {trial.config.kernel: trial.kernel_hash for trial in trials if trial.environment == environment}
+    kept = {
+        trial.config: trial
+        for trial in trials
+        if trial.environment == environment and trial.kernel_hash == hashes[trial.config.kernel]
+    }
+    device = replace(trials[-1].device, uuid=None)
+    return Sweep(device=device, environment=environment, shape=trials[-1].shape, trials=tuple(kept.values()))
+
+
+def save_sweep(sweep: Sweep, folder: Path) -> Path:
+    """Writes the file into a folder that exists, in one step, and returns its path.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    path = folder / sweep.file_name
+    text = json.dumps(_document(sweep), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+        os.replace(new, path)
+    except OSError as error:
+        raise UsageError(f"A sweep needs a folder that can be written to, but {path} cannot be: {error}.") from error
+    return path
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep in a file, every field of which was checked.
+
+    Raises:
+        ImportRejectedError: the file is no sweep, too large, or a field is unknown, missing or absurd.
+    """
+    return _sweep(_unpacked(path), path)
+
+
+def sweep_files(places: Iterable[Path]) -> list[Path]:
+    """The files themselves, and those of the folders, by name.
+
+    Raises:
+        UsageError: a place does not exist or is a folder without sweeps.
+    """
+    found: list[Path] = []
+    for place in places:
+        inside = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place] if place.exists() else []
+        if not inside:
+            raise UsageError(
+                f"A place of sweeps is a file *{SUFFIX} or a folder with such files, but {place} is neither. "
+                "`tune run --exhaustive` records a sweep and `tune sweeps` writes its file."
+            )
+        found += inside
+    return found
+
+
+def _document(sweep: Sweep) -> dict[str, Any]:
+    export = document_from(sweep.device, (), sweep.trials)
+    return {
+        "format": FORMAT,
+        "schema": FORMAT_VERSION,
+        "device": export["device"],
+        "environment": sweep.environment.to_json(),
+        "shape": sweep.shape.to_json(),
+        "columns": _columns([dict(_flat(trial)) for trial in export["trials"]]),
+    }
+
+
+def _flat(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of an exported trial by their paths, without what all trials share or what follows from the rest."""
+    for name, value in trial.items():
+        if name in _NESTED:
+            yield from ((f"{name}.{inner}", _cut(f"{name}.{inner}", part)) for inner, part in (value or {}).items())
+        elif name not in (*_SHARED, *DERIVED):
+            yield name, _cut(name, value)
+
+
+def _cut(name: str, value: Any) -> Any:
+    if name not in DECIMALS or value is None:
+        return value
+    if isinstance(value, list):
+        return [round(item, DECIMALS[name]) for item in value]
+    return round(value, DECIMALS[name])
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A list for every field that any row has."""
+    names = sorted({name for row in rows for name, value in row.items() if value is not None})
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _unpacked(path: Path) -> Any:
+    """The JSON value in a gzip file that does not unpack to too much."""
+    try:
+        with gzip.open(path) as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ImportRejectedError(
+                f"A sweep must have up to {MAX_FILE_BYTES >> 20} MiB of text, but {path} has more."
+            )
+        return json.loads(text)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ImportRejectedError(
+            f"A sweep file must hold JSON in gzip, but {path} does not: {error}. Write it again by `tune sweeps`."
+        ) from error
+
+
+def _sweep(document: Any, path: Path) -> Sweep:
+    parts = Untrusted(document, path.name).object(("format", "schema", "device", "environment", "shape", "columns"))
+    parts["format"].match(FORMAT, f"`{FORMAT}`")
+    parts["schema"].integer(1, FORMAT_VERSION)
+    environment = parts["environment"].parsed(Environment.from_json, "an environment")
+    shared = {"shape": parts["shape"].value, "environment": environment.digest}
+    export = {
+        "format": EXPORT_FORMAT,
+        "schema": EXPORT_VERSION,
+        "device": parts["device"].value,
+        "environments": {environment.digest: parts["environment"].value},
+        "bests": [],
+        "trials": [row | shared for row in _rows(parts["columns"])],
+    }
+    _, trials = records_from(export)
+    if not trials or len({trial.config for trial in trials}) != len(trials):
+        parts["columns"].reject("one trial of every config, and at least one")
+    return Sweep(device=trials[0].device, environment=environment, shape=trials[0].shape, trials=tuple(trials))
+
+
+def _rows(node: Untrusted) -> list[dict[str, Any]]:
+    """The rows of columns of equal length, nested again."""
+    columns = {name: entry.items(MAX_TRIALS) for name, entry in node.entries(MAX_COLUMNS).items()}
+    if len({len(column) for column in columns.values()}) != 1:
+        node.reject("columns of equal length")
+    rows: list[dict[str, Any]] = [{} for _ in next(iter(columns.values()))]
+    for name, column in columns.items():
+        outer, dot, inner = name.partition(".")
+        if bool(dot) != (outer in _NESTED):
+            node.reject(f"columns such as `outcome` or `config.block_m`, and not `{name[:80]}`")
+        for row, item in zip(rows, column, strict=True):
+            if item.value is not None:
+                place = row.setdefault(outer, {}) if dot else row
+                place[inner or outer] = item.value
+    return rows

@@ -1,0 +1,86 @@
+"""What a runner is told and what it says about configs: one measurement each, or paired rounds of finalists."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from blocktune.db.records.records import Outcome, Regime, Telemetry
+from blocktune.kernels.values.config import KernelConfig
+
+OUT_OF_MEMORY = "out_of_memory"
+"""What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""
+
+REPEATED = "measured twice, since "
+"""How the remark of a measurement begins that was made again because something disturbed the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On which terms the configs of a shape are measured.
+
+    seed: of the inputs. regime: how the GPU works meanwhile. race: candidates that are clearly slower than the best so
+    far are stopped early.
+    """
+
+    seed: int = 0
+    regime: Regime = Regime.SUSTAINED
+    race: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seed": self.seed, "regime": str(self.regime), "race": self.race}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(seed=data["seed"], regime=Regime(data["regime"]), race=data["race"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """How one config did. Only the outcome `ok` has times; see `tuner/measure/protocol.py` for how they are taken.
+
+    samples_us: its rounds, time_us: their median. relative_to_anchor: median of its time over the anchor's in the same
+    round; 1.0 if it is the anchor. error: why there is no time, or, beside one, how it was taken when not as usual.
+    seconds: wall time that the measurement took.
+    """
+
+    outcome: Outcome
+    time_us: float | None = None
+    relative_to_anchor: float | None = None
+    samples_us: tuple[float, ...] = ()
+    error: str = ""
+    seconds: float = 0.0
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a worker knows and its parent does not."""
+        return {
+            "outcome": str(self.outcome),
+            "time_us": self.time_us,
+            "relative_to_anchor": self.relative_to_anchor,
+            "samples_us": list(self.samples_us),
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            outcome=Outcome(data["outcome"]),
+            time_us=data["time_us"],
+            relative_to_anchor=data["relative_to_anchor"],
+            samples_us=tuple(data["samples_us"]),
+            error=data["error"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finals:
+    """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
+
+    failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
+    rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU as the rounds began.
+    """
+
+    samples_us: Mapping[KernelConfig, tuple[float, ...]]
+    failures: Mapping[KernelConfig, Measurement] = field(default_factory=dict)
+    disturbance: str = ""
+    telemetry: Telemetry = field(default_factory=Telemetry)

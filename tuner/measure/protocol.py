@@ -1,0 +1,182 @@
+"""How a time is taken: the measuring protocol, version 2.
+
+1. Clocks are warm: a GPU that was idle is loaded for a stretch of wall time before timing, since a cold GPU runs at
+   another clock than a loaded one.
+2. The L2 cache is flushed before every timed launch by writing a buffer of at least twice its size, outside the timed
+   region, so that no candidate profits from what the last one left behind.
+3. A launch is timed by a pair of CUDA events around it and nothing else. The host must have enqueued the launch before
+   the GPU reaches the first event, or the host's launch cost would count: each round starts with a head start of
+   flushes, the host checks afterwards that it stayed ahead, and a round in which it did not is taken again with twice
+   the head start.
+4. Candidates are never timed alone. A round times every contender once, in an order that rotates from round to round;
+   a candidate's contender is the anchor config, finalists contend with each other. Heat and power move the clock by
+   5-10 %, but they move both sides of a round, so the ratio inside a round is what is compared.
+5. The time of a config is the median of its rounds; its `relative_to_anchor` is the median of the rounds' ratios.
+6. The regime (`Regime` in db/records/records.py) says whether the GPU may rest: in bursts it does before every round, for too
+   short a time for its clocks to fall, and what decides is timed without heating up first; under sustained load it has
+   worked for a second before what decides is timed, and nothing rests. The regime is part of a time's identity.
+7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
+   which is to know every config equally well, has no race.
+
+Whoever changes any of this increases `PROTOCOL_VERSION`: times of different versions are not comparable. Version 1 had
+no race; a candidate that took twice the anchor's time got two rounds. Its finals were the same.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from blocktune.db.records.records import Regime
+
+PROTOCOL_VERSION = 2
+
+IDLE_SECONDS = 0.03
+"""After so long without a launch the clocks may have fallen."""
+
+HEAT_SECONDS = 0.05
+"""Load before a candidate's rounds; the anchor takes part in them, so it need not reach the final temperature."""
+
+FINAL_HEAT_SECONDS = {Regime.BURST: 0.05, Regime.SUSTAINED: 1.0}
+"""Load before the finalists' rounds, which decide."""
+
+REST_SECONDS = 0.01
+"""Rest before every round of a burst; too short for the clocks to fall."""
+
+DEFAULT_REGIME = Regime.SUSTAINED
+"""What attention works under in training and in a server that is worth its GPU; docs/search.md has the figures."""
+
+CANDIDATE_US = 25_000.0
+"""Timed GPU time of one candidate, its anchor launches not counted."""
+
+CANDIDATE_ROUNDS = (5, 30)
+FINAL_US = 3_000_000.0
+FINAL_ROUNDS = (15, 150)
+
+RACE_ROUNDS = 2
+"""Rounds that every candidate gets."""
+
+RACE_MARGIN = 1.15
+"""A candidate this many times slower than the best so far is stopped. `tune replay` counts what other margins would
+save and lose: on the recorded shapes this one stopped no config within 2 % of the best, while 1.1 did. It must also
+exceed the band of the finals, which take in who is nearly as fast (tuner/search/finals.py)."""
+
+FLUSH_PER_L2 = 2
+MIN_FLUSH_BYTES = 64 << 20
+_MAX_HEAD_START = 256
+
+Thunk = Callable[[], None]
+Rounds = tuple[tuple[float, ...], ...]
+"""Times in microseconds: one row a round, one column a contender."""
+
+
+class Clock(Protocol):
+    """Takes times of launches."""
+
+    def heat(self, launch: Thunk, seconds: float) -> None:
+        """Repeats the launch for at least this long, then waits for it."""
+
+    def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
+        """Times every launch once a round, in rotating order, each with a cold L2 cache."""
+
+    def synchronize(self) -> None:
+        """Waits for all launches; raises what they failed with."""
+
+
+def candidate_rounds(time_us: float) -> int:
+    """Rounds that a candidate gets unless it is stopped, by the time of one of its launches."""
+    return _clamp(CANDIDATE_US / time_us, CANDIDATE_ROUNDS)
+
+
+def stopped_early(samples_us: Sequence[float]) -> bool:
+    """Whether these are the rounds of a candidate that lost its race: it has fewer than any other can have."""
+    return 0 < len(samples_us) < CANDIDATE_ROUNDS[0]
+
+
+def final_rounds(times_us: Sequence[float]) -> int:
+    """Rounds of the finals, by the time of one launch of every finalist."""
+    return _clamp(FINAL_US / sum(times_us), FINAL_ROUNDS)
+
+
+def _clamp(count: float, bounds: tuple[int, int]) -> int:
+    return max(bounds[0], min(bounds[1], int(count)))
+
+
+def column(rounds: Rounds, contender: int) -> tuple[float, ...]:
+    """One contender's times in the order of the rounds, in microseconds."""
+    return tuple(row[contender] for row in rounds)
+
+
+def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """The median over the rounds of the ratio inside a round."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def timed_rounds(clock: Clock, launches: Sequence[Thunk], count: int, regime: Regime) -> Rounds:
+    """Rounds of a regime, in rotating order."""
+    if regime is Regime.SUSTAINED:
+        return clock.rounds(launches, count)
+    return tuple(_rested_round(clock, launches, number) for number in range(count))
+
+
+def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
+    """One round after a rest, in the order of its number; the times stand in the order of the launches."""
+    time.sleep(REST_SECONDS)
+    order = rotated(len(launches), number)
+    (times,) = clock.rounds([launches[index] for index in order], 1)
+    return tuple(time_us for _, time_us in sorted(zip(order, times, strict=True)))
+
+
+def rotated(count: int, start: int) -> tuple[int, ...]:
+    """The numbers 0..count-1, starting at `start` modulo count."""
+    return tuple((start + step) % count for step in range(count))
+
+
+class CudaClock:
+    """Times launches on the current CUDA device and stream by events."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        size = max(FLUSH_PER_L2 * l2_bytes, MIN_FLUSH_BYTES)
+        self._flush: Any = torch.empty(size, dtype=torch.uint8, device="cuda")
+        self._head_start = 4
+
+    def heat(self, launch: Thunk, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for _ in range(4):
+                launch()
+            self.synchronize()
+
+    def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
+        return tuple(self._round(launches, rotated(len(launches), number)) for number in range(count))
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def _round(self, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[float, ...]:
+        while True:
+            times, late = self._attempt(launches, order)
+            if not late or self._head_start >= _MAX_HEAD_START:
+                return times
+            self._head_start *= 2
+
+    def _attempt(self, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[tuple[float, ...], bool]:
+        """One round and whether the GPU caught up with the host, so that the host's time leaked in."""
+        event = self._torch.cuda.Event
+        spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
+        late = False
+        for _ in range(self._head_start):
+            self._flush.zero_()
+        for index in order:
+            start, end = spans[index]
+            self._flush.zero_()
+            start.record()
+            launches[index]()
+            end.record()
+            late = start.query() or late
+        self.synchronize()
+        return tuple(1e3 * start.elapsed_time(end) for start, end in spans), late

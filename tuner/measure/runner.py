@@ -1,0 +1,295 @@
+"""Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from blocktune.db.records.records import Outcome, Telemetry
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement, Terms
+from blocktune.tuner.measure.telemetry import disturbance
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
+"""-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
+
+_FINALS_ATTEMPTS = 2
+
+MAX_VAIN_REPEATS = 3
+"""So many repeated measurements in a row that were disturbed again end repeating: what disturbs has come to stay, and
+taking every candidate twice would only be slower."""
+
+
+class Runner(Protocol):
+    """Measures configs of one shape on one device. A config that fails costs itself and nothing else."""
+
+    def prepare(self) -> None:
+        """Starts what takes long to start, without waiting for it."""
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        """Checks and times one config; every failure of the config is an outcome, not an exception."""
+
+    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """Times configs, each measured before, in turns."""
+
+    def confirm(self, config: KernelConfig) -> Measurement:
+        """Checks everything that the config can be asked to compute, log-sum-exp included; takes no time."""
+
+    def close(self) -> None:
+        """Ends all processes; harmless when repeated."""
+
+
+class Monitor(Protocol):
+    """Reads the state of the GPU."""
+
+    def sample(self) -> Telemetry: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds that a worker may take for each stage before it is killed.
+
+    running covers checks and timed rounds of one config; running_launches further launches as long as the anchor's are
+    granted on top, so that a slow GPU or a long sequence is not mistaken for a hang.
+    """
+
+    setup: float = 180.0
+    compiling: float = 60.0
+    running: float = 15.0
+    running_launches: int = 400
+    finals: float = 120.0
+
+
+class _Failed(Exception):
+    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text."""
+
+    def __init__(self, outcome: str, text: str):
+        super().__init__(text)
+        self.outcome = outcome
+
+
+@dataclass
+class GpuRunner:
+    """Drives one worker process at a time and replaces it when it is lost.
+
+    The first config that passes is the anchor of later ones (`anchor` names one that passed in an earlier session). A
+    new worker takes the anchor up again; if the anchor fails then, it is given up and the next config that passes takes
+    its place.
+
+    What is timed while another process is on the GPU, or while the GPU slows itself down by more than its power cap, is
+    timed once more, and says so: a measurement in its `error`, finals in their `disturbance`.
+
+    command and environment start the worker; monitor is read while a config is being timed.
+    """
+
+    shape: AttentionShape
+    anchor: KernelConfig | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    command: Sequence[str] = WORKER_COMMAND
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    monitor: Monitor | None = None
+    terms: Terms = field(default_factory=Terms)
+
+    def __post_init__(self) -> None:
+        self._child: Child | None = None
+        self._is_set_up = False
+        self._generation = 0
+        self._anchor_us = 0.0
+        self._telemetry = Telemetry()
+        self._vain_repeats = 0
+
+    def prepare(self) -> None:
+        if self._child is not None:
+            return
+        self._child = Child(self.command, os.environ | self.environment)
+        self._is_set_up = False
+        terms = replace(self.terms, seed=self.terms.seed + self._generation)  # every worker asks another question
+        self._generation += 1
+        self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
+
+    def measure(self, config: KernelConfig) -> Measurement:
+        started = time.monotonic()
+        self._ensure_ready()
+        measurement = self._measure_undisturbed(config)
+        if measurement.outcome is Outcome.OK and self.anchor is None:
+            self._set_anchor(config, measurement)
+        return replace(measurement, seconds=time.monotonic() - started)
+
+    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """Times configs in turns. If the worker is lost, each is measured again to find which are to blame."""
+        first = self._finals(configs)
+        if not first.disturbance:
+            return first
+        second = self._finals(list(first.samples_us))
+        told = f"{REPEATED}{first.disturbance}" + (f"; again {second.disturbance}" if second.disturbance else "")
+        return replace(second, failures={**first.failures, **second.failures}, disturbance=told)
+
+    def duel(self, config: KernelConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The rounds, in microseconds, of finals in which a config that runs meets itself.
+
+        Raises:
+            BlocktuneError: it did not run.
+        """
+        self._ensure_ready()
+        try:
+            one, other = self._ask_finals([config, config])
+        except _Failed as failed:
+            raise BlocktuneError(f"A config must run to meet itself, but {config.label} did not: {failed}.") from failed
+        return one, other
+
+    def _ask_finals(self, configs: Sequence[KernelConfig]) -> list[tuple[float, ...]]:
+        command = {"command": "finals", "configs": [config.to_json() for config in configs]}
+        self._telemetry = Telemetry()
+        result = self._ask(command, self.deadlines.finals + self._launches_seconds())
+        return [tuple(rounds) for rounds in result["samples_us"]]
+
+    def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
+        """One run of the finals, with what disturbed it."""
+        failures: dict[KernelConfig, Measurement] = {}
+        remaining = list(configs)
+        for _ in range(_FINALS_ATTEMPTS):
+            self._ensure_ready()
+            try:
+                samples = self._ask_finals(remaining)
+            except _Failed:
+                again = {config: self.measure(config) for config in remaining}
+                failures |= {config: found for config, found in again.items() if found.outcome is not Outcome.OK}
+                remaining = [config for config in remaining if config not in failures]
+                continue
+            after = self.monitor.sample() if self.monitor is not None else Telemetry()
+            return Finals(
+                samples_us=dict(zip(remaining, samples, strict=True)),
+                failures=failures,
+                disturbance=disturbance(self._telemetry) or disturbance(after),
+                telemetry=self._telemetry,
+            )
+        return Finals(samples_us={}, failures=failures)
+
+    def confirm(self, config: KernelConfig) -> Measurement:
+        self._ensure_ready()
+        try:
+            self._ask({"command": "confirm", "config": config.to_json()}, self._running_seconds())
+        except _Failed as failed:
+            return _failure(failed)
+        return Measurement(outcome=Outcome.OK)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _measure_undisturbed(self, config: KernelConfig) -> Measurement:
+        """A measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
+        first = self._measure(config)
+        why = disturbance(first.telemetry) if first.outcome is Outcome.OK else ""
+        if not why:
+            self._vain_repeats = 0
+            return first
+        if self._vain_repeats == MAX_VAIN_REPEATS:
+            return _remarked(first, f"disturbed, since {why}")
+        second = self._measure(config)
+        still = disturbance(second.telemetry)
+        self._vain_repeats = self._vain_repeats + 1 if still else 0
+        if second.outcome is not Outcome.OK:
+            return second
+        return _remarked(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
+
+    def _measure(self, config: KernelConfig) -> Measurement:
+        self._telemetry = Telemetry()
+        try:
+            answer = self._ask({"command": "measure", "config": config.to_json()}, self._running_seconds())
+            measurement = Measurement.from_json(answer)
+        except _Failed as failed:
+            measurement = _failure(failed)
+        return replace(measurement, telemetry=self._telemetry)
+
+    def _ensure_ready(self) -> None:
+        """A worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that fails."""
+        self.prepare()
+        if self._is_set_up:
+            return
+        self._finish_setup()
+        anchor, self.anchor = self.anchor, None
+        if anchor is None:
+            return
+        measurement = self._measure(anchor)
+        if measurement.outcome is Outcome.OK:
+            self._set_anchor(anchor, measurement)
+        elif self._child is None:  # it took the worker with it
+            self.prepare()
+            self._finish_setup()
+
+    def _finish_setup(self) -> None:
+        try:
+            self._receive(self.deadlines.setup)
+        except (_Failed, ChildDiedError, ChildTimeoutError) as failed:
+            self.close()
+            raise _setup_error(self.shape, failed) from failed
+        self._is_set_up = True
+
+    def _set_anchor(self, config: KernelConfig, measurement: Measurement) -> None:
+        self.anchor = config
+        self._anchor_us = statistics.median(measurement.samples_us)
+
+    def _running_seconds(self) -> float:
+        return self.deadlines.running + self._launches_seconds()
+
+    def _launches_seconds(self) -> float:
+        return self.deadlines.running_launches * self._anchor_us / 1e6
+
+    def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
+        """The result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
+        assert self._child is not None
+        stage, seconds = "compiling", self.deadlines.compiling
+        try:
+            self._child.send(command)
+            while True:
+                answer = self._receive(seconds)
+                if "stage" not in answer:
+                    result: dict[str, Any] = answer["result"]
+                    return result
+                stage, seconds = answer["stage"], running_seconds
+                if stage == "timing" and self.monitor is not None:
+                    self._telemetry = self.monitor.sample()
+        except ChildTimeoutError as error:
+            self.close()
+            outcome = Outcome.COMPILE_TIMEOUT if stage == "compiling" else Outcome.RUN_TIMEOUT
+            raise _Failed(outcome, f"{error} while {stage}") from error
+        except ChildDiedError as error:
+            self.close()
+            raise _Failed(Outcome.RUN_ERROR, str(error)) from error
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        """The worker's next answer, a stage or a result."""
+        assert self._child is not None
+        answer = self._child.receive(seconds)
+        failure = answer.get("failure")
+        if failure is not None:
+            if failure["fatal"]:
+                self.close()
+            raise _Failed(failure["outcome"], failure["error"])
+        return answer
+
+
+def _remarked(measurement: Measurement, remark: str) -> Measurement:
+    return replace(measurement, error=f"{remark}; {measurement.error}" if measurement.error else remark)
+
+
+def _failure(failed: _Failed) -> Measurement:
+    outcome = Outcome.RUN_ERROR if failed.outcome == OUT_OF_MEMORY else Outcome(failed.outcome)
+    return Measurement(outcome=outcome, error=str(failed))
+
+
+def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:
+    if isinstance(failed, _Failed) and failed.outcome == OUT_OF_MEMORY:
+        return UsageError(
+            f"The tensors of a shape must fit the GPU's free memory, but {shape.label} does not: {failed}. "
+            "Take a smaller batch, fewer heads or a shorter sequence, or end what else runs on the GPU."
+        )
+    return BlocktuneError(f"The GPU worker cannot start: {failed}. `tune doctor` checks the GPU and its software.")

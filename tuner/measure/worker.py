@@ -1,0 +1,135 @@
+"""The child process that touches the GPU: `python -m blocktune.tuner.measure.worker`.
+
+One JSON object a line on standard input is a command, one on standard output an answer: stages while a command runs,
+then a result or a failure. What kernels and compilers print goes to standard error. The process dies with its parent:
+by the kernel's parent-death signal, and by the end of its input.
+
+    {"command": "setup", "shape": {…}, "terms": {…}}  {"stage": "…"}* then {"result": {}} or {"failure": {…}}
+    {"command": "measure", "config": {…}}             {"result": {measurement}}
+    {"command": "finals", "configs": [{…}, …]}        {"result": {"samples_us": [[…], …]}}
+    {"command": "confirm", "config": {…}}             {"result": {}}
+
+A failure has an outcome, a text, and `fatal`: whether the CUDA context is lost, so that this process must be replaced.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.bench import Bench, ShapeBench, WrongResultError
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
+
+MAX_ERROR_TEXT = 2000
+
+_PR_SET_PDEATHSIG = 1
+_COMPILE_ERRORS = (
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "UnsupportedLanguageConstruct",
+    "PTXASError",
+    "InterpreterError",
+)
+"""Names, since importing their modules here would tie the worker to Triton's layout."""
+
+MakeBench = Callable[[Any, Terms], Bench]
+Parse = Callable[[dict[str, Any]], Any]
+
+
+def serve(
+    make_bench: MakeBench, parse_shape: Parse = AttentionShape.from_json, parse_config: Parse = KernelConfig.from_json
+) -> None:
+    """Answers commands until the input ends. `make_bench` builds the bench of a shape; the other two make
+    shapes and configs of a command's objects."""
+    die_with_parent()
+    answers = _private_stdout()
+    bench: Bench | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if command["command"] == "setup":
+                bench = None  # frees the tensors of the last shape first
+                bench = make_bench(parse_shape(command["shape"]), Terms.from_json(command["terms"]))
+                answer: dict[str, Any] = {"result": {}}
+            elif bench is None:
+                raise RuntimeError("setup comes first")
+            else:
+                answer = {"result": _run(bench, command, parse_config, lambda stage: _send(answers, {"stage": stage}))}
+        except Exception as error:
+            answer = {"failure": _failure(error, bench)}
+        _send(answers, answer)
+
+
+def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[str], None]) -> dict[str, Any]:
+    match command["command"]:
+        case "measure":
+            return bench.measure(parse(command["config"]), tell).to_json()
+        case "finals":
+            configs = [parse(config) for config in command["configs"]]
+            return {"samples_us": bench.finals(configs, tell)}
+        case "confirm":
+            bench.confirm(parse(command["config"]), tell)
+            return {}
+        case unknown:
+            raise RuntimeError(f"unknown command {unknown!r}")
+
+
+def _failure(error: Exception, bench: Bench | None) -> dict[str, Any]:
+    text = f"{type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
+    return {"outcome": outcome_of(error), "error": text, "fatal": bench is not None and not _usable(bench)}
+
+
+def outcome_of(error: Exception) -> str:
+    """The outcome that an exception of a candidate stands for."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if isinstance(error, WrongResultError):
+        return str(Outcome.WRONG_RESULT)
+    if "OutOfResources" in names:
+        return str(Outcome.INFEASIBLE)
+    if "OutOfMemoryError" in names:
+        return OUT_OF_MEMORY
+    return str(Outcome.COMPILE_ERROR if names & set(_COMPILE_ERRORS) else Outcome.RUN_ERROR)
+
+
+def _usable(bench: Bench) -> bool:
+    """Whether the GPU still answers. CUDA errors are sticky: after an illegal access all calls of the process fail."""
+    try:
+        bench.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the thread that started it ends; elsewhere the end of input has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _private_stdout() -> TextIO:
+    """Keeps the pipe to the parent for answers alone and sends what anyone prints to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def _send(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
+    from blocktune.kernels.registry import get_kernel
+    from blocktune.tuner.measure.protocol import CudaClock
+
+    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, terms=terms)
+
+
+if __name__ == "__main__":
+    serve(_cuda_bench)

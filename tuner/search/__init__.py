@@ -1,0 +1,1 @@
+"""Which config to try next, when to stop, and who wins: the use case tune()."""

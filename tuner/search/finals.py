@@ -1,0 +1,122 @@
+"""The finals: the best of the search, the default and the paper's rule, timed in turns; the winner is checked again."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blocktune.db.records.records import Outcome, Trial
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.measure.runner import Runner
+from blocktune.tuner.search.starting_configs import Contenders
+from blocktune.tuner.search.verdict import Verdict, decide
+
+MAX_CHALLENGERS = 6
+CHALLENGER_BAND = 1.08
+"""Configs this close to the fastest in the search may still be the fastest under sustained load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The verdict, the times in microseconds that it rests on (medians), the finalists that failed on the way, and what
+    disturbed the finals."""
+
+    verdict: Verdict
+    times_us: Mapping[KernelConfig, float]
+    failures: Mapping[KernelConfig, Measurement]
+    disturbance: str = ""
+
+
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """The trials with a time, fastest first, by what cancels drift."""
+    timed = [trial for trial in trials if trial.outcome is Outcome.OK]
+    return sorted(timed, key=lambda trial: (trial.relative_to_anchor or 0.0, trial.time_us or 0.0))
+
+
+def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: KernelConfig | None) -> list[KernelConfig]:
+    """Who takes part: the default, the paper's rule, the stored winner and the fastest of the search, if they run."""
+    order = ranked(trials)
+    timed = {trial.config for trial in order}
+    best = order[0].relative_to_anchor or 1.0
+    close = [trial.config for trial in order if (trial.relative_to_anchor or 1.0) <= CHALLENGER_BAND * best]
+    named = [contenders.default, contenders.paper, incumbent]
+    chosen = [config for config in named if config in timed] + close[:MAX_CHALLENGERS]
+    return list(dict.fromkeys(config for config in chosen if config is not None))
+
+
+def hold_finals(
+    runner: Runner, trials: Sequence[Trial], contenders: Contenders, incumbent: KernelConfig | None
+) -> Result:
+    """Times the finalists and confirms the winner; one that fails leaves the place to the next.
+
+    Raises:
+        NoFeasibleConfigError: none of them passes.
+    """
+    finals = runner.finals(finalists(trials, contenders, incumbent))
+    samples, failures = dict(finals.samples_us), dict(finals.failures)
+    while samples:
+        verdict = decide(samples, contenders.default, contenders.space.feasible)
+        confirmed = runner.confirm(verdict.winner)
+        if confirmed.outcome is Outcome.OK:
+            times = {config: statistics.median(rounds) for config, rounds in samples.items()}
+            return Result(verdict=verdict, times_us=times, failures=failures, disturbance=finals.disturbance)
+        failures[verdict.winner] = confirmed
+        del samples[verdict.winner]
+    return _without_finals(runner, trials, contenders, failures)
+
+
+def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
+    """Checks that a search has found anything.
+
+    Raises:
+        NoFeasibleConfigError: no config was timed or predicted; the message says how they ended.
+    """
+    if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
+        return
+    counts = Counter(trial.outcome for trial in trials).most_common()
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
+    example = next(trial for trial in trials if trial.outcome is counts[0][0])
+    raise NoFeasibleConfigError(
+        f"At least one config must compile, run and be right for {shape.label}, but of {len(trials)} tried: {told}. "
+        f"For example {example.config.label}: {example.error} "
+        "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
+    )
+
+
+def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) -> Result:
+    """The verdict when there are no finals: the default if it runs, since nothing was shown to be faster."""
+    times = {trial.config: trial.time_us or 0.0 for trial in ranked(trials)}
+    winner = default if default in times else next(iter(times))
+    reason = f"{why}; {'the default stays' if winner == default else 'the default does not run here'}"
+    return Result(verdict=Verdict(winner=winner, reason=reason, speedup=None), times_us=times, failures={})
+
+
+def interrupted_verdict(trials: Iterable[Trial], default: KernelConfig) -> Result:
+    """The best so far, by the search's own rounds against the anchor; its speed-up is not established."""
+    order = ranked(trials)
+    times = {trial.config: trial.time_us or 0.0 for trial in order}
+    reason = "interrupted before the finals: the fastest so far"
+    return Result(verdict=Verdict(winner=order[0].config, reason=reason, speedup=None), times_us=times, failures={})
+
+
+def _without_finals(
+    runner: Runner, trials: Sequence[Trial], contenders: Contenders, failures: Mapping[KernelConfig, Measurement]
+) -> Result:
+    """The first config that is confirmed, the default before all others."""
+    failed = dict(failures)
+    remaining = [trial for trial in ranked(trials) if trial.config not in failed]
+    while remaining:
+        result = screening_verdict(remaining, contenders.default, "the finalists could not be timed together")
+        confirmed = runner.confirm(result.verdict.winner)
+        if confirmed.outcome is Outcome.OK:
+            return Result(verdict=result.verdict, times_us=result.times_us, failures=failed)
+        failed[result.verdict.winner] = confirmed
+        remaining = [trial for trial in remaining if trial.config not in failed]
+    errors = "; ".join(f"{config.label}: {failure.error}" for config, failure in list(failed.items())[:3])
+    raise NoFeasibleConfigError(
+        f"A winner must compute output and log-sum-exp right, but every finalist failed: {errors}. "
+        "Report this with `tune doctor --json`; attention falls back to PyTorch meanwhile."
+    )

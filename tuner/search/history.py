@@ -1,0 +1,68 @@
+"""What earlier runs found out about a subject, as far as it still holds."""
+
+from dataclasses import dataclass
+
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.measure.protocol import stopped_early
+from blocktune.tuner.search.loop import Limit, Subject
+from blocktune.tuner.search.starting_configs import Contenders
+
+SPENT_ENOUGH = 0.5
+"""A run that spent this share of the time budget and was concluded had ended at its deadline. Only half, because the
+time is estimated from its trials, and from below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Stored trials of the subject's device, shape, software and kernels as they are now, and the stored winner."""
+
+    subject: Subject
+    trials: tuple[Trial, ...]
+    best: Best | None
+
+    @classmethod
+    def of(cls, subject: Subject, store: ResultStore, *, all_rounds: bool = False) -> "Knowledge":
+        """all_rounds: leave out trials that a race stopped early."""
+        stored = store.trials(subject.device, subject.shape, environment=subject.environment)
+        best = store.best(subject.device, subject.shape)
+        hashes = {name: kernel.source_hash for name, kernel in subject.kernels.items()}
+        return cls(
+            subject=subject,
+            trials=tuple(
+                trial
+                for trial in stored
+                if hashes.get(trial.config.kernel) == trial.kernel_hash
+                and not (all_rounds and stopped_early(trial.samples_us))
+            ),
+            best=best if best is not None and hashes.get(best.config.kernel) == best.kernel_hash else None,
+        )
+
+    @property
+    def spent_seconds(self) -> float:
+        """Wall time that the trials took, from below: measuring is serial, compiling is not."""
+        compiling = sum(trial.compile_seconds for trial in self.trials) / default_workers()
+        return max(compiling, sum(trial.bench_seconds for trial in self.trials))
+
+    @property
+    def incumbent(self) -> KernelConfig | None:
+        """The stored winner, if it was measured with this software."""
+        best = self.best
+        if best is None or best.origin is not Origin.MEASURED:
+            return None
+        return best.config if best.environment.digest == self.subject.environment.digest else None
+
+    def finished_best(self, limit: Limit, contenders: Contenders) -> Best | None:
+        """The stored winner, if a run under a limit like this one came to its end and nothing was tried since."""
+        best = self.best
+        if best is None or best.trials != len(self.trials):
+            return None
+        if best.environment.digest != self.subject.environment.digest:
+            return None
+        tried = {trial.config for trial in self.trials}
+        everything = tried.issuperset(contenders.space.feasible)
+        enough = len(tried) >= limit.trials or self.spent_seconds >= SPENT_ENOUGH * limit.seconds
+        complete = best.origin is Origin.PREDICTED or best.speedup_over_default is not None
+        return best if best.config in tried and (everything or enough) and complete else None

@@ -1,0 +1,297 @@
+"""The search: compile ahead, measure what is ready, learn, and keep every trial the moment it ends."""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+from blocktune.db.records.records import Environment, Outcome, Trial
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.measure.runner import Runner
+from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.proposals import Proposals
+from blocktune.tuner.search.report import Progress
+
+TICK_SECONDS = 0.5
+"""How often progress is told while nothing happens."""
+
+Predict = Callable[[KernelConfig, KernelResources], float | None]
+"""Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
+
+
+class Compiler(Protocol):
+    """Compiles configs in the background."""
+
+    def submit(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[CompileResult]": ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is tuned, where, and with which software."""
+
+    device: DeviceSpec
+    environment: Environment
+    shape: AttentionShape
+    kernels: Mapping[str, AttentionKernel]
+
+    def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
+        """A trial of this subject; `fields` are those of `Trial`."""
+        trial = Trial(
+            device=self.device,
+            environment=self.environment,
+            shape=self.shape,
+            config=config,
+            kernel_hash=self.kernels[config.kernel].source_hash,
+            outcome=outcome,
+        )
+        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """When the search stops: after so many trials, earlier runs' included, or so many seconds from now."""
+
+    trials: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A compiled config that waits for the GPU."""
+
+    config: KernelConfig
+    resources: KernelResources
+    compile_seconds: float
+    predicted_us: float | None
+
+
+class Search:
+    """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included.
+
+    Args:
+        subject: what is tuned.
+        proposals: what to try.
+        compiler: compiles ahead of the measuring.
+        runner: measures; None ranks by the model alone and calls the outcome `predicted`.
+        predict: the model.
+        known: trials of earlier runs that need not be made again.
+        record: keeps a trial; it returns when the trial is safe.
+        limit: when to stop.
+        lookahead: configs that may be compiled or compiling ahead of the measuring.
+        on_progress: told after every event and twice a second.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        proposals: Proposals,
+        compiler: Compiler,
+        *,
+        runner: Runner | None,
+        predict: Predict,
+        known: Sequence[Trial],
+        record: Callable[[Trial], None],
+        limit: Limit,
+        lookahead: int,
+        on_progress: Callable[[Progress], None],
+    ):
+        self.trials = {trial.config: trial for trial in known}
+        self._subject = subject
+        self._proposals = proposals
+        self._compiler = compiler
+        self._runner = runner
+        self._predict = predict
+        self._record = record
+        self._limit = limit
+        self._lookahead = lookahead
+        self._on_progress = on_progress
+        self._resumed = len(known)
+        self._rank: dict[KernelConfig, int] = {}  # in the order of the proposals
+        self._in_flight: dict[Future[CompileResult], KernelConfig] = {}
+        self._ready: list[_Ready] = []
+        self._started = time.monotonic()
+        self._since: float | None = None
+        for trial in known:
+            proposals.recall(trial.config, _score(trial))
+
+    def run(self) -> None:
+        """Searches until the limit or until nothing is left to try.
+
+        Raises:
+            KeyboardInterrupt: as always; `trials` is complete up to then.
+            BlocktuneError: the GPU worker cannot be started, or the store does not take a trial.
+        """
+        self._started = time.monotonic()
+        if self._runner is not None:
+            self._runner.prepare()
+        try:
+            while not self._is_over():
+                self._fill()
+                self._collect()
+                if self._ready and not self._awaits_the_first():
+                    self._finish(self._take())
+                elif self._in_flight:
+                    wait(self._in_flight, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
+                else:
+                    break
+                self._tell_progress()
+        finally:
+            for future in self._in_flight:
+                future.cancel()
+
+    def _is_over(self) -> bool:
+        """Whether the time is up. It counts from the first trial on: until then the GPU worker starts and the default
+        is compiled."""
+        return self._seconds_left() < 0
+
+    def _seconds_left(self) -> float:
+        searched = 0.0 if self._since is None else time.monotonic() - self._since
+        return self._limit.seconds - searched
+
+    def _fill(self) -> None:
+        """Keeps the compiler ahead."""
+        while (
+            len(self._in_flight) + len(self._ready) < self._lookahead
+            and self._resumed + len(self._rank) < self._limit.trials
+        ):
+            config = self._proposals.propose()
+            if config is None:
+                return
+            self._rank[config] = len(self._rank)
+            subject = self._subject
+            future = self._compiler.submit(config.kernel, config, subject.shape, subject.device.limits.cc)
+            self._in_flight[future] = config
+
+    def _collect(self) -> None:
+        """Takes what has been compiled: it waits for the GPU, or it cannot run."""
+        for future in [future for future in self._in_flight if future.done()]:
+            config = self._in_flight.pop(future)
+            result = future.result()
+            seconds = 0.0 if result.cached else result.seconds
+            if result.resources is None:
+                self._keep(self._trial(config, result.outcome, error=result.error, compile_seconds=seconds))
+                continue
+            found = occupancy(result.resources, self._subject.device.limits)
+            if found.blocks_per_sm == 0:
+                limiters = ", ".join(found.limiters)
+                error = f"not one block fits an SM: {limiters}"
+                fields = {"resources": result.resources, "blocks_per_sm": 0, "occupancy": 0.0}
+                self._keep(self._trial(config, Outcome.INFEASIBLE, error=error, compile_seconds=seconds, **fields))
+                continue
+            predicted_us = self._predict(config, result.resources)
+            self._ready.append(_Ready(config, result.resources, seconds, predicted_us))
+
+    def _awaits_the_first(self) -> bool:
+        """Whether the first proposal still compiles. It is the default, the anchor of all others, so they wait."""
+        return any(self._rank[config] == 0 for config in self._in_flight.values())
+
+    def _take(self) -> _Ready:
+        """The config that the strategy picks among those that are ready; the first proposal before all others."""
+        waiting = {ready.config: ready for ready in sorted(self._ready, key=lambda ready: self._rank[ready.config])}
+        first = next(iter(waiting))
+        if self._rank[first] > 0:
+            first = self._proposals.pick({config: ready.predicted_us for config, ready in waiting.items()})
+        self._ready.remove(waiting[first])
+        return waiting[first]
+
+    def _finish(self, ready: _Ready) -> None:
+        """Measures a compiled config and keeps the trial."""
+        found = occupancy(ready.resources, self._subject.device.limits)
+        compiled = {
+            "resources": ready.resources,
+            "blocks_per_sm": found.blocks_per_sm,
+            "occupancy": found.fraction,
+            "limiters": tuple(str(limiter) for limiter in found.limiters),
+            "predicted_us": ready.predicted_us,
+            "compile_seconds": ready.compile_seconds,
+        }
+        twin = self._twin(ready)
+        if twin is not None:
+            measured = {
+                name: getattr(twin, name) for name in ("time_us", "relative_to_anchor", "samples_us", "telemetry")
+            }
+            error = f"same machine code as {twin.config.label}; measured once"
+            self._keep(self._trial(ready.config, twin.outcome, error=error, **compiled, **measured))
+        elif self._runner is None:
+            self._keep(self._trial(ready.config, Outcome.PREDICTED, **compiled))
+        else:
+            measurement = self._runner.measure(ready.config)
+            self._keep(self._trial(ready.config, measurement.outcome, **compiled, **_fields(measurement)))
+
+    def _twin(self, ready: _Ready) -> Trial | None:
+        """A measured config with the same machine code. Only the number of stages may differ, because everything else
+        may also decide how the code is launched."""
+        if self._runner is None or not ready.resources.code_sha256:
+            return None
+        for trial in self.trials.values():
+            if (
+                trial.outcome is Outcome.OK
+                and trial.resources == ready.resources
+                and dataclasses.replace(trial.config, num_stages=ready.config.num_stages) == ready.config
+            ):
+                return trial
+        return None
+
+    def _keep(self, trial: Trial) -> None:
+        self._record(trial)
+        if self._since is None:
+            self._since = time.monotonic()
+        self.trials[trial.config] = trial
+        self._proposals.tell(trial.config, _score(trial))
+
+    def _trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
+        return self._subject.trial(config, outcome, **fields)
+
+    def _tell_progress(self) -> None:
+        best = min(
+            (trial for trial in self.trials.values() if _score(trial) is not None),
+            key=lambda trial: _score(trial) or 0.0,
+            default=None,
+        )
+        elapsed = time.monotonic() - self._started
+        total = min(self._limit.trials, max(len(self.trials), self._proposals.size))
+        fresh = len(self.trials) - self._resumed
+        eta = (total - len(self.trials)) * elapsed / fresh if fresh else None
+        self._on_progress(
+            Progress(
+                phase="search" if self._runner is not None else "compile",
+                done=len(self.trials),
+                total=total,
+                compiled=len(self._ready),
+                outcomes=Counter(trial.outcome for trial in self.trials.values()),
+                best=best.config if best else None,
+                best_us=(best.time_us or best.predicted_us) if best else None,
+                elapsed_seconds=elapsed,
+                eta_seconds=None if eta is None else min(eta, max(0.0, self._seconds_left())),
+            )
+        )
+
+
+def _score(trial: Trial) -> float | None:
+    """What the search minimises; None if the config cannot run."""
+    if trial.outcome is Outcome.PREDICTED:
+        return trial.predicted_us
+    return trial.relative_to_anchor if trial.outcome is Outcome.OK else None
+
+
+def _fields(measurement: Measurement) -> dict[str, object]:
+    """A measurement as fields of a trial."""
+    return {
+        "time_us": measurement.time_us,
+        "relative_to_anchor": measurement.relative_to_anchor,
+        "samples_us": measurement.samples_us,
+        "error": measurement.error,
+        "bench_seconds": measurement.seconds,
+        "telemetry": measurement.telemetry,
+    }

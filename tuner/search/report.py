@@ -1,0 +1,139 @@
+"""What a tuning run is given and what it says: its budget, its progress and its report."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blocktune.db.records.records import Best, Outcome, Trial
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.measurement import REPEATED
+from blocktune.tuner.measure.telemetry import disturbances
+from blocktune.tuner.occupancy.calculator import Occupancy
+
+SCHEMA = 1
+"""Version of the JSON form of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a search ends, apart from having tried everything. None is no bound.
+
+    trials counts configs, those of earlier runs included. seconds is wall time of the search, without the start of the
+    GPU worker's process and the finals, which take about ten more.
+
+    Raises:
+        UsageError: a bound is not positive.
+    """
+
+    trials: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
+            raise UsageError(f"`trials >= 1` must hold, but got trials={self.trials!r}. Leave it out for the default.")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
+
+
+MEASURED_BUDGET = Budget(trials=64, seconds=60.0)
+"""Default with a GPU: three times the measurements after which replayed searches are at the best (docs/search.md)."""
+
+PREDICTED_BUDGET = Budget(trials=160, seconds=240.0)
+"""Default without a GPU: two cores compile a config in about 0.7 s, so this takes two to three minutes there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands. phase: `compile`, `search`, `finals` or `wait`. done and total count configs; compiled those
+    that are compiled and wait. eta_seconds is None while nothing is known."""
+
+    phase: str
+    done: int
+    total: int
+    compiled: int = 0
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    best: KernelConfig | None = None
+    best_us: float | None = None
+    elapsed_seconds: float = 0.0
+    eta_seconds: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningReport:
+    """The end of a run.
+
+    best: as stored, or as it would be. reason: why this config won. occupancy: of the winner. outcomes: trials of the
+    shape's current kernels by outcome, `resumed` of them from earlier runs. dropped: configs that a rule dropped, by
+    rule. unsupported: kernels that cannot compute the shape. stored: whether `best` was stored. interrupted: the user
+    ended the run early; every trial until then is kept. notes: what disturbed the measuring.
+    """
+
+    best: Best
+    reason: str
+    occupancy: Occupancy | None
+    outcomes: Mapping[Outcome, int]
+    resumed: int
+    feasible: int
+    dropped: Mapping[str, int]
+    unsupported: Mapping[str, str]
+    seconds: float
+    stored: bool
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "schema": SCHEMA,
+            "device": best.device.to_json(),
+            "shape": best.shape.to_json() | {"label": best.shape.label},
+            "best": {
+                "kernel": best.config.kernel,
+                "config": best.config.to_json(),
+                "time_us": best.time_us,
+                "predicted_us": best.predicted_us,
+                "origin": str(best.origin),
+                "reason": self.reason,
+            },
+            "default": _entry(best.default, best.default_time_us),
+            "paper": _entry(best.paper, best.paper_time_us),
+            "speedup_over_default": _speedup(best),
+            "occupancy": self.occupancy.to_json() if self.occupancy else None,
+            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "resumed": self.resumed,
+            "feasible": self.feasible,
+            "dropped": dict(self.dropped),
+            "unsupported": dict(self.unsupported),
+            "environment": {
+                "digest": best.environment.digest,
+                "triton": best.environment.triton,
+                "regime": str(best.environment.regime),
+            },
+            "seconds": round(self.seconds, 3),
+            "stored": self.stored,
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
+        }
+
+
+def _entry(config: KernelConfig | None, time_us: float | None) -> dict[str, Any] | None:
+    return None if config is None else {"kernel": config.kernel, "config": config.to_json(), "time_us": time_us}
+
+
+def _speedup(best: Best) -> dict[str, float | None] | None:
+    if best.speedup_over_default is None:
+        return None
+    return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
+
+
+def disturbance_notes(trials: Sequence[Trial], finals: str) -> tuple[str, ...]:
+    """What disturbed the trials that have a time, and the finals."""
+    timed = [trial for trial in trials if trial.outcome is Outcome.OK]
+    repeated = sum(trial.error.startswith(REPEATED) for trial in timed)
+    notes = disturbances(trial.telemetry for trial in timed)
+    if repeated:
+        notes += (f"{repeated} of {len(timed)} trials were measured twice, since something disturbed them",)
+    return notes if not finals else (*notes, f"the finals were {finals}")

@@ -1,0 +1,88 @@
+"""What there is to search: every config of every kernel, those that can run apart from those that certainly cannot."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A config that cannot run, with the rules that it breaks."""
+
+    config: KernelConfig
+    reasons: tuple[str, ...]
+
+    @property
+    def rule(self) -> str:
+        """The first broken rule without the config's own values, to count by."""
+        return self.reasons[0].split(", but ", 1)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """The configs of all kernels for one shape on one compute capability.
+
+    feasible keeps the order of the registry and of each kernel's parameters; it is the fixed order that breaks ties.
+    unsupported names the kernels that cannot compute the shape at all, with the reason.
+    """
+
+    shape: AttentionShape
+    limits: ComputeLimits
+    feasible: tuple[KernelConfig, ...]
+    dropped: tuple[Dropped, ...]
+    unsupported: Mapping[str, str]
+
+    @classmethod
+    def build(cls, shape: AttentionShape, limits: ComputeLimits, kernels: Iterable[AttentionKernel]) -> "SearchSpace":
+        """Crosses every kernel's parameters and asks the kernel which configs break a rule.
+
+        The only rules are the kernels' own `violations`: nothing is dropped for being presumably slow.
+        """
+        feasible: list[KernelConfig] = []
+        dropped: list[Dropped] = []
+        unsupported: dict[str, str] = {}
+        for kernel in kernels:
+            reason = kernel.unsupported(shape, limits)
+            if reason is not None:
+                unsupported[kernel.name] = reason
+                continue
+            for config in configs_of(kernel):
+                violations = kernel.violations(config, shape, limits)
+                if violations:
+                    dropped.append(Dropped(config, violations))
+                else:
+                    feasible.append(config)
+        return cls(
+            shape=shape, limits=limits, feasible=tuple(feasible), dropped=tuple(dropped), unsupported=unsupported
+        )
+
+    def with_configs(self, configs: Iterable[KernelConfig]) -> "SearchSpace":
+        """The space with these feasible configs in front, whether or not the kernels' parameters list them."""
+        return replace(self, feasible=tuple(dict.fromkeys((*configs, *self.feasible))))
+
+    @property
+    def dropped_counts(self) -> dict[str, int]:
+        """How many configs each rule dropped, the most first."""
+        return dict(Counter(entry.rule for entry in self.dropped).most_common())
+
+    def choices(self, name: str) -> tuple[int, ...]:
+        """The values of one parameter among the feasible configs, ascending."""
+        return tuple(sorted({config.parameters[name] for config in self.feasible if name in config.parameters}))
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """All searched parameters of all kernels, in the order in which they first appear."""
+        return tuple(dict.fromkeys(name for config in self.feasible for name in config.parameters))
+
+
+def configs_of(kernel: AttentionKernel) -> Iterable[KernelConfig]:
+    """Every combination of the kernel's parameters, feasible or not."""
+    names = tuple(kernel.parameters)
+    for values in itertools.product(*(kernel.parameters[name] for name in names)):
+        yield KernelConfig.of(kernel.name, dict(zip(names, values, strict=True)))

@@ -1,0 +1,299 @@
+"""The use case: tune one shape on one device, from the space to the stored winner.
+
+    report = tune(complete_shape(8192, 64))
+    print(report.best.config.label, report.best.time_us)
+
+With a GPU the configs are measured; for a device that is only named they are compiled and ranked by the model.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.cost.model import missing_rates, predict_us, require_rates
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.measure.device_choice import choose_device, is_present, require_no_regime, visible
+from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
+from blocktune.tuner.measure.measurement import Terms
+from blocktune.tuner.measure.protocol import DEFAULT_REGIME
+from blocktune.tuner.measure.runner import GpuRunner, Runner
+from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
+from blocktune.tuner.search.history import Knowledge
+from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.report import (
+    MEASURED_BUDGET,
+    PREDICTED_BUDGET,
+    Budget,
+    Progress,
+    TuningReport,
+    disturbance_notes,
+)
+from blocktune.tuner.search.starting_configs import find_contenders
+from blocktune.tuner.search.strategies import Problem, make_proposals
+from blocktune.tuner.search.verdict import decide_predicted
+
+_UNBOUNDED = 1 << 30
+"""More configs, and more seconds, than any run has."""
+
+OnProgress = Callable[[Progress], None]
+
+
+def tune(
+    shape: AttentionShape,
+    *,
+    device: DeviceSpec | None = None,
+    store: ResultStore | None = None,
+    budget: Budget | None = None,
+    kernels: Sequence[AttentionKernel] | None = None,
+    exhaustive: bool = False,
+    regime: Regime | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    compiler: Compiler | None = None,
+    runner: Runner | None = None,
+) -> TuningReport:
+    """Finds the best config of a shape, stores it and every trial, and reports.
+
+    Trials that the store holds for the same device, software, kernel source and shape count as made. A run that had
+    been finished before answers from the store at once.
+
+    Args:
+        shape: what to tune.
+        device: where; None is the choice of `choose_device()`.
+        store: where results are kept; None is the user's store.
+        budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
+        kernels: those to search; None is all.
+        exhaustive: try every feasible config with all of its rounds, whatever the budget.
+        regime: how the GPU works while it is measured; None is `DEFAULT_REGIME`.
+        seed: of the sampler and of the checked inputs.
+        on_progress: told where the run stands, several times a second at most.
+        compiler: compiles ahead; None is a `CompileFarm`.
+        runner: measures; None is a GPU worker, or the model where the device is not present.
+
+    Raises:
+        UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, or a regime
+            was given for a device that is not here.
+        NoFeasibleConfigError: no config fits, compiles and computes the right result.
+        KeyboardInterrupt: interrupted before anything was found; trials are kept.
+    """
+    from blocktune.tuner.correctness.forward import require_memory
+
+    device = device or choose_device()
+    require_memory(shape, device)
+    if not is_present(device):
+        require_rates(device)
+        require_no_regime(regime, device)
+    limit = _limit(budget or Budget(), is_present(device), exhaustive)
+    with contextlib.ExitStack() as stack:
+        if store is None:
+            store = stack.enter_context(ResultStore.open())
+        terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
+        run = _Run(shape, device, store, kernels or competing(), terms)
+        return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
+
+
+def farm_for(device: DeviceSpec) -> CompileFarm:
+    """The workers that compile for a run. For a device that is here their code must be at hand, and one processor is
+    left to the host, which must stay ahead of the GPU."""
+    present = is_present(device)
+    return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
+
+
+def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
+    """The bounds of the search. Who gives one bound means that one: the other's default must not end the run first."""
+    if budget.trials is None and budget.seconds is None and not exhaustive:
+        budget = MEASURED_BUDGET if present else PREDICTED_BUDGET
+    trials = None if exhaustive else budget.trials
+    return Limit(trials=trials or _UNBOUNDED, seconds=budget.seconds or _UNBOUNDED)
+
+
+class _Run:
+    """One shape on one device, with the store's knowledge of it."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        device: DeviceSpec,
+        store: ResultStore,
+        kernels: Sequence[AttentionKernel],
+        terms: Terms,
+    ):
+        self._started = time.monotonic()
+        self._terms = terms
+        self._present = is_present(device)
+        self._store = store
+        self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
+        self._contenders = find_contenders(shape, device, kernels, store.nearest(device, shape))
+        named = dict.fromkeys(config.kernel for config in self._contenders.space.feasible)
+        self._subject = Subject(
+            device=device,
+            environment=self._environment(device),
+            shape=shape,
+            kernels={name: get_kernel(name) for name in named},
+        )
+        self._knowledge = Knowledge.of(self._subject, store, all_rounds=not terms.race)
+        self._interrupted = False
+
+    def execute(
+        self, limit: Limit, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
+    ) -> TuningReport:
+        finished = self._knowledge.finished_best(limit, self._contenders)
+        if finished is not None:
+            return self._report(finished, "found by an earlier run", stored=True, trials=self._knowledge.trials)
+        with contextlib.ExitStack() as stack:
+            workers = default_workers()
+            if compiler is None:
+                compiler = stack.enter_context(farm_for(self._subject.device))
+            if runner is None and self._present:
+                runner = stack.enter_context(self._gpu_runner(on_progress))
+            search = self._search(limit, on_progress, compiler, runner, workers)
+            return self._conclude(search, runner, on_progress)
+
+    def _search(
+        self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
+    ) -> Search:
+        subject = self._subject
+        problem = Problem(
+            space=self._contenders.space,
+            first=self._contenders.first,
+            usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
+            trials=limit.trials,
+            seed=self._terms.seed,
+        )
+        return Search(
+            subject,
+            make_proposals(problem),
+            compiler,
+            runner=runner,
+            predict=self._predict,
+            known=self._knowledge.trials,
+            record=self._store.record,
+            limit=Limit(trials=limit.trials, seconds=max(1.0, limit.seconds - self._knowledge.spent_seconds)),
+            lookahead=3 * workers,
+            on_progress=on_progress,
+        )
+
+    def _predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
+        subject = self._subject
+        if missing_rates(subject.device):
+            return None  # only for a present device: it is measured all the same
+        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
+
+    def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
+        """The search, the finals, and what is stored of them; Ctrl-C ends either with the best so far."""
+        try:
+            search.run()
+            trials = list(search.trials.values())
+            require_result(trials, self._subject.shape)
+            if runner is None:
+                return self._predicted(trials)
+            on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
+            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent)
+        except KeyboardInterrupt:
+            trials = list(search.trials.values())
+            if not any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
+                raise
+            self._interrupted = True
+            if runner is None:
+                return self._predicted(trials)
+            result = interrupted_verdict(trials, self._contenders.default)
+        for config, failure in result.failures.items():
+            failed = self._subject.trial(config, failure.outcome, error=failure.error)
+            self._store.record(failed)
+            trials = [trial for trial in trials if trial.config != config] + [failed]
+        return self._measured(trials, result)
+
+    def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
+        winner, times, gain = result.verdict.winner, result.times_us, result.verdict.speedup
+        default, paper = self._contenders.default, self._contenders.paper
+        best = dataclasses.replace(
+            self._best(winner, Origin.MEASURED, trials),
+            time_us=times[winner],
+            default_time_us=times.get(default),
+            paper_time_us=times.get(paper) if paper is not None else None,
+            speedup_over_default=gain.median if gain else None,
+            speedup_low=gain.low if gain else None,
+            speedup_high=gain.high if gain else None,
+        )
+        # A run that was cut short does not replace a winner that won finals.
+        stored = (not self._interrupted or self._knowledge.incumbent is None) and self._store.set_best(best)
+        return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
+
+    def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
+        predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
+        winner = decide_predicted(predicted, self._contenders.default)
+        best = self._best(winner, Origin.PREDICTED, trials)
+        reason = f"the fastest of {len(predicted)} by the model; nothing was measured"
+        return self._report(best, reason, stored=self._store.set_best(best), trials=trials)
+
+    def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:
+        subject = self._subject
+        trial = next(trial for trial in trials if trial.config == winner)
+        return Best(
+            device=subject.device,
+            environment=subject.environment,
+            shape=subject.shape,
+            config=winner,
+            kernel_hash=trial.kernel_hash,
+            origin=origin,
+            predicted_us=trial.predicted_us,
+            default=self._contenders.default,
+            paper=self._contenders.paper,
+            trials=len(trials),
+        )
+
+    def _report(
+        self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial], finals: str = ""
+    ) -> TuningReport:
+        space = self._contenders.space
+        winner = next((trial for trial in trials if trial.config == best.config), None)
+        resources = winner.resources if winner else None
+        return TuningReport(
+            best=best,
+            reason=reason,
+            occupancy=occupancy(resources, best.device.limits) if resources else None,
+            outcomes=Counter(trial.outcome for trial in trials),
+            resumed=len(self._knowledge.trials),
+            feasible=len(space.feasible),
+            dropped=space.dropped_counts,
+            unsupported=space.unsupported,
+            seconds=time.monotonic() - self._started,
+            stored=stored,
+            interrupted=self._interrupted,
+            notes=disturbance_notes(trials, finals),
+        )
+
+    def _environment(self, device: DeviceSpec) -> Environment:
+        if not self._present:
+            return predicting_environment(device)
+        return measuring_environment(device, self._monitor, self._terms.regime)
+
+    @contextlib.contextmanager
+    def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:
+        """A runner on the target GPU, which is locked meanwhile."""
+        uuid = self._subject.device.uuid
+        environment = visible(self._subject.device)
+        anchor = next(
+            (trial.config for trial in ranked(self._knowledge.trials) if trial.relative_to_anchor == 1.0), None
+        )
+        runner = GpuRunner(
+            self._subject.shape, anchor=anchor, environment=environment, monitor=self._monitor, terms=self._terms
+        )
+        with gpu_lock(uuid, lambda message: on_progress(Progress(phase="wait", done=0, total=0, message=message))):
+            try:
+                yield runner
+            finally:
+                runner.close()

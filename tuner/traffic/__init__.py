@@ -1,0 +1,1 @@
+"""How many bytes each kernel moves between device memory and the chip."""

@@ -1,0 +1,85 @@
+"""How many bytes the forward kernels move that are more than FlashAttention-2 in one launch.
+
+general_traffic(shape, 128, 64)         # window, mask tensor
+transposed_traffic(shape, 64, 64)       # keys turned round by a launch of their own
+v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into 16 bits
+"""
+
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, rows_covered, rows_in
+from blocktune.tuner.traffic.launches import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
+from blocktune.tuner.traffic.model import STATISTIC_BYTES, v1_traffic, v2_traffic
+
+ACCUMULATOR_BYTES = 4
+"""Of an element of v1's output between its updates: float32."""
+
+
+def general_traffic(
+    shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, lse: bool = False
+) -> Passes:
+    """FlashAttention-2 with features. A window leaves keys unread, a mask tensor is read in every tile that is visited.
+    Soft cap, ALiBi and dropout move nothing: dropped pairs are made again from a seed. Packed sequences are counted as
+    if all were the longest.
+
+    Args:
+        shape: the problem.
+        block_m: queries a tile.
+        block_n: keys a tile.
+        perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, and the mask until the
+            last head of all.
+        lse: the log-sum-exp of every row is written too.
+    """
+    spans = key_spans(shape, block_m, block_n)
+    by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
+    keys = shape.batch * (by_group if perfect_l2 else by_tile)
+    rows = query_rows(shape)
+    pairs = pairs_in(spans, block_m, shape.seqlen_q)
+    read = {
+        "q": rows * shape.head_dim * shape.element_bytes,
+        "k": keys * shape.head_dim * shape.element_bytes,
+        "v": keys * shape.head_dim_v * shape.element_bytes,
+    }
+    written = {"o": rows * shape.head_dim_v * shape.element_bytes}
+    written |= {"lse": rows * STATISTIC_BYTES} if lse else {}
+    mask = mask_traffic(shape, pairs, perfect_l2=perfect_l2)
+    return Passes(passes=(Pass(name="forward", read=with_mask(read, mask), written=written),))
+
+
+def transposed_traffic(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Passes:
+    """FlashAttention-2 over keys that a launch before has transposed: it reads and writes all of them once."""
+    keys = key_rows(shape) * shape.head_dim * shape.element_bytes
+    then = v2_traffic(shape, block_m, block_n, perfect_l2=perfect_l2)
+    read = {"q": then.q_read, "kt": then.k_read, "v": then.v_read}
+    return Passes(
+        passes=(
+            Pass(name="transpose", read={"k": keys}, written={"kt": keys}),
+            Pass(name="forward", read=read, written={"o": then.o_written}),
+        )
+    )
+
+
+def turned_traffic(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Passes:
+    """FlashAttention-2 over values that a launch before has transposed: it reads and writes all of them once."""
+    values = key_rows(shape) * shape.head_dim_v * shape.element_bytes
+    then = v2_traffic(shape, block_m, block_n, perfect_l2=perfect_l2)
+    read = {"q": then.q_read, "k": then.k_read, "vt": then.v_read}
+    return Passes(
+        passes=(
+            Pass(name="transpose", read={"v": values}, written={"vt": values}),
+            Pass(name="forward", read=read, written={"o": then.o_written}),
+        )
+    )
+
+
+def v1_kernel_traffic(shape: AttentionShape, block_m: int, block_n: int) -> Passes:
+    """Algorithm 1, and what the paper leaves to the caller: a 16-bit output is made from the float32 one at the end,
+    by the same launch. No cache changes it much: the output is written anew in every pass."""
+    found = v1_traffic(shape, block_m, block_n)
+    elements = query_rows(shape) * shape.head_dim_v
+    short = shape.element_bytes != ACCUMULATOR_BYTES
+    read = {"k": found.k_read, "v": found.v_read, "q": found.q_read, "statistics": found.statistics_read}
+    written = {"initial": found.initial_written, "statistics": found.statistics_written}
+    read["accumulator"] = found.o_read + (elements * ACCUMULATOR_BYTES if short else 0)
+    written["accumulator"] = found.o_written
+    written |= {"o": elements * shape.element_bytes} if short else {}
+    return Passes(passes=(Pass(name="forward", read=read, written=written),))

@@ -1,0 +1,1 @@
+"""Keeping stored winners true: re-timing, merging neighbouring shapes, agreement of searches."""

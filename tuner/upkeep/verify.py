@@ -1,0 +1,298 @@
+"""Whether a stored winner still wins, and still computes the right result, on this GPU with the software that is here.
+
+After an upgrade of the driver, Triton or a kernel the stored times are of yesterday, and a winner from another machine
+was never checked here. A verification checks and times the winner, its runners-up, the default and the paper's rule
+again, by the search's own means and finals, and stores who wins as measured here.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import KERNELS, competing
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.cost.model import missing_rates, predict_us
+from blocktune.tuner.measure.device_choice import visible
+from blocktune.tuner.measure.measurement import Terms
+from blocktune.tuner.measure.runner import GpuRunner, Runner
+from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.search.finals import Result, hold_finals, ranked
+from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.proposals import Enumeration
+from blocktune.tuner.search.report import Progress
+from blocktune.tuner.search.starting_configs import Contenders, find_contenders
+from blocktune.tuner.upkeep.is_current import is_live
+
+RUNNERS_UP = 4
+"""How many of the next best configs of the earlier search are timed again."""
+
+_UNBOUNDED_SECONDS = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """One config then and now. role: `winner`, else `default`, `paper rule` or `runner-up`. Times in microseconds, None
+    where there is none; problem: why there is none now."""
+
+    config: KernelConfig
+    role: str
+    before_us: float | None
+    after_us: float | None
+    outcome: Outcome
+    problem: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """The time now over the time then."""
+        return self.after_us / self.before_us if self.before_us and self.after_us else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_json(),
+            "role": self.role,
+            "before_us": self.before_us,
+            "after_us": self.after_us,
+            "ratio": self.ratio,
+            "outcome": str(self.outcome),
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """One winner, verified. after is None, and the winner forgotten, where nothing that was timed again computes the
+    right result. reason: why `after` won."""
+
+    before: Best
+    after: Best | None
+    rechecks: tuple[Recheck, ...]
+    reason: str
+    seconds: float
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the stored winner computes a wrong result here."""
+        return any(each.role == "winner" and each.outcome is Outcome.WRONG_RESULT for each in self.rechecks)
+
+    def to_json(self) -> dict[str, Any]:
+        after = self.after
+        return {
+            "shape": self.before.shape.to_json() | {"label": self.before.shape.label},
+            "before": {"config": self.before.config.to_json(), "time_us": self.before.time_us},
+            "after": None if after is None else {"config": after.config.to_json(), "time_us": after.time_us},
+            "changed": after is None or after.config != self.before.config,
+            "reason": self.reason,
+            "rechecks": [each.to_json() for each in self.rechecks],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def why_due(best: Best, environment: Environment) -> str:
+    """Why a winner of this device ought to be verified here; empty when it was measured with what is here now.
+
+    Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
+    """
+    if best.origin not in (Origin.MEASURED, Origin.BORROWED):
+        return ""
+    if best.origin is Origin.BORROWED:
+        return "it came from elsewhere"
+    if not is_live(best):
+        return f"the source of {best.config.kernel} has changed"
+    names = ("triton", "ptxas", "driver", "torch", "cuda", "protocol", "power_limit_w")
+    changed = (
+        f"{name} {old or 'unknown'} became {new or 'unknown'}"
+        for name in names
+        if (old := getattr(best.environment, name)) != (new := getattr(environment, name))
+    )
+    return ", ".join(changed)
+
+
+def verify(
+    best: Best,
+    *,
+    device: DeviceSpec,
+    environment: Environment,
+    store: ResultStore,
+    compiler: Compiler,
+    runner: Runner,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Verification:
+    """Checks and times a winner and its rivals again and stores the trials and who wins now.
+
+    Args:
+        best: the stored winner.
+        device: the GPU that is here, of the winner's kind.
+        environment: the software that is here; the regime is the winner's.
+        store: where the winner is.
+        compiler: compiles ahead.
+        runner: measures the winner's shape on the device, under its regime.
+        on_progress: told where the run stands.
+
+    Raises:
+        NoFeasibleConfigError: no kernel computes the shape on this device.
+    """
+    started = time.monotonic()
+    environment = replace(environment, regime=best.environment.regime)
+    contenders = find_contenders(best.shape, device, competing(), ())
+    earlier = _earlier_trials(best, store)
+    roles = _roles(best, contenders, earlier)
+    able = [config for config in roles if _refusal(config, best.shape, device) is None]
+    subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
+    trials, result = _measured_again(subject, able, contenders, store, compiler, runner, on_progress)
+    after = None if result is None else _winner(subject, contenders, result, trials, store)
+    if after is not None:
+        store.set_best(after)
+    verification = Verification(
+        before=best,
+        after=after,
+        rechecks=tuple(_recheck(config, roles, best, earlier, trials, result, device) for config in roles),
+        reason="nothing that was timed again computes the right result" if result is None else result.verdict.reason,
+        seconds=time.monotonic() - started,
+    )
+    if after is None and verification.wrong:
+        store.remove_best(best)
+    return verification
+
+
+def _earlier_trials(best: Best, store: ResultStore) -> dict[KernelConfig, Trial]:
+    """The trials among which the winner won, fastest first."""
+    found = (trial for trial in store.trials(best.device, best.shape) if trial.environment == best.environment)
+    return {trial.config: trial for trial in ranked(found)}
+
+
+def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial]) -> dict[KernelConfig, str]:
+    """Who is timed again, and as what; the present default first, since it is the anchor."""
+    roles: dict[KernelConfig, str] = {contenders.default: "default", best.config: "winner"}
+    if contenders.paper is not None:
+        roles.setdefault(contenders.paper, "paper rule")
+    runners_up = [config for config in earlier if config not in roles][:RUNNERS_UP]
+    return roles | dict.fromkeys(runners_up, "runner-up")
+
+
+def _refusal(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> str | None:
+    """Why a stored config cannot even be compiled now."""
+    kernel = KERNELS.get(config.kernel)
+    if kernel is None:
+        return f"there is no kernel {config.kernel} any more"
+    return next(iter(kernel.violations(config, shape, device.limits)), None)
+
+
+def _kernels(configs: Sequence[KernelConfig]) -> dict[str, Any]:
+    return {config.kernel: KERNELS[config.kernel] for config in configs}
+
+
+def _measured_again(
+    subject: Subject,
+    configs: Sequence[KernelConfig],
+    contenders: Contenders,
+    store: ResultStore,
+    compiler: Compiler,
+    runner: Runner,
+    on_progress: Callable[[Progress], None],
+) -> tuple[dict[KernelConfig, Trial], Result | None]:
+    """The new trials, which are stored, and the finals; None where none of them runs and is right."""
+
+    def predict(config: KernelConfig, resources: KernelResources) -> float | None:
+        if missing_rates(subject.device):
+            return None
+        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
+
+    search = Search(
+        subject,
+        Enumeration(configs),
+        compiler,
+        runner=runner,
+        predict=predict,
+        known=(),
+        record=store.record,
+        limit=Limit(trials=len(configs), seconds=_UNBOUNDED_SECONDS),
+        lookahead=3 * default_workers(),
+        on_progress=on_progress,
+    )
+    search.run()
+    trials = search.trials
+    if not any(trial.outcome is Outcome.OK for trial in trials.values()):
+        return trials, None
+    held: Result | None
+    try:
+        held = hold_finals(runner, list(trials.values()), contenders, None)
+    except NoFeasibleConfigError:  # no finalist was confirmed; which were wrong, and which were only lost?
+        timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
+        held, failures = None, {config: runner.confirm(config) for config in timed}
+    else:
+        failures = dict(held.failures)
+    for config, failure in failures.items():
+        if failure.outcome is not Outcome.OK:
+            trials[config] = subject.trial(config, failure.outcome, error=failure.error)
+            store.record(trials[config])
+    return trials, held
+
+
+def _winner(
+    subject: Subject,
+    contenders: Contenders,
+    result: Result,
+    trials: dict[KernelConfig, Trial],
+    store: ResultStore,
+) -> Best:
+    winner, times, gain = result.verdict.winner, result.times_us, result.verdict.speedup
+    made_here = store.trials(subject.device, subject.shape, environment=subject.environment)
+    return Best(
+        device=subject.device,
+        environment=subject.environment,
+        shape=subject.shape,
+        config=winner,
+        kernel_hash=trials[winner].kernel_hash,
+        origin=Origin.MEASURED,
+        time_us=times[winner],
+        predicted_us=trials[winner].predicted_us,
+        default=contenders.default,
+        default_time_us=times.get(contenders.default),
+        paper=contenders.paper,
+        paper_time_us=None if contenders.paper is None else times.get(contenders.paper),
+        speedup_over_default=gain.median if gain else None,
+        speedup_low=gain.low if gain else None,
+        speedup_high=gain.high if gain else None,
+        trials=sum(is_live(trial) for trial in made_here),
+    )
+
+
+def _recheck(
+    config: KernelConfig,
+    roles: dict[KernelConfig, str],
+    best: Best,
+    earlier: dict[KernelConfig, Trial],
+    trials: dict[KernelConfig, Trial],
+    result: Result | None,
+    device: DeviceSpec,
+) -> Recheck:
+    then = earlier.get(config)
+    before_us = best.time_us if config == best.config else None if then is None else then.time_us
+    recheck = Recheck(config=config, role=roles[config], before_us=before_us, after_us=None, outcome=Outcome.INFEASIBLE)
+    now = trials.get(config)
+    if now is None:
+        return replace(recheck, problem=_refusal(config, best.shape, device) or "it was not reached")
+    after_us = None if result is None else result.times_us.get(config)
+    return replace(recheck, after_us=after_us or now.time_us, outcome=now.outcome, problem=now.error)
+
+
+@contextlib.contextmanager
+def gpu_runner(
+    shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None], terms: Terms
+) -> Iterator[GpuRunner]:
+    """A runner of one shape on a GPU that is here, which is locked meanwhile."""
+    runner = GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms)
+    with gpu_lock(device.uuid, on_wait):
+        try:
+            yield runner
+        finally:
+            runner.close()
