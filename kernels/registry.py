@@ -1,5 +1,7 @@
 """The kernels that compete. A new one is its own file and one line here; the first that fits gives the default."""
 
+import difflib
+
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.padded import FlashForwardPadded
@@ -53,7 +55,9 @@ def get_kernel(name: str) -> AttentionKernel:
     try:
         return KERNELS[name]
     except KeyError:
-        raise UnknownKernelError(f"`kernel` must be one of {', '.join(KERNELS)}, but got {name!r}.") from None
+        near = difflib.get_close_matches(name, KERNELS, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"The kernels are {', '.join(KERNELS)}."
+        raise UnknownKernelError(f"There is no kernel {name!r}. {hint}") from None
 
 
 def competing() -> tuple[AttentionKernel, ...]:

@@ -6,14 +6,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 LOG2_E = 1.4426950408889634
 ROWS_PER_WARP = 16
 """Rows of a score tile that one warp owns in a tensor-core product."""
+WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
+"""The smallest tile that wgmma and tcgen05 multiply, and its warps."""
+FLOAT32_BYTES = 4
+SWIZZLE_BYTES = 128
+"""The longest row of shared memory that is swizzled as a whole; wider blocks are made of such rows."""
 GROUP_BYTES = 16 << 20
 """Keys and values of the heads that causal programs work on together: a part of every large GPU's L2 cache."""
 
@@ -22,12 +29,29 @@ RUN_TIME_SIZES = ("num_heads", "group_size", "batch_heads", "head_group", "seqle
 
 IN_ORDER, AHEAD, AHEAD_FIXED = 0, 1, 2
 """Values of the parameter `schedule`: scores, softmax and second product of a tile in order; the scores of the next
-tile ahead of the second product; the same against a fixed softmax reference (see kernels/portable/forward/softmax.py)."""
+tile ahead of the second product; the same against a fixed softmax reference (see
+kernels/portable/forward/softmax.py)."""
 
 
 def padded_width(head_dim: int) -> int:
     """The head dimension rounded up to what Triton can express: a power of two, at least 16."""
     return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
+
+
+def operand_widths(shape: AttentionShape) -> tuple[int, int]:
+    """Return the padded columns of a block of Q and K, and of a block of V, as `swizzled_alike` wants them."""
+    return swizzled_alike(padded_width(shape.head_dim), padded_width(shape.head_dim_v), shape.element_bytes)
+
+
+def swizzled_alike(width: int, width_v: int, element_bytes: int) -> tuple[int, int]:
+    """Return the columns of blocks of K and V, the narrower one widened until its rows are swizzled as the other's.
+
+    ptxas 12.8 loses the copy of a base address that two wgmma descriptors with different high words (swizzle, stride)
+    start from, and then reads a register that holds something else. K and V have one base where they take turns in one
+    buffer, so their blocks are swizzled alike: rows of SWIZZLE_BYTES, or equal ones below.
+    """
+    least = min(max(width, width_v), SWIZZLE_BYTES // element_bytes)
+    return max(width, least), max(width_v, least)
 
 
 def heads_per_group(shape: AttentionShape) -> int:
@@ -49,7 +73,7 @@ class FlashKernel(AttentionKernel):
     """Base of the forward kernels; a subclass names its jitted function and says how K and V reach it."""
 
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "block_m": (64, 128, 256),
+        "block_m": (32, 64, 128, 256),
         "block_n": (32, 64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2, 3, 4),
@@ -86,21 +110,32 @@ class FlashKernel(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
 
-        Read off the allocations of Triton 3.6 and 3.9: equal to them on compute capability 9.0, never above them
-        anywhere, so that no config is dropped that would run (docs/shared_memory.md has figures and exceptions).
+        Read off the allocations of Triton 3.6 and 3.9: equal to them below compute capability 8.0 and on 9.0, never
+        above them anywhere, so that no config is dropped that would run (docs/shared_memory.md has figures and
+        exceptions).
         """
-        q_bytes = config.block_m * padded_width(shape.head_dim) * shape.element_bytes
-        if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
+        unit = product_unit(config, limits)
+        if unit == "none":
+            return plain_bytes(config.block_m, config.block_n, *operand_widths(shape), shape.element_bytes)
+        q_bytes = config.block_m * operand_widths(shape)[0] * shape.element_bytes
+        if shape.dtype == "float32" and unit in ("mma", "wgmma"):
             q_bytes *= 2  # a float32 operand is split into two tf32 ones
-        depth = buffer_depth(config, shape, limits)
-        rest_bytes = _buffer_bytes(config, shape, limits, depth) + self.barrier_bytes(config, limits, depth)
-        if exchanges_probabilities(config, shape, limits):
-            rest_bytes += config.block_m * config.block_n * shape.element_bytes
-        if limits.mma == "tcgen05" and shape.dtype == "float32":
+        rest_bytes = self._rest_bytes(config, shape, limits)
+        if unit == "tcgen05" and shape.dtype == "float32":
             return rest_bytes  # Q may be in tensor memory only
-        if limits.mma == "wgmma" or config.parameters["schedule"] == IN_ORDER:
+        if unit == "wgmma" or config.parameters["schedule"] == IN_ORDER:
             return q_bytes + rest_bytes
         return max(q_bytes, rest_bytes)  # Q may have moved to registers by the time that the buffers fill
+
+    def _rest_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """What is there at one time besides Q."""
+        depth = buffer_depth(config, shape, limits)
+        barriers = self.barrier_bytes(config, shape, limits, depth)
+        if exchanges_in_turns(config, limits):
+            return _turns_bytes(config, shape, barriers)
+        exchanged = exchanges_probabilities(config, shape, limits)
+        p_bytes = config.block_m * config.block_n * shape.element_bytes if exchanged else 0
+        return _buffer_bytes(config, shape, limits, depth) + p_bytes + barriers
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         schedule = config.parameters["schedule"]
@@ -108,21 +143,21 @@ class FlashKernel(AttentionKernel):
             return SoftmaxCost(instructions_per_score=3.5, rescales=False, products_overlap=True)
         return SoftmaxCost(products_overlap=schedule == AHEAD)
 
-    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+    def barrier_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
         """Shared memory of the barriers that the loads into `depth` buffers of K and of V complete on."""
         return 0
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         """The constexpr arguments that all forward kernels share."""
-        own = config.parameters
+        own, (width, width_v) = config.parameters, operand_widths(shape)
         return {
             "HEAD_DIM": shape.head_dim,
             "HEAD_DIM_V": shape.head_dim_v,
-            "WIDTH": padded_width(shape.head_dim),
-            "WIDTH_V": padded_width(shape.head_dim_v),
+            "WIDTH": width,
+            "WIDTH_V": width_v,
             "CAUSAL": shape.causal is not Causal.NONE,
             "RAGGED": shape.seqlen_k % config.block_n != 0,
-            "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+            "PRECISION": product_precision(shape.dtype),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "SCHEDULE": own["schedule"],
@@ -149,33 +184,69 @@ class FlashKernel(AttentionKernel):
         return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)
 
 
+def product_unit(config: KernelConfig, limits: ComputeLimits) -> MatrixUnit:
+    """Return the instruction of a config's matrix products: a tile lower than a warpgroup's is left to `mma`, which
+    every GPU with tensor cores that Triton uses has."""
+    return "mma" if limits.mma in ("wgmma", "tcgen05") and config.block_m < WARPGROUP_ROWS else limits.mma
+
+
 def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Buffers of K, and as many of V, that loads fill in turns."""
-    if limits.mma == "none":
+    unit = product_unit(config, limits)
+    if unit == "none":
         return 0  # no asynchronous copies: every tile is loaded when it is needed
     # 16-bit products of wgmma and tcgen05 read the buffers themselves; otherwise one tile of each is in registers
-    return config.num_stages - (limits.mma == "mma" or shape.element_bytes != 2)
+    return config.num_stages - (unit == "mma" or shape.element_bytes != 2)
+
+
+def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
+    """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
+
+    What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and waits for V beside
+    it; 16-bit ones are converted one after the other.
+    """
+    q, p = block_m * width * FLOAT32_BYTES, block_m * block_n * FLOAT32_BYTES
+    k, v = block_n * width * FLOAT32_BYTES, block_n * width_v * FLOAT32_BYTES
+    return q + (max(k, p + v) if element_bytes == FLOAT32_BYTES else max(k, p, v))
+
+
+def exchanges_in_turns(config: KernelConfig, limits: ComputeLimits) -> bool:
+    """Whether P goes through shared memory before V comes: on wgmma ahead with one stage, where warps share rows."""
+    ahead = config.parameters["schedule"] != IN_ORDER
+    return product_unit(config, limits) == "wgmma" and ahead and config.num_stages == 1 and _shares_rows(config)
+
+
+def _turns_bytes(config: KernelConfig, shape: AttentionShape, barrier_bytes: int) -> int:
+    """K, and then P or V with its barrier."""
+    k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
+    p_bytes = config.block_m * config.block_n * shape.element_bytes
+    return k_bytes + max(v_bytes + barrier_bytes, p_bytes)
 
 
 def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
-    k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
-    v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
-    if shape.dtype == "float32" and limits.mma == "wgmma":  # both halves of the operand at hand, besides the buffers
+    k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
+    if shape.dtype == "float32" and product_unit(config, limits) == "wgmma":  # both halves of the operand at hand
         return depth * (k_bytes + v_bytes) + 2 * max(k_bytes, v_bytes)
-    if depth == 0 or (config.num_stages == 1 and config.parameters["schedule"] == IN_ORDER):
+    if depth == 0:
+        return v_bytes  # K changes its layout piece by piece
+    in_order = config.parameters["schedule"] == IN_ORDER
+    if config.num_stages == 1 and in_order:
         return max(k_bytes, v_bytes)  # they take turns
+    if product_unit(config, limits) == "tcgen05" and not in_order:
+        return depth * (k_bytes + v_bytes) - k_bytes  # the first K may be gone before the last V comes
     return depth * (k_bytes + v_bytes)
 
 
 def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
-    """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory."""
-    in_order = config.parameters["schedule"] == IN_ORDER
-    if limits.mma == "wgmma":  # several warps share rows; in order, or with one stage, P takes no memory of its own
-        return not in_order and config.num_stages > 1 and config.block_m < ROWS_PER_WARP * config.num_warps
+    """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory
+    beside the buffers."""
+    in_order, unit = config.parameters["schedule"] == IN_ORDER, product_unit(config, limits)
+    if unit == "wgmma":  # several warps share rows; in order P takes no memory of its own
+        return not in_order and config.num_stages > 1 and _shares_rows(config)
     # mma.sync splits an accumulator that is wider than high between warps by columns
-    return (
-        limits.mma == "mma"
-        and in_order
-        and shape.element_bytes == 2
-        and config.block_m < padded_width(shape.head_dim_v)
-    )
+    return unit == "mma" and in_order and shape.element_bytes == 2 and config.block_m < operand_widths(shape)[1]
+
+
+def _shares_rows(config: KernelConfig) -> bool:
+    """Whether a block has more warps than groups of rows that a warp multiplies."""
+    return config.block_m < ROWS_PER_WARP * config.num_warps

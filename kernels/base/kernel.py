@@ -24,6 +24,9 @@ multiplied to q k^T; every gradient has the sizes of what it belongs to and is w
 the shape has features, or 8-bit tensors have scales; the output of these is bfloat16. Packed sequences (varlen) are
 [1, heads, tokens, dim], lse [num_heads, tokens]; a paged cache is [pages, num_heads_kv, page_size, dim]."""
 
+Thunk = Callable[[], None]
+"""A launch with its arguments bound to it."""
+
 
 @dataclass(frozen=True)
 class CompileSpec:
@@ -48,6 +51,9 @@ class SoftmaxCost:
     a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
     a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
     adds_walked: of every tile a part of what belongs to the rows that are walked along is added to memory in float32.
+    adds_ahead: the copy engine adds it while the block computes on. exchanges: warpgroups pass tiles to each other
+    through shared memory. lone_warps: every warp walks along keys of its own and waits for no other. round_trip: keys
+    stay and queries are walked along, whose outputs and statistics travel to memory and back with every tile.
     """
 
     instructions_per_score: float = 5.5
@@ -59,6 +65,10 @@ class SoftmaxCost:
     products: int = 2
     merge_overlaps: bool = False
     adds_walked: bool = False
+    adds_ahead: bool = False
+    exchanges: bool = False
+    lone_warps: bool = False
+    round_trip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,8 @@ class AttentionKernel(ABC):
     """The `Features.names` that the kernel serves."""
     dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
     """The data types that the kernel computes; of these it may refuse some for itself."""
+    moving_passes: ClassVar[tuple[str, ...]] = ()
+    """Launches before and after the longest one that only move bytes, by their names in tuner/traffic."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -94,6 +106,10 @@ class AttentionKernel(ABC):
 
     def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Why the kernel cannot compute this shape on this compute capability, or None."""
+        return self.kind_problem(shape) or self.shape_problem(shape, limits)
+
+    def kind_problem(self, shape: AttentionShape) -> str | None:
+        """Why the kernel computes nothing of this direction, data type and features, whatever the sizes; or None."""
         if shape.direction is not self.direction:
             return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
         if shape.dtype not in self.dtypes:
@@ -101,7 +117,7 @@ class AttentionKernel(ABC):
         missing = sorted(shape.features.names - self.features)
         if missing:
             return f"{self.name} does not know {', '.join(missing)}"
-        return self.shape_problem(shape, limits)
+        return None
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Why the kernel cannot compute a shape of its direction and features, or None. A kernel that asks for more
@@ -143,6 +159,11 @@ class AttentionKernel(ABC):
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Dynamic shared memory of a block that the compiler will allocate."""
+
+    def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Dynamic shared memory of a block of the launch that `compile_spec` compiles; `shared_bytes` is that of the
+        hungriest launch, which a kernel with several overrides this for."""
+        return self.shared_bytes(config, shape, limits)
 
     @abstractmethod
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:

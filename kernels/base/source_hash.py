@@ -1,30 +1,123 @@
-"""The identity of a kernel's device code, by which stored results know whether they still belong to it."""
+"""The identity of a kernel's device code, by which stored results know whether they still belong to it.
 
+Triton's own `cache_key` finds the same dependencies, but it changes with every line that is added above the function
+and with Triton's version. Here count the source of a function and of every jitted function that it names (directly,
+through a module or a closure, in nested code, in an aggregate), and the values of the constants that device code names.
+What Triton itself brings (`tl.sum`, `gl.zeros`) does not: its version stands next to the hash in every result.
+"""
+
+import ast
+import contextlib
 import hashlib
 import inspect
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Annotated, Any
+
+TritonTrait = Annotated[Any, "a constant that says what the present Triton is like"]
+"""The annotation of a global constexpr that does not count: `COPIED: TritonTrait = gl.constexpr(hasattr(tma, "x"))`."""
+
+_PLAIN = (bool, int, float, str, type(None))
+_UNKNOWN = object()
 
 
 def hash_of_sources(*functions: Any) -> str:
-    """16 hexadecimal digits that change with the source of jitted functions or of any that they call.
+    """Return 16 hexadecimal digits that change with the device code of these functions.
 
-    Triton's own `cache_key` would change with every line that is added above the function.
+    Args:
+        functions: jitted functions, or objects that hold a host function which launches some as `fn`.
     """
-    sources: dict[str, str] = {}
-    for function in functions:
-        sources |= device_sources(function)
-    return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
+    parts = sorted(_parts(functions))
+    return hashlib.sha256("\n".join(text for _, text in parts).encode()).hexdigest()[:16]
 
 
-def device_sources(function: Any) -> dict[str, str]:
-    """The source of a jitted function and of all jitted functions that it calls, by name."""
-    sources = {function.fn.__qualname__: inspect.getsource(function.fn)}
-    waiting = [function.fn]
+def _parts(functions: tuple[Any, ...]) -> set[tuple[str, str]]:
+    """Return the sources and constants of all functions, each with its name."""
+    parts: set[tuple[str, str]] = set()
+    seen: set[Callable[..., Any]] = set()
+    waiting = list(functions)
     while waiting:
-        python = waiting.pop()
-        for name in python.__code__.co_names:
-            callee = getattr(python.__globals__.get(name), "fn", None)
-            if inspect.isfunction(callee) and callee.__qualname__ not in sources:
-                sources[callee.__qualname__] = inspect.getsource(callee)
-                waiting.append(callee)
-    return sources
+        holder = waiting.pop()
+        function = _function_of(holder)
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        parts.add((function.__qualname__, inspect.getsource(function)))
+        for name, value in _references(function):
+            waiting += _holders(value)
+            if (constant := _constant(value, on_device=_is_tritons(type(holder)))) is not None:
+                parts.add((name, f"{name} = {constant}"))
+    return parts
+
+
+def _references(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a function names outside of itself, nested code and default arguments included, decorators not."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    names = _names(function)
+    for part in ast.iter_child_nodes(definition):
+        if part in getattr(definition, "decorator_list", ()):
+            continue
+        for node in ast.walk(part):
+            if (value := _value_of(node, names)) is not _UNKNOWN:
+                yield getattr(node, "id", getattr(node, "attr", "")), value
+
+
+def _names(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the globals and closure variables of a function that no local name hides, without Triton's traits."""
+    code = function.__code__
+    names = dict(function.__globals__)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            names[name] = cell.cell_contents
+    annotations = function.__globals__.get("__annotations__", {})
+    hidden = {*code.co_varnames, *code.co_cellvars}
+    hidden |= {name for name, kind in annotations.items() if kind in (TritonTrait, "TritonTrait")}
+    return {name: value for name, value in names.items() if name not in hidden}
+
+
+def _value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Return the value that `name` or `module.name` has, or `_UNKNOWN`."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return names.get(node.id, _UNKNOWN)
+    if isinstance(node, ast.Attribute):
+        owner = _value_of(node.value, names)
+        if isinstance(owner, (ModuleType, type)) and not _is_tritons(owner):
+            return getattr(owner, node.attr, _UNKNOWN)
+    return _UNKNOWN
+
+
+def _holders(value: Any) -> list[Any]:
+    """Return the jitted functions that a value stands for: itself, or the methods of an aggregate."""
+    if getattr(value, "__triton_aggregate__", False):
+        return [each for each in value.hash_attrs if _function_of(each) is not None]
+    return [value] if _function_of(value) is not None else []
+
+
+def _function_of(holder: Any) -> Callable[..., Any] | None:
+    """Return the Python function in a jitted one, however often it is wrapped; None for others and what is Triton's."""
+    inner = getattr(holder, "fn", None)
+    while inner is not None and not inspect.isfunction(inner):
+        inner = getattr(inner, "fn", None)
+    return None if inner is None or _is_tritons(inner) else inner
+
+
+def _constant(value: Any, *, on_device: bool) -> str | None:
+    """Return a constant that device code may depend on as text, or None; of a host function only constexprs count."""
+    from triton.language import constexpr, dtype  # not needed before the first kernel
+
+    if isinstance(value, constexpr):
+        text = str(value.value) if isinstance(value.value, dtype) else repr(value.value)
+        return type(value.value).__name__ if " at 0x" in text else text
+    if not on_device:
+        return None
+    if isinstance(value, dtype):
+        return str(value)
+    items = value if isinstance(value, tuple) else (value,)
+    return repr(value) if all(isinstance(item, _PLAIN) for item in items) else None
+
+
+def _is_tritons(thing: Any) -> bool:
+    """Return whether a module, type or function is part of Triton."""
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
+    return str(name).partition(".")[0] == "triton"

@@ -3,8 +3,9 @@
 The rows are in `gpus.csv`. Its `conf` column says how sure a row is: D, SM count or cache read from the output of a
 real device; W, an NVIDIA document was read; S, two or more secondary lists agree; M, memory or derived, unverified.
 An empty cell is unknown. Tensor rates are dense, fp16 in, fp32 accumulated; they satisfy SMs x clock x F within 1.2 %
-(`tests/kernels/test_catalogue.py`), but the advertised peak of Hopper and Blackwell is at a lower clock than the boost.
-`aliases` are short names, separated by semicolons, that mean exactly this row; a name that fits several rows has none.
+(`tests/kernels/hardware/test_catalogue.py`), but the advertised peak of Hopper and Blackwell is at a lower clock than
+the boost. `aliases` are short names, separated by semicolons, that mean exactly this row; a name that fits several rows
+has none.
 """
 
 import csv
@@ -13,6 +14,7 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.hardware.limits import parse_cc
@@ -91,7 +93,7 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
 @cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """All rows, in the order of the file."""
-    text = resources.files("blocktune.kernels").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
+    text = resources.files("blocktune.kernels.hardware").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
     return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
 
 
@@ -116,7 +118,7 @@ def entry_named(name: str) -> CatalogueEntry:
     if entry is None:
         raise UnknownDeviceError(
             f"A device must be in the catalogue, but got {name!r}. {_nearest(name)} `tune devices` lists all of them; "
-            f"a new one is a line in kernels/{CATALOGUE_FILE}."
+            f"a new one is a line in {Path(__file__).with_name(CATALOGUE_FILE)}."
         )
     return entry
 

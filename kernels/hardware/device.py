@@ -183,7 +183,10 @@ def current_device(index: int | None = None) -> DeviceSpec:
     """
     report = _read()
     if not report.devices:
-        raise NoDeviceError(f"A GPU is required here. {report.problem} Name one with --device to work without it.")
+        raise NoDeviceError(
+            f"A GPU is required here. {report.problem} Use a machine with one; without it `tune run --device h200` and "
+            '`best_config(shape, device="h200")` predict.'
+        )
     chosen = _current_index() if index is None else index
     if not 0 <= chosen < len(report.devices):
         raise NoDeviceError(
@@ -212,7 +215,7 @@ def _spec(live: LiveDevice, source: str) -> DeviceSpec:
     limits = _overlaid(limits_for(live.cc), live)
     same_size = entry is not None and entry.num_sms == live.num_sms
     if entry is not None and not same_size:
-        _warn_difference(live.name, f"kernels/{CATALOGUE_FILE}", "num_sms", entry.num_sms, live.num_sms)
+        _warn_difference(live.name, f"kernels/hardware/{CATALOGUE_FILE}", "num_sms", entry.num_sms, live.num_sms)
     return DeviceSpec(
         name=live.name,
         limits=limits,

@@ -4,7 +4,7 @@ The table covers compute capability 7.0 to 12.1. Its numbers come from the CUDA 
 Specifications per Compute Capability" (warps, shared memory, opt-in, reserve), from NVIDIA/cccl `arch_traits.h` (the
 same, and 7.0, 8.7, 8.8, 12.1; they agree wherever both have a row), and from the behaviour of NVIDIA's
 `cuda_occupancy.h` (blocks per SM, allocation units, carve-outs, sub-partitions, barriers), with which
-`tests/tuner/test_occupancy_differential.py` compares it. The opt-in of 7.2 is from memory.
+`tests/tuner/occupancy/test_occupancy_differential.py` compares it. The opt-in of 7.2 is from memory.
 
 Never mix "per SM" with "per block, opted in": the first is larger by the reserve.
 """
@@ -71,6 +71,11 @@ class ComputeLimits:
         if self.cc[0] == 9:
             return "wgmma"
         return "tcgen05" if self.cc[0] in (10, 11) else "mma"
+
+    @property
+    def multiply_adds_per_clock(self) -> int:
+        """Float32 multiply-adds an SM issues a clock: 64 on Volta, Turing and the A100, 128 on all others."""
+        return 64 if self.cc <= (8, 0) else 128
 
 
 _VOLTA_CARVEOUTS = (0, 8, 16, 32, 64, 96)

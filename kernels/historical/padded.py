@@ -14,12 +14,7 @@ from typing import Any, ClassVar
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import (
-    IN_ORDER,
-    LOG2_E,
-    RUN_TIME_SIZES,
-    contiguous_strides,
-)
+from blocktune.kernels.base.flash_kernel import IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides, swizzled_alike
 from blocktune.kernels.base.kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
@@ -64,12 +59,13 @@ def flash_fwd_padded_kernel(
     full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
     acc, l_i, m_i = attend_in_order(
         q, k_base, v_base, acc, l_i, m_i, 0, full, row_start, 0, 0, stride_kn, stride_vn, seqlen_k, causal_offset,
-        scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES, PRECISION, False,
+        scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, False, STAGES, PRECISION,
+        False,
     )  # fmt: skip
     if CAUSAL or RAGGED:
         acc, l_i, m_i = attend_in_order(
             q, k_base, v_base, acc, l_i, m_i, full, stop, row_start, 0, 0, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, False, 1,
             PRECISION, False,
         )  # fmt: skip
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
@@ -89,7 +85,7 @@ class FlashForwardPadded(HistoricalKernel):
     name = "flash_fwd_padded"
     largest_head_dim = MAX_HEAD_DIM // 2
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "block_m": (64,),
+        "block_m": (32, 64),
         "block_n": (32, 64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2, 3),
@@ -98,12 +94,11 @@ class FlashForwardPadded(HistoricalKernel):
         (64, 64, 4, 2),
         (64, 32, 4, 2),
         (64, 32, 4, 1),
+        (32, 32, 4, 1),
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """As the plain kernel's; plain multiply-adds take the tiles as float32."""
-        widened = 4 // shape.element_bytes if limits.mma == "none" else 1
-        return widened * _PLAIN.shared_bytes(plain_config(config), padded_shape(shape), limits)
+        return _PLAIN.shared_bytes(plain_config(config), padded_shape(shape), limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _PLAIN.softmax_cost(plain_config(config))
@@ -146,8 +141,8 @@ def plain_config(config: KernelConfig) -> KernelConfig:
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    padded = {"WIDTH": next_width(shape.head_dim), "WIDTH_V": next_width(shape.head_dim_v)}
-    shared = _PLAIN.constants(plain_config(config), shape) | padded
+    width, width_v = swizzled_alike(next_width(shape.head_dim), next_width(shape.head_dim_v), shape.element_bytes)
+    shared = _PLAIN.constants(plain_config(config), shape) | {"WIDTH": width, "WIDTH_V": width_v}
     return {name: value for name, value in shared.items() if name != "SCHEDULE"}
 
 

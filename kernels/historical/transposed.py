@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides, padded_width
+from blocktune.kernels.base.flash_kernel import (
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    contiguous_strides,
+    padded_width,
+    swizzled_alike,
+)
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
@@ -167,8 +174,9 @@ class FlashForwardTransposed(HistoricalKernel):
     """FlashAttention-2 with keys transposed in advance. transpose_rows: keys that a program of the transpose turns."""
 
     name = "flash_fwd_transposed"
+    moving_passes = ("transpose",)
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "block_m": (64, 128),
+        "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2, 3),
@@ -178,12 +186,11 @@ class FlashForwardTransposed(HistoricalKernel):
         (64, 64, 4, 2, 64),
         (64, 32, 4, 2, 64),
         (64, 32, 4, 1, 32),
+        (32, 32, 4, 1, 32),
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """As the plain kernel's; plain multiply-adds take the tiles as float32."""
-        widened = 4 // shape.element_bytes if limits.mma == "none" else 1
-        return widened * _PLAIN.shared_bytes(plain_config(config), shape, limits)
+        return _PLAIN.shared_bytes(plain_config(config), shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _PLAIN.softmax_cost(plain_config(config))
@@ -225,6 +232,8 @@ def plain_config(config: KernelConfig) -> KernelConfig:
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     shared = _PLAIN.constants(plain_config(config), shape)
+    # rows of transposed keys are block_n long; see `swizzled_alike`
+    shared["WIDTH_V"] = swizzled_alike(config.block_n, shared["WIDTH_V"], shape.element_bytes)[1]
     return {name: value for name, value in shared.items() if name != "SCHEDULE"}
 
 

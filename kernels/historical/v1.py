@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import LOG2_E, contiguous_strides, padded_width
-from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides, padded_width
+from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -180,15 +181,19 @@ class FlashV1(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """The tiles of queries, keys and values, which plain multiply-adds take as float32. The compiler may use more,
-        for the probabilities and to turn layouts round (tests/kernels/test_historical_compile.py)."""
-        width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
-        elements = (config.block_m + config.block_n) * width + config.block_n * width_v
-        return elements * (4 if limits.mma == "none" else shape.element_bytes)
+        """The tiles of queries, keys and values; plain multiply-adds take them as float32, and P where Q was. The
+        compiler may use more elsewhere, for the probabilities and to turn layouts round."""
+        m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
+        if limits.mma == "none":
+            return FLOAT32_BYTES * (max(m * width, m * n) + n * (width + width_v))
+        return shape.element_bytes * (m * width + n * (width + width_v))
+
+    def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
+        del config
+        return SoftmaxCost(round_trip=True)
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """One block a head that visits all of its tiles one after another: as if they were the keys of one query tile.
-        What the passes read and write is not in it."""
+        """One block a head that visits its tiles one after another: as if they were the keys of one query tile."""
         keys = tiles_of(config, shape) * config.block_n
         return config, replace(shape, seqlen_q=config.block_m, seqlen_k=max(1, keys), causal=Causal.NONE)
 
@@ -216,6 +221,11 @@ class FlashV1(HistoricalKernel):
             partial(_trailing, fixed),
             _options(config),
         )
+
+
+def _widths(shape: AttentionShape) -> tuple[int, int]:
+    """Padded columns of a tile of Q or K, and of V."""
+    return padded_width(shape.head_dim), padded_width(shape.head_dim_v)
 
 
 def tiles_of(config: KernelConfig, shape: AttentionShape) -> int:
@@ -257,7 +267,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "WIDTH_V": padded_width(shape.head_dim_v),
         "CAUSAL": shape.causal is not Causal.NONE,
         "RAGGED": shape.seqlen_k % config.block_n != 0,
-        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "PRECISION": product_precision(shape.dtype),
         "CONVERT": shape.dtype != "float32",
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,

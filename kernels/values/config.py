@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape
 
 MIN_BLOCK, MAX_BLOCK = 16, 1024
 MAX_STAGES = 16
@@ -109,18 +107,3 @@ class Origin(StrEnum):
     BORROWED = "borrowed"
     PREDICTED = "predicted"
     DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunedConfig:
-    """The config that a source recommends for one shape on one device.
-
-    time_us is None unless it was measured. reuse says how far its measurement is from this device and software; a
-    source that does not judge it leaves None, which follows from the origin.
-    """
-
-    shape: AttentionShape
-    config: KernelConfig
-    origin: Origin
-    time_us: float | None = None
-    reuse: Reuse | None = None

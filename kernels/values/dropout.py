@@ -1,7 +1,8 @@
 """Which (query, key) pairs dropout keeps: Philox4x32-10 of their positions, in plain PyTorch integers.
 
-The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and store none of them.
-Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
+The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and
+store none of them. Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
+4.3.
 """
 
 from typing import TYPE_CHECKING

@@ -13,8 +13,8 @@ class Extras:
 
     mask: boolean or additive [batch or 1, num_heads or 1, seqlen_q or 1, seqlen_k], any strides (0 where broadcast).
     alibi_slopes: float32 [batch or 1, num_heads]. softcap: > 0. dropout_p: in [0, 1), with the 64-bit seed and offset
-    that Philox makes the dropped pairs from (see kernels/values/dropout.py). cu_seqlens_q, cu_seqlens_k: int32 [batch + 1],
-    where each packed sequence begins. cache_seqlens: int32 [batch], keys of each entry. block_table: int32 [batch,
+    that Philox makes the dropped pairs from (see kernels/values/dropout.py). cu_seqlens_q, cu_seqlens_k: int32 [batch +
+    1], where each packed sequence begins. cache_seqlens: int32 [batch], keys of each entry. block_table: int32 [batch,
     max_pages], the page of every page_size keys. block_mask: a `BlockMask`. tree_mask: int32 [batch, seqlen_q, words],
     bit j % 32 of word j // 32 is set where the query sees key number (length - seqlen_q + j): a draft of its tree.
     scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: > 0, float32 [batch or

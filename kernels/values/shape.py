@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features
+
+if TYPE_CHECKING:
+    import torch
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
 """Bytes per element of every data type that the kernels take."""
@@ -16,6 +19,9 @@ MAX_SIZE = 2**31 - 1
 """Of a shape in a file, which may be anyone's: what a kernel's 32-bit integers hold."""
 
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", FP8: "fp8"}
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Direction(StrEnum):
@@ -37,15 +43,10 @@ class Causal(StrEnum):
     LOWER_RIGHT = "lower_right"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class AttentionShape:
     """One attention problem: q [batch, num_heads, seqlen_q, head_dim], k [batch, num_heads_kv, seqlen_k, head_dim],
-    v [batch, num_heads_kv, seqlen_k, head_dim_v].
-
-    Raises:
-        UsageError: a size is not a positive integer, num_heads is not a multiple of num_heads_kv, or the data type is
-            not one of `ELEMENT_BYTES`.
-    """
+    v [batch, num_heads_kv, seqlen_k, head_dim_v]."""
 
     batch: int
     num_heads: int
@@ -54,31 +55,61 @@ class AttentionShape:
     seqlen_k: int
     head_dim: int
     head_dim_v: int
-    dtype: str = "bfloat16"
-    causal: Causal = Causal.NONE
-    direction: Direction = Direction.FORWARD
-    features: Features = NO_FEATURES
+    dtype: str
+    causal: Causal
+    direction: Direction
+    features: Features
 
-    def __post_init__(self) -> None:
-        for field in fields(self)[:7]:
-            value = getattr(self, field.name)
-            if type(value) is not int or value <= 0:
-                raise UsageError(
-                    f"`{field.name} > 0` must hold, but got {field.name}={value!r}. Give a positive integer."
-                )
-        if self.num_heads % self.num_heads_kv:
-            raise UsageError(
-                "`num_heads % num_heads_kv == 0` must hold, but got "
-                f"(num_heads={self.num_heads}, num_heads_kv={self.num_heads_kv}). "
-                "Each key/value head serves an equal group of query heads."
-            )
-        if self.dtype not in ELEMENT_BYTES:
-            raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {self.dtype!r}.")
-        object.__setattr__(self, "causal", Causal(self.causal))
-        object.__setattr__(self, "direction", Direction(self.direction))
-        window = self.features.window
-        if window is not None and self.causal is not Causal.NONE:  # the mask bounds the right side
-            object.__setattr__(self, "features", replace(self.features, window=(window[0], UNLIMITED)))
+    def __init__(
+        self,
+        *,
+        batch: int,
+        num_heads: int,
+        seqlen_q: int,
+        head_dim: int,
+        num_heads_kv: int | None = None,
+        seqlen_k: int | None = None,
+        head_dim_v: int | None = None,
+        dtype: "str | torch.dtype" = "bfloat16",
+        causal: Causal | str | bool = Causal.NONE,
+        direction: Direction | str = Direction.FORWARD,
+        features: Features | str = NO_FEATURES,
+    ) -> None:
+        """Make a shape of values as callers have them.
+
+        Args:
+            batch: sequences.
+            num_heads: query heads.
+            seqlen_q: queries of a sequence.
+            head_dim: of queries and keys.
+            num_heads_kv: key/value heads, as many as query heads unless given.
+            seqlen_k: keys of a sequence, as many as queries unless given.
+            head_dim_v: of the values, that of the keys unless given.
+            dtype: one of `ELEMENT_BYTES`, its short name (`bf16`), or PyTorch's data type.
+            causal: True is PyTorch's mask (`upper_left`).
+            direction: `forward` or `backward`.
+            features: the features, or their label.
+
+        Raises:
+            UsageError: a size is not a positive integer, num_heads is not a multiple of num_heads_kv, or a name is
+                unknown.
+        """
+        sizes = {
+            "batch": batch,
+            "num_heads": num_heads,
+            "num_heads_kv": num_heads if num_heads_kv is None else num_heads_kv,
+            "seqlen_q": seqlen_q,
+            "seqlen_k": seqlen_q if seqlen_k is None else seqlen_k,
+            "head_dim": head_dim,
+            "head_dim_v": head_dim if head_dim_v is None else head_dim_v,
+        }
+        _require_sizes(sizes)
+        mask, asked = _causal_named(causal), Features.parse(features) if isinstance(features, str) else features
+        if asked.window is not None and mask is not Causal.NONE:  # the mask bounds the right side
+            asked = replace(asked, window=(asked.window[0], UNLIMITED))
+        kind = {"dtype": _dtype_named(dtype), "causal": mask, "features": asked}
+        for name, value in (sizes | kind | {"direction": _member(Direction, "direction", direction)}).items():
+            object.__setattr__(self, name, value)
 
     @property
     def element_bytes(self) -> int:
@@ -185,7 +216,56 @@ class AttentionShape:
                 raise UsageError(
                     f"`{name} <= {MAX_SIZE}` must hold for a stored shape, but got one of {value.bit_length()} bits."
                 )
+        missing = [name for name in _SIZES if name not in data]
+        if missing:
+            raise UsageError(f"A stored shape has all of {', '.join(_SIZES)}, but {', '.join(missing)} is missing.")
+        for name, known in _STORED_NAMES.items():
+            if name in data and data[name] not in known:
+                raise UsageError(
+                    f"`{name}` of a stored shape is one of {', '.join(known)}, but got {data[name]!r:.100}."
+                )
         try:
-            return cls(**data | {"features": Features.parse(data.get("features", ""))})
+            return cls(**data)
         except (TypeError, ValueError) as error:
             raise UsageError(f"Not a shape: {error}") from error
+
+
+_SIZES = tuple(field.name for field in fields(AttentionShape))[:7]
+_STORED_NAMES = {"dtype": tuple(ELEMENT_BYTES), "causal": tuple(Causal), "direction": tuple(Direction)}
+
+
+def _require_sizes(sizes: dict[str, Any]) -> None:
+    for name, value in sizes.items():
+        if type(value) is not int or value <= 0:
+            raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
+    heads, heads_kv = sizes["num_heads"], sizes["num_heads_kv"]
+    if heads % heads_kv:
+        raise UsageError(
+            f"`num_heads % num_heads_kv == 0` must hold, but got (num_heads={heads}, num_heads_kv={heads_kv}). "
+            "Each key/value head serves an equal group of query heads."
+        )
+
+
+def _dtype_named(dtype: object) -> str:
+    """The name of a data type that is given by its name, its short name or as PyTorch's own."""
+    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    name = _LONG_DTYPES.get(name, name)
+    if name not in ELEMENT_BYTES:
+        raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {dtype!r}.")
+    return name
+
+
+_LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
+
+
+def _causal_named(causal: Causal | str | bool) -> Causal:
+    if isinstance(causal, bool):
+        return Causal.UPPER_LEFT if causal else Causal.NONE
+    return _member(Causal, "causal", causal)
+
+
+def _member(kind: type[_Choice], name: str, value: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"`{name}` must be one of {', '.join(kind)}, but got {value!r}.") from None

@@ -4,7 +4,8 @@
     query_spans(shape, 64, 128)     # for every tile of 128 keys, the queries that its block loads
 
 Tiles are loaded whole, but nothing past the end of a sequence is. These are the ranges of `tile_range` and `row_range`
-of kernels/portable/forward/scores.py; `keys_loaded` of tuner/traffic/visited_tiles.py is for kernels that know no window.
+of kernels/portable/forward/scores.py; `keys_loaded` of tuner/traffic/visited_tiles.py is for kernels that know no
+window.
 """
 
 from collections.abc import Iterable, Sequence

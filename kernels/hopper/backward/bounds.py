@@ -21,8 +21,6 @@ from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-
 
 @gluon.jit
 def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):

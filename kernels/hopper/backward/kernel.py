@@ -2,12 +2,12 @@
 
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions
-and what makes them fast are in hopper_bwd_tiles.py; heads wider than 128 have a kernel of their own with 64 keys
-(hopper_bwd_wide.py). It takes what kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256
+and what makes them fast are in warps.py; heads wider than 128 have a kernel of their own with 64 keys
+(wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256
 elements, both causal masks, windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
-fixed one (hopper_bwd_bounds.py); dk and dv always are.
+fixed one (bounds.py); dk and dv always are.
 """
 
 from collections.abc import Mapping
@@ -65,6 +65,7 @@ class FlashBackwardHopper(AttentionKernel):
 
     name = "flash_bwd_hopper"
     direction = Direction.BACKWARD
+    moving_passes = ("delta", "dq")
     features = frozenset(("window", "softcap", "varlen", "deterministic"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
@@ -143,8 +144,9 @@ class FlashBackwardHopper(AttentionKernel):
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         persistent = bool(config.parameters["persistent"])
         return SoftmaxCost(
-            rescales=False, products_overlap=True, copying_warps=WARPS, persistent=persistent, products=5
-        )
+            rescales=False, products_overlap=True, copying_warps=WARPS, persistent=persistent, products=5,
+            adds_walked=True, adds_ahead=True, exchanges=True,
+        )  # fmt: skip
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)

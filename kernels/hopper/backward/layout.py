@@ -27,7 +27,7 @@ LENGTH_DIVISOR = 128
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (1 << bit for bit in range(8))
-"""Bits of `FORM`; hopper_bwd_bounds.py tells what they mean."""
+"""Bits of `FORM`; bounds.py tells what they mean."""
 
 
 def width_of(shape: AttentionShape) -> int:

@@ -7,7 +7,20 @@ for any.
 import triton
 import triton.language as tl
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+@triton.jit
+def compared_with(lse):
+    """What scores in base 2 are compared with: the log-sum-exp in base 2, and 1e30 for a row that sees no key, or none
+    but infinite ones.
+
+    Rounding makes it wrong by up to 2^-20 of itself where scores are accumulated on top of it (FOLD_LSE), else by a
+    quarter of that. From 2^22 on it is raised by as much: no probability of such scores is above one, but they vanish.
+    """
+    blind = lse == float("-inf")
+    log2 = tl.where(blind, 0.0, lse) * 1.4426950408889634
+    size = tl.abs(log2)
+    raised = log2 + tl.where(size < 4194304.0, 0.0, size * 0.00000095367431640625)
+    return tl.where(blind, 1e30, raised)
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
@@ -17,7 +30,8 @@ def prepare_kernel(
     num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """delta [batch, num_heads, seqlen_q] = rowsum(out * dout), lse in base 2, zeros in dq_sums and in the counter.
+    """delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`compared_with`), zeros
+    in dq_sums and in the counter.
 
     ROWS divides seqlen_q. stride_g*: of dout.
     """
@@ -32,7 +46,7 @@ def prepare_kernel(
     g = tl.load(dout + batch * stride_gb + head * stride_gh + rows * stride_gm + columns)
     flat = first + tl.arange(0, ROWS)
     tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    tl.store(lse_log2 + flat, tl.load(lse + flat) * 1.4426950408889634)
+    tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:
         tl.store(counter, 0)
@@ -120,7 +134,7 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
-    tl.store(lse_log2 + flat, tl.where(blind, 1e30, value * 1.4426950408889634))
+    tl.store(lse_log2 + flat, compared_with(value))
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:
         halves = tl.arange(0, 2)

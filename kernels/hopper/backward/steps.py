@@ -1,6 +1,6 @@
 """One step of the Hopper attention backward, in Gluon: a block of queries against 64 keys of a warpgroup.
 
-What makes it fast is told in hopper_bwd_tiles.py.
+What makes it fast is told in warps.py.
 """
 
 from triton._C.libtriton import ir
@@ -16,9 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
-from blocktune.kernels.hopper.common.device_functions import advance
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
 @builtin
@@ -30,23 +29,6 @@ def reduce_add(desc, coord, src, _semantic=None):
 
 # Triton 3.6 compiles the instruction, but has no function for it.
 add_out = getattr(tma, "async_atomic_add", None) or reduce_add
-
-
-@gluon.constexpr_function
-def barrier_asm(operation, threads):
-    return f"bar.{operation} $1, {threads}; mov.b32 $0, $1;"
-
-
-@gluon.jit
-def bar_arrive(number, THREADS: gl.constexpr):
-    ASM: gl.constexpr = barrier_asm("arrive", THREADS)
-    return gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def bar_sync(number, THREADS: gl.constexpr):
-    ASM: gl.constexpr = barrier_asm("sync", THREADS)
-    return gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 # Named barriers: 8 .. 11 dS of warpgroup 0 and 1 in buffer 0 and 1 (256 threads), 12 .. 15 the stages (288 threads:
@@ -128,14 +110,6 @@ def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.cons
         half = k_smem.slice(W * (D // 2), D // 2, dim=1)
         zeros = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ_L)
         return warpgroup_mma(ds.permute((1, 0)), half, zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def in_register_order(dq):
-    """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
-    HALF: gl.constexpr = dq.shape[1]
-    x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
-    return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])
 
 
 @gluon.jit

@@ -33,18 +33,9 @@ from blocktune.kernels.hopper.backward.bounds import (
     query_range,
     sequence,
 )
-from blocktune.kernels.hopper.backward.steps import (
-    bar_sync,
-    end_turns,
-    give_dq,
-    issue_dq,
-    no_products_yet,
-    step,
-    wait_ds,
-)
+from blocktune.kernels.hopper.backward.steps import end_turns, give_dq, issue_dq, no_products_yet, step, wait_ds
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+from blocktune.kernels.hopper.common.named_barriers import bar_sync
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
 """Run-time integers that are not compiled in."""

@@ -1,6 +1,6 @@
 """One step of the Hopper attention backward for heads wider than 128, in Gluon, of each of the two warpgroups.
 
-How they share the work is told in hopper_bwd_wide.py.
+How they share the work is told in wide_warps.py.
 """
 
 from triton.experimental import gluon
@@ -13,26 +13,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
-from blocktune.kernels.hopper.backward.steps import (
-    add_out,
-    bar_arrive,
-    bar_sync,
-    in_register_order,
-    per_query,
-    probabilities,
-)
-from blocktune.kernels.hopper.common.device_functions import advance
+from blocktune.kernels.hopper.backward.steps import add_out, per_query, probabilities
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # mypy: disable-error-code="assignment,var-annotated"
 
 # Triton 3.9, whose copies have this name, gives every product registers of its own for the operand. That is more than
 # there are for four products at once, and its ptxas would let no instruction run beside another one.
-COPIED = gl.constexpr(hasattr(tma, "async_load"))
+COPIED: TritonTrait = gl.constexpr(hasattr(tma, "async_load"))
 
 LATE = gl.constexpr(3)
-"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (hopper_bwd_wide.py)."""
+"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (wide_warps.py)."""
 
 
 @gluon.jit

@@ -48,7 +48,6 @@ from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row, hea
 from blocktune.kernels.hopper.backward.wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # mypy: disable-error-code="assignment,var-annotated"
 
 

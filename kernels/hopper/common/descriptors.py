@@ -6,7 +6,8 @@ from typing import Any
 ALIGNMENT_BYTES = 16
 """Of the address and of every stride but the last."""
 PACKED_ROWS = 1 << 30
-"""Tokens that packed sequences may have together; hopper_fwd_steps.py and hopper_bwd_bounds.py count with it, too."""
+"""Tokens that packed sequences may have together; kernels/hopper/forward/steps.py and kernels/hopper/backward/bounds.py
+count with it, too."""
 MANY_ROWS = 0x7FFF0000
 """A size that is never reached."""
 

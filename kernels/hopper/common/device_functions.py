@@ -95,3 +95,11 @@ def locate(tile, q_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):
         return q_tiles - 1 - rest // heads_here, first_head + rest % heads_here
     else:
         return tile % q_tiles, tile // q_tiles
+
+
+@gluon.jit
+def in_register_order(dq):
+    """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
+    HALF: gl.constexpr = dq.shape[1]
+    x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
+    return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])

@@ -28,8 +28,6 @@ from blocktune.kernels.hopper.decode.tiles import (
     values_of,
 )
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-
 SIZES = (
     "num_heads",
     "group_size",

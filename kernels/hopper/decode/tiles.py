@@ -25,8 +25,6 @@ total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-
 # Triton 3.7 renamed the barrier of a block.
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 

@@ -1,8 +1,8 @@
 """The Hopper forward of kernels/hopper/forward/kernel.py for short sequences: tiles meet without a gap.
 
-The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short_warps.py. With few keys a
-tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of three
-panels are left to the other kernel.
+The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short_warps.py. With few
+keys a tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of
+three panels are left to the other kernel.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """A step of the Hopper forward for short sequences, and how it gives slots and Q back, in Gluon.
 
-What differs from kernels/hopper/forward/steps.py, whose other functions kernels/hopper/forward/short_warps.py uses, too.
+What differs from kernels/hopper/forward/steps.py, whose other functions kernels/hopper/forward/short_warps.py uses,
+too.
 """
 
 from triton.experimental import gluon
@@ -13,13 +14,10 @@ from blocktune.kernels.hopper.forward.steps import (
     finished,
     finished_and_kept,
     hide,
-    reference,
     release,
     rescaled,
     scores,
 )
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
@@ -90,9 +88,8 @@ def step(
             qk = hide(qk, last, None, column, True, False, S_L)
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
-    base = reference(new, ALIGNED)
-    p = gl.exp2(qk * scale - base[:, None])
-    factor = gl.exp2(maximum - base)
+    p = gl.exp2(qk * scale - new[:, None])
+    factor = gl.exp2(maximum - new)
     sums = times_rows(sums, factor) + thread_sum(p)
     previous = slot + 0
     slot, phase = advance(slot, phase, STAGES)

@@ -6,11 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate, row_max, thread_sum
-from blocktune.kernels.hopper.forward.steps import hide, key_range, reference, row_bounds
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate, thread_sum
+from blocktune.kernels.hopper.forward.steps import first_maximum, hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
@@ -41,8 +39,8 @@ def first_softmax(
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     last_seen, _ = row_bounds(row, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
-    maximum = row_max(qk, ROW_S) * scale
-    p = gl.exp2(qk * scale - reference(maximum, ALIGNED)[:, None])
+    maximum = first_maximum(qk, scale, ROW_S)
+    p = gl.exp2(qk * scale - maximum[:, None])
     sums = thread_sum(p)
     if EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)

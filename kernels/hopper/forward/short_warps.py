@@ -1,7 +1,7 @@
 """Attention forward of short sequences on Hopper, in Gluon: the warps of kernels/hopper/forward/short_kernel.py.
 
-The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes a tile fast. With few keys a tile has
-few steps, and the time between tiles counts, so here they meet without a gap:
+The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes a tile fast. With few keys a tile
+has few steps, and the time between tiles counts, so here they meet without a gap:
 
 1. The slots of K and V are one stream over all tiles of a block: the last V of a tile and the first K of the next one
    share a slot.
@@ -52,8 +52,6 @@ from blocktune.kernels.hopper.forward.steps import (
     scores,
 )
 from blocktune.kernels.hopper.forward.warps import publish, receive
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit

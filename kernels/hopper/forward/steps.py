@@ -23,9 +23,6 @@ from blocktune.kernels.hopper.common.device_functions import (
     times_rows,
 )
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-
-
 # ---- where the keys are
 
 
@@ -236,13 +233,11 @@ def reciprocal(x):
 
 
 @gluon.jit
-def reference(maximum, ALIGNED: gl.constexpr):
-    """What a row's scores are compared with. A row that has seen no key keeps -inf as its maximum, and -inf minus -inf
-    would be NaN."""
-    if ALIGNED:
-        return maximum
-    else:
-        return gl.where(maximum == float("-inf"), 0.0, maximum)
+def first_maximum(qk, scale, ROW_S: gl.constexpr):
+    """The maximum of a row's first block, finite where there is none: infinities in the keys, or keys that it does not
+    see, leave scores of -inf alone, and -inf minus -inf would be NaN. All later maxima are then finite too."""
+    LOWEST: gl.constexpr = -3.4028234663852886e38
+    return gl.maximum(row_max(qk, ROW_S) * scale, LOWEST)
 
 
 @gluon.jit
@@ -288,9 +283,8 @@ def step(
             qk = hide(qk, last, first, column, RAGGED or RIGHT, LEFT, S_L)
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
-    base = reference(new, ALIGNED)
-    p = gl.exp2(qk * scale - base[:, None])
-    factor = gl.exp2(maximum - base)
+    p = gl.exp2(qk * scale - new[:, None])
+    factor = gl.exp2(maximum - new)
     sums = times_rows(sums, factor) + thread_sum(p)
     previous = slot + 0
     slot, phase = advance(slot, phase, STAGES)

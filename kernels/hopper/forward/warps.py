@@ -37,17 +37,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, row_max, thread_sum
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
     finished,
+    first_maximum,
     hand_back,
     hide,
     key_range,
     load_rows,
     no_sums,
-    reference,
     release,
     rescaled,
     row_bounds,
@@ -56,8 +56,6 @@ from blocktune.kernels.hopper.forward.steps import (
     step,
     store_rows,
 )
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit
@@ -267,8 +265,8 @@ def consumer(
             qk = bent(qk, bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
-        maximum = row_max(qk, ROW_S) * scale
-        p = gl.exp2(qk * scale - reference(maximum, ALIGNED)[:, None])
+        maximum = first_maximum(qk, scale, ROW_S)
+        p = gl.exp2(qk * scale - maximum[:, None])
         sums = thread_sum(p)
         if EARLY_P:
             p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
@@ -363,9 +361,10 @@ def write(
 
 @gluon.jit
 def divided(acc, total, ALIGNED: gl.constexpr, LAYOUT: gl.constexpr):
-    """acc over the sums of its rows; zeros where a row sees no key, whatever the values are."""
+    """acc over the sums of its rows; zeros where a row sees no key, whatever the values are, or none but infinite
+    ones."""
     total = gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))
-    inverse = 1.0 / total
+    inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
     acc = acc * inverse[:, None]
     if not ALIGNED:
         acc = gl.where((total == 0.0)[:, None], 0.0, acc)

@@ -1,9 +1,9 @@
 """Attention forward of float8_e4m3fn for Hopper (compute capability 9.0) in Gluon, with bfloat16 output.
 
-A launch is two kernels: kernels/hopper/fp8/transpose_values.py writes the values transposed, since 8-bit wgmma takes nothing
-else, and the warps of kernels/hopper/fp8/warps.py compute. Query, key and value may have scales. Any lengths, both
-causal masks, grouped heads, heads from 48 to 256 elements that 16 divides, of values to 128; no windows, soft caps or
-packed sequences.
+A launch is two kernels: kernels/hopper/fp8/transpose_values.py writes the values transposed, since 8-bit wgmma takes
+nothing else, and the warps of kernels/hopper/fp8/warps.py compute. Query, key and value may have scales. Any lengths,
+both causal masks, grouped heads, heads from 48 to 256 elements that 16 divides, of values to 128; no windows, soft caps
+or packed sequences.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from blocktune.kernels.base.launch import ExtrasLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.common.descriptors import describe, undescribable
+from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, tiles
+from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, describe_rows, tiles
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
 from blocktune.kernels.hopper.fp8.steps import sums_are_shared
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
@@ -127,6 +127,7 @@ class FlashForwardFp8(AttentionKernel):
     """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_fp8"
+    moving_passes = ("transpose",)
     dtypes = frozenset(("float8_e4m3fn",))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
@@ -216,7 +217,7 @@ class FlashForwardFp8(AttentionKernel):
             _leading,
             partial(_trailing, tuple(_rest(config, shape).values())),
             {"num_warps": WARPS},
-            tuple((slot, partial(_describe, *block)) for slot, block in enumerate(_blocks(config, shape))),
+            tuple((slot, partial(describe_rows, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
         return TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
 
@@ -250,10 +251,6 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }
-
-
-def _describe(rows: int, columns: int, tensor: Any) -> Any:
-    return describe(tensor, rows, columns)
 
 
 def _leading(

@@ -8,8 +8,6 @@ thread makes of its own columns. Nothing of it leaves its thread but where the m
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-
 
 @gluon.jit
 def by_thread(x):

@@ -9,13 +9,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from blocktune.kernels.hopper.backward.steps import bar_arrive, bar_sync
 from blocktune.kernels.hopper.common.device_functions import advance
+from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 # Triton 3.9 renamed it: all threads of a warpgroup wait for each other.
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit

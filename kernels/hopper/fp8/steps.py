@@ -13,11 +13,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.backward.steps import in_register_order
 from blocktune.kernels.hopper.common.device_functions import (
     advance,
     as_block,
     copy_in,
+    in_register_order,
     pin,
     rescale_asm,
     rescale_constraints,
@@ -25,8 +25,6 @@ from blocktune.kernels.hopper.common.device_functions import (
 from blocktune.kernels.hopper.forward.steps import finished, hide
 from blocktune.kernels.hopper.fp8.rows import across, beside, by_thread, raised, thread_sum
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.constexpr_function

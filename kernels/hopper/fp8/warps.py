@@ -10,15 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
-from blocktune.kernels.hopper.forward.steps import (
-    finished,
-    hide,
-    key_range,
-    load_rows,
-    no_sums,
-    row_bounds,
-    store_rows,
-)
+from blocktune.kernels.hopper.forward.steps import finished, hide, key_range, load_rows, no_sums, row_bounds, store_rows
 from blocktune.kernels.hopper.forward.warps import divided, publish, receive
 from blocktune.kernels.hopper.fp8.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
@@ -39,8 +31,6 @@ from blocktune.kernels.hopper.fp8.steps import (
     sum_of_stretches,
     sums_are_shared,
 )
-
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 
 @gluon.jit

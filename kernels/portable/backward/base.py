@@ -1,7 +1,7 @@
 """What the dense backward kernels have in common on the host: rules, row sums and arguments."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from blocktune.kernels.base.feature_arguments import (
@@ -15,15 +15,12 @@ from blocktune.kernels.base.feature_arguments import (
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.base.flash_kernel import (
-    GROUP_BYTES,
-    contiguous_strides,
-    padded_width,
-)
+from blocktune.kernels.base.flash_kernel import GROUP_BYTES, contiguous_strides, heads_per_group, padded_width
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel
+from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -62,7 +59,8 @@ def gradient_strides(shape: AttentionShape, letter: str, name: str) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class BackwardArguments:
-    """What both passes over a call's tensors take: `tensors` before the gradients, then features and strides."""
+    """What both passes over a call's tensors take: `tensors` before the gradients, then features and strides. Of
+    float32, maxima stand in the place of the log-sum-exp, and the gradient of the output is over the row sums."""
 
     tensors: tuple[Any, ...]
     features: tuple[Any, ...]
@@ -70,9 +68,10 @@ class BackwardArguments:
 
     @classmethod
     def of(
-        cls, shape: AttentionShape, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float, extras: Extras
-    ) -> Self:
-        """Takes the row sums, which both passes need.
+        cls, shape: AttentionShape, config: KernelConfig, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
+        scale: float, extras: Extras,
+    ) -> Self:  # fmt: skip
+        """Takes the row sums of out * dout, which both passes need, and of float32 the statistics.
 
         Raises:
             UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
@@ -83,7 +82,19 @@ class BackwardArguments:
         features = (mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k, *run_time_numbers(extras, scale))
         strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
         strides += tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
-        return cls((q, k, v, dout, lse, row_sums(out, dout, lse)), features, strides)
+        given = cls((q, k, v, dout, lse, row_sums(out, dout, lse)), features, strides)
+        return given.with_statistics(shape, config) if shape.dtype == "float32" else given
+
+    def with_statistics(self, shape: AttentionShape, config: KernelConfig) -> Self:
+        """The arguments with exact maxima in the place of a rounded log-sum-exp."""
+        q, k, v, dout, lse, delta = self.tensors
+        highest, divided = lse.new_empty(lse.shape), dout.new_empty(dout.shape)
+        statistics_kernel[statistics_grid(config, shape)](
+            q, k, v, dout, highest, delta, divided, *self.features, *self.strides, *divided.stride()[:3],
+            *query_sizes(shape).values(), *statistics_constants(config, shape).values(), num_warps=config.num_warps,
+        )  # fmt: skip
+        strides = (*self.strides[:-3], *divided.stride()[:3])
+        return replace(self, tensors=(q, k, v, divided, highest, delta), strides=strides)
 
 
 class FlashBackward(AttentionKernel):
@@ -150,6 +161,33 @@ def key_sizes(shape: AttentionShape) -> dict[str, int]:
     return run_time_sizes(shape, heads, min(heads, max(1, GROUP_BYTES // walked_bytes)))
 
 
+def query_sizes(shape: AttentionShape) -> dict[str, int]:
+    """The run-time integers of a pass over queries."""
+    return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
+
+
+def statistics_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
+    return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads,)
+
+
+def statistics_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """The constexpr arguments of `statistics_kernel`: of the tiles of the pass over keys, whose products it repeats."""
+    values = tile_constants(shape, config.block_m, config.block_n, 1)
+    return {name: values[name] for name in statistics_kernel.arg_names if name in values}
+
+
+def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+    """The compilations of what runs ahead of both passes."""
+    if shape.dtype != "float32":
+        return (row_sums_spec(shape),)
+    own, numbers = TensorArgument(shape.dtype), TensorArgument("float32")
+    arguments = {name: value for name, value in common_arguments(shape).items() if name != "Lse"}
+    arguments |= {"Highest": numbers, "Divided": own} | gradient_strides(shape, "o", "d")
+    arguments |= query_sizes(shape) | statistics_constants(config, shape)
+    options = {"num_warps": config.num_warps}
+    return row_sums_spec(shape), specialize(statistics_kernel, arguments, options)
+
+
 def key_constants(config: KernelConfig, shape: AttentionShape, sums: int) -> dict[str, Any]:
     """The constexpr arguments of `keys_kernel`."""
     values = {"SUMS": sums} | tile_constants(shape, config.block_m, config.block_n, config.num_stages)
@@ -165,7 +203,7 @@ def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: in
         "WIDTH": padded_width(shape.head_dim),
         "WIDTH_V": padded_width(shape.head_dim_v),
         "RAGGED": ragged,
-        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "PRECISION": product_precision(shape.dtype),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "STAGES": stages,

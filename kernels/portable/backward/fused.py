@@ -23,10 +23,10 @@ from blocktune.kernels.portable.backward.base import (
     key_sizes,
     launch_options,
     no_extras,
-    row_sums_spec,
+    specs_before,
 )
-from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel
-from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
+from blocktune.kernels.portable.backward.shared_memory import adding_bytes, pass_bytes
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -56,7 +56,7 @@ class FusedBackwardLaunch:
         import torch
 
         shape, config = self.shape, self.config
-        given = BackwardArguments.of(shape, q, k, v, out, lse, dout, scale, no_extras(extras))
+        given = BackwardArguments.of(shape, config, q, k, v, out, lse, dout, scale, no_extras(extras))
         sums = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         keys_kernel[key_grid(config, shape)](
             *given.tensors, dk, dv, self._target(sums), *given.features, *given.strides, *dk.stride()[:3],
@@ -77,6 +77,7 @@ class FlashBackwardFused(FlashBackward):
     """The dense backward in one pass, whose gradients of queries are not equal to the bit from run to run."""
 
     name = "flash_bwd_fused"
+    moving_passes = ("delta", "dq")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
@@ -105,7 +106,8 @@ class FlashBackwardFused(FlashBackward):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(rescales=False, products=5, adds_walked=True)
@@ -119,14 +121,19 @@ class FlashBackwardFused(FlashBackward):
         return DescriptorArgument("float32", tuple(_sums_block(config, shape)))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        return (row_sums_spec(shape),)
+        return specs_before(config, shape)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> FusedBackwardLaunch:
         return FusedBackwardLaunch(shape, config)
 
     @cached_property
     def source_hash(self) -> str:
-        return hash_of_sources(delta_kernel, keys_kernel)
+        return hash_of_sources(delta_kernel, statistics_kernel, keys_kernel)
+
+
+def copies(config: KernelConfig) -> bool:
+    """Whether the copy engine adds up dq."""
+    return config.parameters["reduce"] == BY_COPY_ENGINE
 
 
 def _sums_code(config: KernelConfig) -> int:

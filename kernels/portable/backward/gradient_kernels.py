@@ -1,15 +1,22 @@
-"""The two passes of the dense backward: jitted functions, with the device functions of flash_gradients.py.
+"""The two passes of the dense backward: jitted functions, with the device functions of gradients.py.
 
 `keys_kernel` owns keys and walks the queries that see them; it writes dk and dv and, if it is given sums, adds up dq.
-`queries_kernel` owns queries and walks their keys for dq, so that nothing is added up between programs.
+`queries_kernel` owns queries and walks their keys for dq, so that nothing is added up between programs. Ahead of both,
+`statistics_kernel` finds what float32 scores are compared with.
 """
 
 import triton
 import triton.language as tl
 
 from blocktune.kernels.base.feature_arguments import RUN_TIME_INTEGERS
-from blocktune.kernels.portable.backward.gradients import gradients_of_keys, gradients_of_queries, statistics_of
+from blocktune.kernels.portable.backward.gradients import (
+    gradients_of_keys,
+    gradients_of_queries,
+    row_statistics,
+    statistics_of,
+)
 from blocktune.kernels.portable.backward.sparse_gradients import load_row_values, store_matrix
+from blocktune.kernels.portable.forward.scores import tile_range
 from blocktune.kernels.portable.forward.tiles import load_matrix, locate_tile
 
 
@@ -132,10 +139,68 @@ def queries_kernel(
     q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
     dout = load_matrix(dout_base, row_start, stride_gm, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
     dq = gradients_of_queries(
-        q, dout, statistics_of(lse, SOFTCAP or ALIBI or MASK == 2), delta, k_base, v_base, row_start, stride_kn,
-        stride_vn, mask_base, stride_mm, stride_mn, slope, scale, softcap, kept_share, batch_head, seed_lo, seed_hi,
-        offset, threshold, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+        q, dout, statistics_of(lse, q.dtype, SOFTCAP or ALIBI or MASK == 2), delta, k_base, v_base, row_start,
+        stride_kn, stride_vn, mask_base, stride_mm, stride_mn, slope, scale, softcap, kept_share, batch_head, seed_lo,
+        seed_hi, offset, threshold, seqlen_q, seqlen_k, diagonal, window_left, window_right,
         BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, DROPOUT, RAGGED,
         STAGES, PRECISION,
     )  # fmt: skip
     store_matrix(dq * scale, dq_base, row_start, stride_dqm, seqlen_q, HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=RUN_TIME_INTEGERS)
+def statistics_kernel(
+    Q, K, V, Dout, Highest, Delta, Divided, Mask, Slopes, CuQ, CuK, scale, softcap, kept_share, seed_lo, seed_hi,
+    offset, threshold, stride_mb, stride_mh, stride_mm, stride_mn, stride_sb, stride_sh, stride_lb, stride_lh,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm, stride_db, stride_dh, stride_dm,
+    num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, diagonal, window_left, window_right,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+    CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Highest, float32 like Delta: the row maxima that stand in the place of the log-sum-exp, inf for a row without
+    keys. Divided and Delta: Dout and Delta over the row sums that belong to these maxima. Arguments as in
+    `queries_kernel`; V and what dropout needs are not read."""
+    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    row_start = tile_m * BLOCK_M
+    entry = batch if CuQ is None else 0
+    q_base = Q + entry * stride_qb + head * stride_qh
+    k_base = K + entry * stride_kb + head // group_size * stride_kh
+    dout_base = Dout + entry * stride_gb + head * stride_gh
+    divided_base = Divided + entry * stride_db + head * stride_dh
+    row_values = entry * stride_lb + head * stride_lh
+    if CuQ is not None:
+        begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
+        seqlen_q = tl.load(CuQ + batch + 1) - begin_q
+        seqlen_k = tl.load(CuK + batch + 1) - begin_k
+        if row_start >= seqlen_q:
+            return
+        if not UPPER_LEFT:
+            diagonal = seqlen_k - seqlen_q
+        q_base += begin_q.to(tl.int64) * stride_qm
+        k_base += begin_k.to(tl.int64) * stride_kn
+        dout_base += begin_q.to(tl.int64) * stride_gm
+        divided_base += begin_q.to(tl.int64) * stride_dm
+        row_values += begin_q
+    slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if ALIBI else 0.0
+    mask_base = Mask + batch * stride_mb + head * stride_mh if MASK != 0 else None
+    # [BLOCK_M, WIDTH]
+    q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
+    first, stop = tile_range(
+        row_start, BLOCK_M, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N, CAUSAL, WINDOW
+    )
+    highest, total = row_statistics(
+        q, k_base, first, stop, row_start, stride_kn, mask_base, stride_mm, stride_mn, slope, scale, softcap, seqlen_q,
+        seqlen_k, diagonal, window_left, window_right, BLOCK_N, HEAD_DIM, WIDTH, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK,
+        PRECISION,
+    )  # fmt: skip
+    rows = row_start + tl.arange(0, BLOCK_M)
+    tl.store(Highest + row_values + rows, tl.where(total == 0.0, float("inf"), highest), mask=rows < seqlen_q)
+    inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
+    delta = load_row_values(Delta + row_values, rows, seqlen_q, 0.0, True)
+    tl.store(Delta + row_values + rows, delta * inverse, mask=rows < seqlen_q)
+    dout = load_matrix(dout_base, row_start, stride_gm, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
+    store_matrix(dout * inverse[:, None], divided_base, row_start, stride_dm, seqlen_q, HEAD_DIM_V)

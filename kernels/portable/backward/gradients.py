@@ -6,12 +6,17 @@ With p = exp(score - lse) computed again from the saved log-sum-exp, and delta =
 
 (FlashAttention, arXiv 2205.14135, algorithm 4). Under dropout p stands in dv, and dout v^T in ds, as dropout left them;
 a soft cap multiplies ds by its derivative. Rows without keys have a log-sum-exp of -inf and no gradients.
+
+A log-sum-exp is rounded to 2^-24 of itself, and a probability is wrong by as much times the score: by a factor of
+thousands for scores of 1e8. None is ever above one. Where float32 should be as right as PyTorch's, the row's maximum
+stands in the place of the log-sum-exp, found from the very same products (`statistics_kernel`), and dout and delta come
+divided by the row's sum: then the greatest exponent of a row is 0 to the bit.
 """
 
 import triton
 import triton.language as tl
 
-from blocktune.kernels.portable.backward.sparse_gradients import load_row_values
+from blocktune.kernels.portable.backward.sparse_gradients import at_most_one, load_row_values
 from blocktune.kernels.portable.forward.scores import (
     full_row_range,
     full_tile_range,
@@ -20,16 +25,19 @@ from blocktune.kernels.portable.forward.scores import (
     score_tile,
     tile_range,
 )
+from blocktune.kernels.portable.forward.softmax import no_maximum
 from blocktune.kernels.portable.forward.tiles import load_matrix
 
 # No module-level tl.constexpr: see kernels/portable/forward/tiles.py.
 
 
 @triton.jit
-def statistics_of(lse, BIASED: tl.constexpr):
+def statistics_of(lse, dtype: tl.constexpr, BIASED: tl.constexpr):
     """What a score is compared with: the log-sum-exp [BLOCK_M], in base 2 unless BIASED; inf for a row without keys,
-    which leaves it no probability."""
+    which leaves it no probability. Of float32 the maxima of `statistics_kernel`, which are not scaled."""
     log2_e: tl.constexpr = 1.4426950408889634
+    if dtype == tl.float32:
+        return lse
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     return lse if BIASED else lse * log2_e
 
@@ -39,11 +47,12 @@ def probabilities(
     qk, statistics, rows, columns, mask_base, stride_mm, stride_mn, slope, scale, softcap, seqlen_q, seqlen_k, diagonal,
     window_left, window_right,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    CHECK_KEYS: tl.constexpr,
+    CHECK_KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The probabilities of a tile of raw products, and the soft cap's derivative; positions as in `score_tile`.
 
-    statistics: of `statistics_of`, broadcast like the rows. Scores that are products alone stay in base 2.
+    statistics: of `statistics_of`, broadcast like the rows. Scores that are products alone are not scaled before they
+    are compared, and if EXACT not before the difference is taken.
     """
     log2_e: tl.constexpr = 1.4426950408889634
     if SOFTCAP or ALIBI or MASK == 2:
@@ -51,13 +60,54 @@ def probabilities(
             qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
             window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS,
         )  # fmt: skip
-        return tl.exp2((scores - statistics) * log2_e), derivative
+        return at_most_one((scores - statistics) * log2_e), derivative
     else:
         scores, derivative = score_tile(
-            qk, rows, columns, scale * log2_e, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
+            qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
             diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS,
         )  # fmt: skip
-        return tl.exp2(scores - statistics), derivative
+        if EXACT:
+            exponents = (scores - statistics) * (scale * log2_e)
+        else:
+            exponents = scores * (scale * log2_e) - statistics
+        return at_most_one(exponents), derivative
+
+
+@triton.jit
+def row_statistics(
+    q, k_base, first, stop, row_start, stride_kn, mask_base, stride_mm, stride_mn, slope, scale, softcap, seqlen_q,
+    seqlen_k, diagonal, window_left, window_right,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The maxima [BLOCK_M] that `probabilities` compares with, and the sums of what it then returns, over key tiles
+    first..stop-1. The products are those of `walk_queries`, transposed too."""
+    log2_e: tl.constexpr = 1.4426950408889634
+    rows = (row_start + tl.arange(0, q.shape[0]))[None, :]
+    highest = no_maximum(q.shape[0])
+    total = tl.zeros([q.shape[0]], tl.float32)
+    for tile in tl.range(first, stop, num_stages=1):
+        columns = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+        k = load_matrix(k_base, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, True)
+        # [BLOCK_N, BLOCK_M]
+        qk = tl.dot(k, q.T, input_precision=PRECISION)
+        if SOFTCAP or ALIBI or MASK == 2:
+            scores, _ = score_tile(
+                qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
+                window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, True,
+            )  # fmt: skip
+            to_base_2 = log2_e
+        else:
+            scores, _ = score_tile(
+                qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
+                window_left, window_right, CAUSAL, WINDOW, False, False, MASK, True,
+            )  # fmt: skip
+            to_base_2 = scale * log2_e
+        new = tl.maximum(highest, tl.max(scores, 0))
+        p = tl.exp2((scores - new[None, :]) * to_base_2)
+        total = total * tl.exp2((highest - new) * to_base_2) + tl.sum(p, 0)
+        highest = new
+    return highest, total
 
 
 @triton.jit
@@ -100,13 +150,15 @@ def walk_queries(
         # [BLOCK_M, WIDTH]
         q = load_matrix(q_base, tile * BLOCK_M, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, CHECK)
         lse = load_row_values(lse_base, rows, seqlen_q, float("inf"), CHECK)
-        statistics = statistics_of(lse, SOFTCAP or ALIBI or MASK == 2)
+        statistics = statistics_of(lse, q.dtype, SOFTCAP or ALIBI or MASK == 2)
         # [BLOCK_N, BLOCK_M]
         p, derivative = probabilities(
             tl.dot(k, q.T, input_precision=PRECISION), statistics[None, :], rows[None, :], columns, mask_base,
             stride_mm, stride_mn, slope, scale, softcap, seqlen_q, seqlen_k, diagonal, window_left, window_right,
-            CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK,
+            CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK, q.dtype == tl.float32,
         )  # fmt: skip
+        if CHECK:  # an infinite key times the zeros of a row past the end is NaN
+            p = tl.where(rows[None, :] < seqlen_q, p, 0.0)
         # [BLOCK_M, WIDTH_V]
         dout = load_matrix(dout_base, tile * BLOCK_M, stride_dom, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, CHECK)
         kept = p
@@ -204,7 +256,7 @@ def walk_keys(
         p, derivative = probabilities(
             tl.dot(q, k.T, input_precision=PRECISION), statistics[:, None], rows, columns, mask_base, stride_mm,
             stride_mn, slope, scale, softcap, seqlen_q, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW,
-            SOFTCAP, ALIBI, MASK, CHECK_KEYS,
+            SOFTCAP, ALIBI, MASK, CHECK_KEYS, q.dtype == tl.float32,
         )  # fmt: skip
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         if DROPOUT:

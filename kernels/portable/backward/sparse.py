@@ -1,6 +1,6 @@
 """Block-sparse FlashAttention backward: three functions, of which two walk the mask's lists.
 
-The device functions stand in flash_sparse_gradients.py. `delta_kernel` takes rowsum(dout * out); `dq_kernel` owns query
+The device functions stand in sparse_gradients.py. `delta_kernel` takes rowsum(dout * out); `dq_kernel` owns query
 rows and walks their active key blocks; `dkv_kernel` owns keys and walks the active query blocks of their column, for
 every query head that reads them. No atomic additions: equal inputs give equal bits. Flops and traffic follow the mask's
 density (Dao et al., arXiv 2205.14135, proposition 4).
@@ -19,6 +19,7 @@ from blocktune.kernels.base.flash_kernel import (
     padded_width,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -79,6 +80,7 @@ class FlashBackwardSparse(AttentionKernel):
 
     name = "flash_bwd_sparse"
     direction = Direction.BACKWARD
+    moving_passes = ("delta",)
     features = frozenset({str(MaskKind.BLOCK_SPARSE), "deterministic"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),
@@ -107,8 +109,12 @@ class FlashBackwardSparse(AttentionKernel):
         warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
         own = config.parameters
         dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
-        dkv = pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
-        return max(dq, dkv)
+        return max(dq, self.launch_bytes(config, shape, limits))
+
+    def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the function for dk and dv."""
+        own = config.parameters
+        return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Three products in the function for dq, four in the one for dk and dv; the probabilities twice."""
@@ -185,7 +191,7 @@ def _constants(
         "WIDTH_V": padded_width(shape.head_dim_v),
         "CAUSAL": shape.causal is not Causal.NONE,
         ragged_name: ragged,
-        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "PRECISION": product_precision(shape.dtype),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "STAGES": config.num_stages,

@@ -26,6 +26,18 @@ def load_row_values(base, rows, seqlen_q, other, CHECK_ROWS: tl.constexpr):
 
 
 @triton.jit
+def at_most_one(exponents):
+    """2 to these exponents, which rounding alone makes positive: probabilities. NaN stays NaN."""
+    return tl.exp2(tl.minimum(exponents, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def in_base_2(lse):
+    """The log-sum-exp in base 2; inf for a row without keys, which leaves it no probability."""
+    return tl.where(lse == float("-inf"), float("inf"), lse * 1.4426950408889634)
+
+
+@triton.jit
 def store_matrix(tile, base, row, stride, num_rows, DIM: tl.constexpr):
     """Write [BLOCK, WIDTH] to rows row.. of a [num_rows, DIM] matrix."""
     rows = row + tl.arange(0, tile.shape[0])
@@ -57,8 +69,8 @@ def walk_for_dq(
         k = load_matrix(K, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED_K)
         v = load_matrix(V, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED_K)
         # [BLOCK_M, BLOCK_N]
-        p = tl.exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse_2[:, None])
-        if MASKED:  # selects, and does not multiply: a row without keys has a log-sum-exp of -inf
+        p = at_most_one(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse_2[:, None])
+        if MASKED:
             rows = row_start + tl.arange(0, q.shape[0])
             columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             p = tl.where(visible_pairs(rows[:, None], columns[None, :], seqlen_k, causal_offset, CAUSAL), p, 0.0)
@@ -81,15 +93,16 @@ def walk_for_dkv(
     Scores are transposed, [BLOCK_N, BLOCK_M], so that no product needs its left operand turned round. A row past the
     end has a log-sum-exp of inf, and so no probability. A key past the end has rows of its own, which nobody reads.
     """
-    log2_e: tl.constexpr = 1.4426950408889634
     tile = listed_tile(indices, first, shift)
     for step in tl.range(first, stop, num_stages=STAGES):
         following = listed_tile(indices, tl.minimum(step + 1, stop), shift)
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         q = load_matrix(Q, tile * BLOCK_M, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, RAGGED_Q)
-        lse_2 = load_row_values(Lse, rows, seqlen_q, float("inf"), RAGGED_Q) * log2_e
+        lse_2 = in_base_2(load_row_values(Lse, rows, seqlen_q, float("inf"), RAGGED_Q))
         # [BLOCK_N, BLOCK_M]
-        p = tl.exp2(tl.dot(k, q.T, input_precision=PRECISION) * scale_log2 - lse_2[None, :])
+        p = at_most_one(tl.dot(k, q.T, input_precision=PRECISION) * scale_log2 - lse_2[None, :])
+        if RAGGED_Q:  # an infinite key times the zeros of a row past the end is NaN
+            p = tl.where(rows[None, :] < seqlen_q, p, 0.0)
         if MASKED:
             columns = key_start + tl.arange(0, k.shape[0])
             p = tl.where(visible_pairs(rows[None, :], columns[:, None], seqlen_k, causal_offset, CAUSAL), p, 0.0)
@@ -149,8 +162,7 @@ def dq_kernel(
     v_base = V + batch * stride_vb + head // group_size * stride_vh
     rows = row_start + tl.arange(0, BLOCK_M)
     row_values = batch_head.to(tl.int64) * seqlen_q
-    log2_e: tl.constexpr = 1.4426950408889634
-    lse_2 = load_row_values(Lse + row_values, rows, seqlen_q, float("inf"), True) * log2_e
+    lse_2 = in_base_2(load_row_values(Lse + row_values, rows, seqlen_q, float("inf"), True))
     delta = load_row_values(Delta + row_values, rows, seqlen_q, 0.0, True)
     q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
     dout = load_matrix(dout_base, row_start, stride_dom, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)

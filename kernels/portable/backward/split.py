@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.feature_arguments import DENSE_FEATURES, run_time_sizes
-from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.kernel import CompileSpec, SecondLaunch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
@@ -25,10 +24,11 @@ from blocktune.kernels.portable.backward.base import (
     key_sizes,
     launch_options,
     no_extras,
-    row_sums_spec,
+    query_sizes,
+    specs_before,
     tile_constants,
 )
-from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel
+from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import pass_bytes
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -51,13 +51,13 @@ class SplitBackwardLaunch:
         UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
         """
         shape, config = self.shape, self.config
-        given = BackwardArguments.of(shape, q, k, v, out, lse, dout, scale, no_extras(extras))
+        given = BackwardArguments.of(shape, config, q, k, v, out, lse, dout, scale, no_extras(extras))
         keys_kernel[key_grid(config, shape)](
             *given.tensors, dk, dv, None, *given.features, *given.strides, *dk.stride()[:3], *dv.stride()[:3],
             *key_sizes(shape).values(), *key_constants(config, shape, 0).values(), **launch_options(config),
         )  # fmt: skip
         queries_kernel[_query_grid(config, shape)](
-            *given.tensors, dq, *given.features, *given.strides, *dq.stride()[:3], *_query_sizes(shape).values(),
+            *given.tensors, dq, *given.features, *given.strides, *dq.stride()[:3], *query_sizes(shape).values(),
             *_query_constants(config, shape).values(), **_query_options(config),
         )  # fmt: skip
 
@@ -66,6 +66,7 @@ class FlashBackwardSplit(FlashBackward):
     """The dense backward in two passes. The parameters dq_* are those of the pass over queries."""
 
     name = "flash_bwd_split"
+    moving_passes = ("delta",)
     features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),
@@ -87,9 +88,12 @@ class FlashBackwardSplit(FlashBackward):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Of the hungrier pass."""
         own = config.parameters
-        keys = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
         queries = pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
-        return max(keys, queries)
+        return max(self.launch_bytes(config, shape, limits), queries)
+
+    def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the pass over keys."""
+        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
@@ -109,23 +113,19 @@ class FlashBackwardSplit(FlashBackward):
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
-        arguments |= _query_sizes(shape) | _query_constants(config, shape)
-        return specialize(queries_kernel, arguments, _query_options(config)), row_sums_spec(shape)
+        arguments |= query_sizes(shape) | _query_constants(config, shape)
+        return specialize(queries_kernel, arguments, _query_options(config)), *specs_before(config, shape)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SplitBackwardLaunch:
         return SplitBackwardLaunch(shape, config)
 
     @cached_property
     def source_hash(self) -> str:
-        return hash_of_sources(delta_kernel, keys_kernel, queries_kernel)
+        return hash_of_sources(delta_kernel, statistics_kernel, keys_kernel, queries_kernel)
 
 
 def _query_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
     return (-(-shape.seqlen_q // config.parameters["dq_block_m"]) * shape.batch * shape.num_heads,)
-
-
-def _query_sizes(shape: AttentionShape) -> dict[str, int]:
-    return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
 
 
 def _query_options(config: KernelConfig) -> dict[str, int]:

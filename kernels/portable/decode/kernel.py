@@ -10,7 +10,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import contiguous_strides, padded_width
+from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
+    WARPGROUP_ROWS,
+    WARPGROUP_WARPS,
+    contiguous_strides,
+    operand_widths,
+    padded_width,
+    plain_bytes,
+)
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
@@ -38,8 +46,6 @@ MANY_KEYS = 2048
 """In sight of a query: with fewer the merge costs what the splits save."""
 
 MIN_PAGE, MAX_PAGE = 16, 256
-WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
-"""The smallest tile, and its warps, that wgmma and tcgen05 multiply."""
 
 OVERLAPPING_CC = (9, 0)
 """The first compute capability whose kernels can be launched while the one before still runs."""
@@ -99,10 +105,10 @@ class FlashDecode(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
         nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above."""
-        k_bytes = config.block_n * padded_width(shape.head_dim) * shape.element_bytes
-        v_bytes = config.block_n * padded_width(shape.head_dim_v) * shape.element_bytes
+        width, width_v = operand_widths(shape)
         if limits.mma == "none":
-            return max(k_bytes, v_bytes)
+            return plain_bytes(config.block_m, config.block_n, width, width_v, shape.element_bytes)
+        k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in (width, width_v))
         # a low tile, or one of few warps, goes to mma.sync on every GPU, which takes one tile of each to registers
         whole = limits.mma != "mma" and config.block_m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
         depth = config.num_stages - (0 if whole and shape.element_bytes == 2 else 1)
@@ -110,8 +116,11 @@ class FlashDecode(AttentionKernel):
         buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
         if shape.element_bytes != 2:
             return buffers
-        exchanged = 0 if whole or config.block_m >= padded_width(shape.head_dim_v) else config.block_n
-        return buffers + config.block_m * (padded_width(shape.head_dim) + exchanged) * shape.element_bytes
+        exchanged = 0 if whole or config.block_m >= width_v else config.block_n
+        loop_bytes = buffers + config.block_m * (width + exchanged) * shape.element_bytes
+        # a share's output leaves in float32 when nothing else is there any more
+        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        return max(loop_bytes, leaving)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Whole tiles get deep buffers and about one program a multiprocessor, as all winners of more than 32 rows on
@@ -130,7 +139,13 @@ class FlashDecode(AttentionKernel):
             # several programs of an SM keep more loads in flight than one with deeper buffers
             if resident * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
                 return config
-        return config
+        return self._fitting(config, shape, limits)
+
+    def _fitting(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+        """Return the config with as many rows of queries as shared memory holds; itself if it never does."""
+        choices = sorted((rows for rows in self.parameters["block_m"] if rows <= config.block_m), reverse=True)
+        lower = (replace(config, block_m=rows) for rows in choices)
+        return next((each for each in lower if not self.violations(each, shape, limits)), config)
 
     def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
         """The fewest splits that make three quarters of the wanted programs, if there are tiles enough."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.base.flash_kernel import LOG2_E, padded_width
+from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, launcher_of
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -170,19 +171,19 @@ def _bounds(shape: AttentionShape) -> tuple[int, int]:
 
 def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     """The constexpr arguments of the first kernel, in order."""
-    left, right = _bounds(shape)
+    (left, right), (width, width_v) = _bounds(shape), operand_widths(shape)
     return {
         "HEAD_DIM": shape.head_dim,
         "HEAD_DIM_V": shape.head_dim_v,
-        "WIDTH": padded_width(shape.head_dim),
-        "WIDTH_V": padded_width(shape.head_dim_v),
+        "WIDTH": width,
+        "WIDTH_V": width_v,
         "PAGE_SIZE": shape.features.page_size,
         "FROM_START": shape.causal is Causal.UPPER_LEFT,
         "LEFT": left != UNLIMITED,
         "RIGHT": right != UNLIMITED,
         "WORDS": -(-shape.seqlen_q // 32) if shape.features.mask is MaskKind.TREE else 0,
         "SOFTCAP": shape.features.softcap,
-        "PRECISION": "tf32x3" if shape.dtype == "float32" else "tf32",
+        "PRECISION": product_precision(shape.dtype),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "SPLITS": config.parameters["splits"],

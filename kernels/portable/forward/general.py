@@ -1,8 +1,9 @@
 """FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths.
 
-The loops of kernels/portable/forward/pointers.py, where a score may be more than a product (kernels/portable/forward/scores.py). Each feature is a
-constant of the compilation, and one that is absent leaves no instruction. Plain shapes have kernels of their own,
-and Hopper's forward (kernels/hopper/forward/kernel.py) competes for windows, soft caps and packed lengths.
+The loops of kernels/portable/forward/pointers.py, where a score may be more than a product
+(kernels/portable/forward/scores.py). Each feature is a constant of the compilation, and one that is absent leaves no
+instruction. Plain shapes have kernels of their own, and Hopper's forward (kernels/hopper/forward/kernel.py) competes
+for windows, soft caps and packed lengths.
 """
 
 from collections.abc import Mapping
@@ -135,7 +136,7 @@ class FlashForwardGeneral(AttentionKernel):
     name = "flash_fwd_general"
     features = DENSE_FEATURES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "block_m": (64, 128),
+        "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
         "num_warps": (4, 8),
         "num_stages": (1, 2, 3),
@@ -146,8 +147,9 @@ class FlashForwardGeneral(AttentionKernel):
         (64, 64, 4, 2),
         (64, 32, 4, 2),
         (64, 32, 4, 1),
+        (32, 32, 4, 1),
     )
-    crowded: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((128, 32, 8, 3), *preferences[-2:])
+    crowded: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((128, 32, 8, 3), *preferences[-3:])
     """With dropout where products are of `mma`, whose operands leave no registers for the words of 64 keys."""
     narrow: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 64, 4, 3), *preferences)
     boolean: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 32, 4, 3), *preferences)

@@ -4,26 +4,10 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.portable.forward.scores import full_tile_range, keep_tile, score_tile, tile_range
-from blocktune.kernels.portable.forward.softmax import online_step
+from blocktune.kernels.portable.forward.softmax import exact_step, no_maximum
 from blocktune.kernels.portable.forward.tiles import load_matrix
 
 # No module-level tl.constexpr: see kernels/portable/forward/tiles.py.
-
-
-@triton.jit
-def natural_step(scores, m_i, l_i):
-    """`online_step` for final scores [BLOCK_M, BLOCK_N] in natural units, as is the maximum m_i [BLOCK_M].
-
-    The difference to the maximum is taken before it is multiplied: an additive mask may hide keys with -1e30, whose
-    product with log2(e) is rounded by more than any exponent holds.
-    """
-    log2_e: tl.constexpr = 1.4426950408889634
-    m_new = tl.maximum(m_i, tl.max(scores, 1))
-    # a row that has seen no key keeps -inf as its maximum, and -inf minus -inf would be NaN
-    reference = tl.where(m_new == float("-inf"), 0.0, m_new)
-    p = tl.exp2((scores - reference[:, None]) * log2_e)
-    factor = tl.exp2((m_i - reference) * log2_e)
-    return p, m_new, l_i * factor + tl.sum(p, 1), factor
 
 
 @triton.jit
@@ -37,11 +21,12 @@ def attend_tiles(
 ):  # fmt: skip
     """Tiles first..stop-1: scores, softmax, dropout, product with V. Returns acc, l_i, m_i.
 
-    m_i is in natural units if a score is more than a product (SOFTCAP, ALIBI or an additive MASK), else times log2(e).
+    m_i is in natural units if a score is more than a product (SOFTCAP, ALIBI or an additive MASK), else unscaled. An
+    additive mask may hide keys with -1e30, whose product with log2(e) is rounded by more than any exponent holds, and
+    so are scores of 1e9: `exact_step` takes the difference first.
     acc is not yet divided by the sums, nor by the share of the pairs that dropout keeps.
     """
     biased: tl.constexpr = SOFTCAP or ALIBI or MASK == 2
-    masked: tl.constexpr = CAUSAL or WINDOW or CHECK_KEYS or MASK == 1
     log2_e: tl.constexpr = 1.4426950408889634
     rows = (row_start + tl.arange(0, acc.shape[0]))[:, None]
     for tile in tl.range(first, stop, num_stages=STAGES):
@@ -55,13 +40,13 @@ def attend_tiles(
                 qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
                 diagonal, window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS,
             )  # fmt: skip
-            p, m_i, l_i, factor = natural_step(scores, m_i, l_i)
+            p, m_i, l_i, factor = exact_step(scores, m_i, l_i, log2_e)
         else:
             scores, _ = score_tile(
                 qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
                 diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS,
             )  # fmt: skip
-            p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale * log2_e, masked)
+            p, m_i, l_i, factor = exact_step(scores, m_i, l_i, scale * log2_e)
         if DROPOUT:
             keep = keep_tile(
                 rows, tile * BLOCK_N, batch_head, seed_lo, seed_hi, offset, threshold, BLOCK_N, False
@@ -97,7 +82,7 @@ def attend_general(
         )
     acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    m_i = no_maximum(BLOCK_M)
     if WINDOW and MASK == 0:
         acc, l_i, m_i = attend_tiles(
             q, k_base, v_base, acc, l_i, m_i, first, full, row_start, stride_kn, stride_vn, mask_base, stride_mm,
@@ -127,7 +112,9 @@ def attend_general(
             diagonal, window_left, window_right, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP,
             ALIBI, MASK, DROPOUT, RAGGED, STAGES, PRECISION,
         )  # fmt: skip
+    log2_e: tl.constexpr = 1.4426950408889634
     if SOFTCAP or ALIBI or MASK == 2:
-        log2_e: tl.constexpr = 1.4426950408889634
         m_i = m_i * log2_e  # as `store_rows` takes it
+    else:
+        m_i = m_i * (scale * log2_e)
     return acc, l_i, m_i

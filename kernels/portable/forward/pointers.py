@@ -75,6 +75,7 @@ class FlashForward(FlashKernel):
         (128, 64, 8, 2, IN_ORDER),
         (64, 64, 4, 2, IN_ORDER),
         (64, 32, 4, 1, IN_ORDER),
+        (32, 32, 4, 1, IN_ORDER),
     )
 
     @property

@@ -4,12 +4,20 @@ Scores are multiplied by scale * log2(e), so that exp2 replaces exp (FlashAttent
 
 - `online_step` raises the running maximum with every tile and rescales what was accumulated.
 - `fixed_step` keeps the maximum of the first tile as the reference of all later ones: no maximum is taken and nothing
-  is rescaled (the unified maximum of FlashDecoding++, arXiv 2311.01282, section 3). Its exponents may exceed zero, so
-  the caller asks `is_sound` afterwards and computes the rows again with `online_step` where it says no.
+  is rescaled (the unified maximum of FlashDecoding++, arXiv 2311.01282, section 3). Its exponents may exceed zero.
+- `exact_step` subtracts the maximum before it scales, which costs one more instruction per score. The caller checks
+  `is_sound` and `is_exact` after the other two, and computes the rows again with this one where either says no.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def no_maximum(BLOCK: tl.constexpr):
+    """The maxima [BLOCK] of rows that have seen no key: below all scores, and finite. A whole tile may have scores of
+    -inf, from infinities in its keys, and -inf minus -inf would be NaN."""
+    return tl.full([BLOCK], -3.4028234663852886e38, tl.float32)
 
 
 @triton.jit
@@ -31,6 +39,15 @@ def online_step(scores, m_i, l_i, scale_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
+def exact_step(scores, m_i, l_i, scale_log2):
+    """`online_step` for scores of any size: the maximum m_i [BLOCK_M], which is unscaled here, has the exponent 0."""
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
+    p = tl.exp2((scores - m_new[:, None]) * scale_log2)
+    factor = tl.exp2((m_i - m_new) * scale_log2)
+    return p, m_new, l_i * factor + tl.sum(p, 1), factor
+
+
+@triton.jit
 def fixed_step(scores, reference, l_i, scale_log2):
     """One tile against a fixed reference [BLOCK_M]: the probabilities [BLOCK_M, BLOCK_N] and the new row sums."""
     p = tl.exp2(scores * scale_log2 - reference[:, None])
@@ -48,3 +65,14 @@ def is_sound(l_i, acc):
     finite_sums = tl.min((l_i < float("inf")).to(tl.int32), 0)
     finite_acc = tl.min(tl.min((tl.abs(acc) < float("inf")).to(tl.int32), 1), 0)
     return (finite_sums & finite_acc) == 1
+
+
+@triton.jit
+def is_exact(m_i):
+    """Whether exponents against the maxima m_i [BLOCK_M] of `online_step` can be trusted: a scalar.
+
+    A product and a difference are one instruction, whose result is exact, but the maximum was rounded by 2^-24 of
+    itself: from 2^22 on by a quarter, and soon by more than any exponent holds. Rows that saw no key do not count.
+    """
+    too_large = (tl.abs(m_i) >= 4194304.0) & (m_i > -3.4028234663852886e38)
+    return tl.max(too_large.to(tl.int32), 0) == 0

@@ -13,14 +13,7 @@ from typing import Any, ClassVar
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import (
-    AHEAD,
-    AHEAD_FIXED,
-    IN_ORDER,
-    LOG2_E,
-    RUN_TIME_SIZES,
-    contiguous_strides,
-)
+from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize

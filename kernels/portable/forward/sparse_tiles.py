@@ -10,7 +10,14 @@ the asynchronous copies. Those run iterations ahead, past a list's end too, henc
 import triton
 import triton.language as tl
 
-from blocktune.kernels.portable.forward.softmax import fixed_step, is_sound, online_step
+from blocktune.kernels.portable.forward.softmax import (
+    exact_step,
+    fixed_step,
+    is_exact,
+    is_sound,
+    no_maximum,
+    online_step,
+)
 from blocktune.kernels.portable.forward.tiles import await_product, load_matrix, mask_scores, pack, unpack
 
 LIST_SIZES = ("stride_lb", "stride_lh", "stride_lr", "num_blocks", "row_shift", "tile_shift")
@@ -56,11 +63,13 @@ def walk_in_order(
     q, K, V, acc, l_i, m_i, indices, shift, first, stop, row_start, stride_kn, stride_vn, seqlen_k, causal_offset,
     scale_log2,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Steps first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i."""
+    """Steps first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i (if EXACT, not
+    scaled)."""
     tile = listed_tile(indices, first, shift)
-    for step in tl.range(first, stop, num_stages=STAGES):
+    for step in tl.range(first, stop, num_stages=STAGES, disable_licm=EXACT):  # what is hoisted would be spilled
         following = listed_tile(indices, tl.minimum(step + 1, stop), shift)
         # [BLOCK_N, WIDTH]
         k = load_matrix(K, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED)
@@ -68,7 +77,10 @@ def walk_in_order(
         scores = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
             scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
-        p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
+        if EXACT:
+            p, m_i, l_i, factor = exact_step(scores, m_i, l_i, scale_log2)
+        else:
+            p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
         # [BLOCK_N, WIDTH_V]
         v = load_matrix(V, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED)
         # [BLOCK_M, WIDTH_V]
@@ -90,7 +102,7 @@ def walk_ahead(
     v_tile = tile
     k = load_matrix(K, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, False)
     scores = tl.dot(q, k.T)
-    m_i = tl.max(scores, 1) * scale_log2
+    m_i = tl.maximum(no_maximum(scores.shape[0]), tl.max(scores, 1) * scale_log2)
     p, l_i = fixed_step(scores, m_i, l_i, scale_log2)
     carried = pack(p, q.dtype)
     for step in tl.range(1, full, num_stages=STAGES):
@@ -126,28 +138,31 @@ def attend_listed(
     """Steps 0..full-1 without and full..stop-1 with a mask: acc [BLOCK_M, WIDTH_V] not yet divided, l_i, m_i."""
     acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    m_i = no_maximum(BLOCK_M)
     if SCHEDULE == 0:
         acc, l_i, m_i = walk_in_order(
             q, K, V, acc, l_i, m_i, indices, shift, 0, full, row_start, stride_kn, stride_vn, seqlen_k, causal_offset,
-            scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES, PRECISION,
+            scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, False, STAGES, PRECISION,
         )  # fmt: skip
     elif full > 0:
         acc, l_i, m_i = walk_ahead(
             q, K, V, acc, l_i, m_i, indices, shift, full, stride_kn, stride_vn, seqlen_k, scale_log2,
             BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, SCHEDULE == 2, STAGES,
         )  # fmt: skip
-        if SCHEDULE == 2:
-            if not is_sound(l_i, acc):
-                acc, l_i, m_i = walk_in_order(
-                    q, K, V, tl.zeros_like(acc), tl.zeros_like(l_i), tl.zeros_like(m_i) - float("inf"), indices, shift,
-                    0, full, row_start, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-                    BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, 1, PRECISION,
-                )  # fmt: skip
     if CAUSAL or RAGGED:
         acc, l_i, m_i = walk_in_order(
             q, K, V, acc, l_i, m_i, indices, shift, full, stop, row_start, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, False, 1,
             PRECISION,
         )  # fmt: skip
+    sound = is_exact(m_i)
+    if SCHEDULE == 2:
+        sound = sound & is_sound(l_i, acc)
+    if not sound:
+        acc, l_i, m_i = walk_in_order(
+            q, K, V, tl.zeros_like(acc), tl.zeros_like(l_i), no_maximum(BLOCK_M), indices, shift, 0, stop, row_start,
+            stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
+            BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, True, 1, PRECISION,
+        )  # fmt: skip
+        m_i = m_i * scale_log2
     return acc, l_i, m_i

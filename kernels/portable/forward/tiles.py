@@ -8,7 +8,14 @@ tensor.
 import triton
 import triton.language as tl
 
-from blocktune.kernels.portable.forward.softmax import fixed_step, is_sound, online_step
+from blocktune.kernels.portable.forward.softmax import (
+    exact_step,
+    fixed_step,
+    is_exact,
+    is_sound,
+    no_maximum,
+    online_step,
+)
 
 # No module-level tl.constexpr here: Triton 3.6 hashes a function differently when such a global was already merged by
 # another kernel's hash, and code that was compiled ahead would not be found.
@@ -89,11 +96,12 @@ def attend_in_order(
     q, k_source, v_source, acc, l_i, m_i, first, stop, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
     causal_offset, scale_log2,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Tiles first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i."""
-    for tile in tl.range(first, stop, num_stages=STAGES):
+    """Tiles first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i (if EXACT, not
+    scaled)."""
+    for tile in tl.range(first, stop, num_stages=STAGES, disable_licm=EXACT):  # what is hoisted would be spilled
         # [BLOCK_N, WIDTH]
         k = load_tile(
             k_source, batch, head, tile, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED, TMA
@@ -102,7 +110,10 @@ def attend_in_order(
         scores = tl.dot(q, k.T, input_precision=PRECISION)
         if MASKED:
             scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
-        p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
+        if EXACT:
+            p, m_i, l_i, factor = exact_step(scores, m_i, l_i, scale_log2)
+        else:
+            p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
         # [BLOCK_N, WIDTH_V]
         v = load_tile(
             v_source, batch, head, tile, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED, TMA
@@ -160,7 +171,7 @@ def attend_ahead(
     """
     k = load_tile(k_source, batch, head, full - 1, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, False, TMA)
     scores = tl.dot(q, k.T)
-    m_i = tl.max(scores, 1) * scale_log2
+    m_i = tl.maximum(no_maximum(scores.shape[0]), tl.max(scores, 1) * scale_log2)
     p, l_i = fixed_step(scores, m_i, l_i, scale_log2)
     carried = pack(p, q.dtype)
     for step in tl.range(1, full, num_stages=STAGES):
@@ -193,31 +204,34 @@ def attend(
     full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
     acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    m_i = no_maximum(BLOCK_M)
     if SCHEDULE == 0:
         acc, l_i, m_i = attend_in_order(
             q, k_source, v_source, acc, l_i, m_i, 0, full, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES,
-            PRECISION, TMA,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, False,
+            STAGES, PRECISION, TMA,
         )  # fmt: skip
     elif full > 0:
         acc, l_i, m_i = attend_ahead(
             q, k_source, v_source, acc, l_i, m_i, full, batch, head, stride_kn, stride_vn, seqlen_k, scale_log2,
             BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, SCHEDULE == 2, STAGES, TMA,
         )  # fmt: skip
-        if SCHEDULE == 2:
-            if not is_sound(l_i, acc):
-                acc, l_i, m_i = attend_in_order(
-                    q, k_source, v_source, tl.zeros_like(acc), tl.zeros_like(l_i), tl.zeros_like(m_i) - float("inf"), 0,
-                    full, row_start, batch, head, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-                    BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, 1, PRECISION, TMA,
-                )  # fmt: skip
     if CAUSAL or RAGGED:
         acc, l_i, m_i = attend_in_order(
             q, k_source, v_source, acc, l_i, m_i, full, stop, row_start, batch, head, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1,
+            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, False, 1,
             PRECISION, TMA,
         )  # fmt: skip
+    sound = is_exact(m_i)
+    if SCHEDULE == 2:
+        sound = sound & is_sound(l_i, acc)
+    if not sound:
+        acc, l_i, m_i = attend_in_order(
+            q, k_source, v_source, tl.zeros_like(acc), tl.zeros_like(l_i), no_maximum(BLOCK_M), 0, stop, row_start,
+            batch, head, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
+            BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, True, 1, PRECISION, TMA,
+        )  # fmt: skip
+        m_i = m_i * scale_log2
     return acc, l_i, m_i
 
 

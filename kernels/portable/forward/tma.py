@@ -1,6 +1,7 @@
 """FlashAttention-2 forward with K and V loaded through tensor descriptors (TMA), for compute capability 9.0 and newer.
 
-The same computation as kernels/portable/forward/pointers.py; the copy engine computes the addresses and fills with zeros outside.
+The same computation as kernels/portable/forward/pointers.py; the copy engine computes the addresses and fills with
+zeros outside.
 """
 
 from functools import partial
@@ -14,9 +15,11 @@ from blocktune.kernels.base.flash_kernel import (
     IN_ORDER,
     LOG2_E,
     RUN_TIME_SIZES,
+    SWIZZLE_BYTES,
     FlashKernel,
     contiguous_strides,
-    padded_width,
+    operand_widths,
+    product_unit,
 )
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
@@ -72,6 +75,7 @@ class FlashForwardTma(FlashKernel):
         (64, 64, 4, 2, IN_ORDER),
         (64, 32, 4, 2, IN_ORDER),
         (64, 32, 4, 1, IN_ORDER),
+        (32, 32, 4, 1, IN_ORDER),
     )
 
     @property
@@ -96,18 +100,20 @@ class FlashForwardTma(FlashKernel):
                 return f"the address and strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
         return super().layout_problem(q, k, v)
 
-    def barrier_bytes(self, config: KernelConfig, limits: ComputeLimits, depth: int) -> int:
+    def barrier_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
         """8 bytes a load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share one."""
-        one_array = BARRIER_BYTES * depth
-        shared = limits.mma == "wgmma" and config.parameters["schedule"] != IN_ORDER
-        return one_array if config.num_stages == 1 or shared else one_array + -(-one_array // 16) * 16
+        one_array, in_order = BARRIER_BYTES * depth, config.parameters["schedule"] == IN_ORDER
+        on_wgmma = product_unit(config, limits) == "wgmma"
+        if config.num_stages == 1:
+            return one_array * (_places_of_lone_barrier(config, shape) if on_wgmma and in_order else 1)
+        return one_array if on_wgmma and not in_order else one_array + -(-one_array // 16) * 16
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        tensor = TensorArgument(shape.dtype)
+        tensor, (width, width_v) = TensorArgument(shape.dtype), operand_widths(shape)
         arguments: dict[str, Any] = {
             "Q": tensor,
-            "k_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim))),
-            "v_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, padded_width(shape.head_dim_v))),
+            "k_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, width)),
+            "v_desc": DescriptorArgument(shape.dtype, (1, 1, config.block_n, width_v)),
             "Out": tensor,
             "Lse": None,
             "scale_log2": 1.0,
@@ -117,8 +123,7 @@ class FlashForwardTma(FlashKernel):
         return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        key_block = [1, 1, config.block_n, padded_width(shape.head_dim)]
-        value_block = [1, 1, config.block_n, padded_width(shape.head_dim_v)]
+        key_block, value_block = ([1, 1, config.block_n, width] for width in operand_widths(shape))
         fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
         return TritonLaunch(
             flash_fwd_tma_kernel,
@@ -128,6 +133,15 @@ class FlashForwardTma(FlashKernel):
             self.options(config),
             ((1, partial(_describe, key_block)), (2, partial(_describe, value_block))),
         )
+
+
+def _places_of_lone_barrier(config: KernelConfig, shape: AttentionShape) -> int:
+    """How many barriers would fit the place of the one that K and V have where they take turns: where they end at the
+    same byte behind Q, the next place that they may begin at is a swizzle's eight rows away."""
+    width, width_v = operand_widths(shape)
+    if width != width_v or config.block_n <= config.block_m:
+        return 1
+    return min(SWIZZLE_BYTES, width * shape.element_bytes)
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
+from tests.support.machine_code import loops, mnemonic
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
@@ -87,14 +88,10 @@ def test_default_config_leaves_out_what_triton_cannot_compile(kernel: str, head_
 
 def main_loop(kernel: str, config: KernelConfig) -> list[str]:
     """The instructions of sm_90, without operands, of the first loop that holds matrix products."""
-    instructions = machine_code(kernel, config)
-    for address, text in instructions:
-        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
-        if jump and int(jump[1], 16) < address:
-            body = [text for at, text in instructions if int(jump[1], 16) <= at <= address]
-            names = [re.sub(r"^@!?U?P\w+\s+", "", text).split()[0] for text in body]
-            if any(name.startswith("HGMMA") for name in names):
-                return names
+    for loop in loops(machine_code(kernel, config)):
+        names = [mnemonic(text) for _, text in loop]
+        if any(name.startswith("HGMMA") for name in names):
+            return names
     raise AssertionError(f"{config.label} has no loop with matrix products.")
 
 

@@ -1,5 +1,6 @@
 """What the portable kernels say without a compiler: rules, defaults, and the figures that the cost model reads."""
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,6 +21,7 @@ from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UnknownKernelError
 from blocktune.kernels.values.shape import AttentionShape
 
 PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
@@ -27,9 +29,8 @@ HOPPER = limits_for((9, 0))
 CONFIG = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 1, "schedule": IN_ORDER}
 HEAD_DIMS = (16, 64, 80, 128, 256)
 DTYPES = ("bfloat16", "float16", "float32")
-# 256 float32 elements a row: the smallest tiles take 96 KiB on 7.x and 160 KiB on 8.x and 12.x, where tf32 products
-# split Q in two (compiled with Triton 3.6 and 3.9).
-TOO_SMALL_FOR_256_FLOAT32 = {(7, 5), (8, 6), (8, 8), (8, 9), (12, 0), (12, 1)}
+# 256 float32 elements a row: the smallest tiles take 72 KiB on 7.5 (compiled with Triton 3.6).
+TOO_SMALL_FOR_256_FLOAT32 = {(7, 5)}
 
 
 def shape(head_dim: int = 64, dtype: str = "bfloat16", **changes: Any) -> AttentionShape:
@@ -50,7 +51,7 @@ def test_every_choice_of_a_parameter_is_in_range(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize(
-    ("name", "value"), [("block_m", 32), ("block_n", 256), ("num_warps", 2), ("num_stages", 5), ("schedule", 3)]
+    ("name", "value"), [("block_m", 16), ("block_n", 256), ("num_warps", 2), ("num_stages", 5), ("schedule", 3)]
 )
 def test_parameter_out_of_range(kernel: str, name: str, value: int) -> None:
     (text,) = problems(kernel, CONFIG | {name: value})
@@ -156,12 +157,17 @@ def test_paper_config_of_the_kernels(cc: tuple[int, int], head_dim: int, dtype: 
     limits, problem = limits_for(cc), shape(head_dim, dtype)
     for kernel in kernels_for(problem, limits):
         config = paper_config(kernel, problem, limits)
-        if config is None:  # the smallest tile of keys that the rule comes to does not fit
+        keys = math.ceil(limits.shared_per_block_optin_bytes / problem.element_bytes / (4 * head_dim))
+        if min(kernel.parameters["block_m"]) > min(keys, head_dim) or min(kernel.parameters["block_n"]) > keys:
+            assert config is None  # its smallest tile is larger
+        elif config is None:  # the smallest tile of keys that the rule comes to does not fit
             smallest = replace(
                 kernel.default_config(problem, limits), block_m=64, block_n=16, num_warps=4, num_stages=1
             )
             assert kernel.shared_bytes(smallest, problem, limits) > limits.shared_per_block_optin_bytes
         else:
+            assert config.block_m <= min(keys, head_dim)
+            assert config.block_n <= keys
             assert kernel.violations(config, problem, limits) == ()
             assert (config.num_warps, config.num_stages) == (4, min(kernel.parameters["num_stages"]))
 
@@ -212,3 +218,12 @@ def test_a_config_without_the_kernel_s_own_parameters_is_refused_in_words(kernel
         KernelConfig(kernel, 128, 64, 4, 2), shape(seqlen_q=256, seqlen_k=256), HOPPER
     )
     assert "must be one of" in last
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("flash_fwd_hoper", "Did you mean flash_fwd_hopper"), ("sage", "The kernels are flash_bwd_hopper, ")],
+)
+def test_a_misspelt_kernel_gets_the_nearest_names_and_an_unlike_one_all(name: str, hint: str) -> None:
+    with pytest.raises(UnknownKernelError, match=f"There is no kernel '{name}'. {hint}"):
+        get_kernel(name)

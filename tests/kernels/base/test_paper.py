@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.kernels.base.paper_rule import paper_config
+from blocktune.kernels.base.paper_rule import first_paper_config, paper_config
 from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -15,12 +15,13 @@ from blocktune.kernels.values.shape import AttentionShape
 class Kernel:
     """The part of AttentionKernel that the rule asks; shared memory holds the queries and one key and value tile."""
 
+    block_m: tuple[int, ...] = (16, 32, 64, 128, 256)
     block_n: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     fits: bool = True
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        blocks = {"block_m": (16, 32, 64, 128, 256), "block_n": self.block_n}
+        blocks = {"block_m": self.block_m, "block_n": self.block_n}
         return blocks | {"num_warps": (4, 8), "num_stages": (1, 2, 3), "order": (0, 1)}
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
@@ -82,6 +83,20 @@ def test_paper_config_takes_what_the_kernel_offers() -> None:
     config = paper(Kernel(block_n=(32, 64)), 64, (9, 0))
     assert config is not None
     assert config.block_n == 64
+
+
+def test_a_kernel_of_larger_blocks_cannot_express_the_rule() -> None:
+    wide = Kernel(block_m=(128, 192))
+    assert paper(wide, 64, (9, 0)) is None, "at most head_dim rows of queries"
+    assert paper(wide, 128, (9, 0)) is not None
+    assert paper(Kernel(block_n=(512,)), 64, (9, 0)) is None
+
+
+def test_the_rule_is_that_of_the_first_kernel_that_can_express_it() -> None:
+    kernels: list[Any] = [Kernel(block_m=(128, 192)), Kernel(block_m=(32, 64)), Kernel()]
+    found = [first_paper_config(kernels, shape(head_dim), limits_for((9, 0))) for head_dim in (128, 64, 16)]
+    assert [config and config.block_m for config in found] == [128, 64, 16]
+    assert first_paper_config(kernels[:1], shape(64), limits_for((9, 0))) is None
 
 
 def test_paper_config_is_none_where_nothing_fits() -> None:

@@ -73,7 +73,7 @@ def test_no_name_matches_by_substring(name: str) -> None:
 
 
 def test_the_error_lists_near_names_and_the_file() -> None:
-    with pytest.raises(UnknownDeviceError, match=r"'h20'.*h200_sxm.*kernels/gpus\.csv"):
+    with pytest.raises(UnknownDeviceError, match=r"'h20'.*h200_sxm.*kernels/hardware/gpus\.csv"):
         entry_named("h20")
     with pytest.raises(UnknownDeviceError, match=r"rtxpro6000_ws, rtxpro6000_srv"):
         entry_named("rtx pro 6000")

@@ -18,8 +18,7 @@ from blocktune.kernels.hardware.device import (
 )
 from blocktune.kernels.hardware.driver import DriverReport, read_driver
 from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError
-
-from .fake_driver import H200_UUID, FakeDriver, FakeGpu
+from tests.support.fake_driver import H200_UUID, FakeDriver, FakeGpu
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu) -> None:
@@ -100,7 +99,7 @@ def test_a_limit_that_differs_warns_and_wins(
     gpu.attributes[attribute] = told
     use(monkeypatch, gpu)
     table = getattr(limits_for((9, 0)), field)
-    with pytest.warns(DeviceFactsWarning, match=rf"{field} = {value}, but kernels/limits\.py says {table}"):
+    with pytest.warns(DeviceFactsWarning, match=rf"{field} = {value}, but kernels/hardware/limits\.py says {table}"):
         (spec,) = present_devices()
     assert getattr(spec.limits, field) == value
     assert spec.to_json()["limits"] == {field: value}
@@ -111,7 +110,7 @@ def test_another_sm_count_than_the_catalogue_drops_the_device_wide_rates(monkeyp
     gpu = FakeGpu()
     gpu.attributes[16] = 100
     use(monkeypatch, gpu)
-    with pytest.warns(DeviceFactsWarning, match=r"num_sms = 100, but kernels/gpus\.csv says 132"):
+    with pytest.warns(DeviceFactsWarning, match=r"num_sms = 100, but kernels/hardware/gpus\.csv says 132"):
         (spec,) = present_devices()
     assert (spec.num_sms, spec.tensor_tflops, spec.tensor_flops_per_clock) == (100, None, 4096)
     assert spec.memory_gbs == pytest.approx(4916.7, abs=0.1)
@@ -149,7 +148,7 @@ def test_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
     assert present_devices() == ()
-    with pytest.raises(NoDeviceError, match=r"required here\. The NVIDIA driver sees no GPU.*--device"):
+    with pytest.raises(NoDeviceError, match=r"required here\. The NVIDIA driver sees no GPU.*`best_config"):
         current_device()
 
 

@@ -72,7 +72,9 @@ def test_thor_has_two_numbers() -> None:
 
 @pytest.mark.parametrize("cc", [(6, 1), (9, 1), (13, 0), (0, 0)])
 def test_unknown_cc_is_an_error_that_names_the_known_ones(cc: tuple[int, int]) -> None:
-    with pytest.raises(UnknownDeviceError, match=rf"12\.0, 12\.1, but got {cc[0]}\.{cc[1]}\. .*kernels/limits\.py"):
+    with pytest.raises(
+        UnknownDeviceError, match=rf"12\.0, 12\.1, but got {cc[0]}\.{cc[1]}\. .*kernels/hardware/limits\.py"
+    ):
         limits_for(cc)
 
 

@@ -20,6 +20,7 @@ ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
 HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.skipif(
         not ON_GPU and not knobs.runtime.interpret,
         reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
@@ -27,7 +28,8 @@ pytestmark = [
     # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
-# As in test_flash_fwd.py; the paper's algorithm rounds each tile's probabilities against the tile's own maximum.
+# As in tests/kernels/portable/forward/test_flash_fwd.py; the paper's algorithm rounds each tile's probabilities against
+# the tile's own maximum.
 TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 SIZES = (65, 96) if not ON_GPU else (1000, 1024)
 

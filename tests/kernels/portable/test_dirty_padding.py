@@ -16,8 +16,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-
-from .feature_cases import DEVICE, ON_GPU, runs, shape_of, tensors
+from tests.support.feature_cases import DEVICE, ON_GPU, runs, shape_of, tensors
 
 FORWARD = [
     "flash_fwd",
@@ -31,6 +30,7 @@ FORWARD = [
 BACKWARD = ["flash_bwd_split", "flash_bwd_fused", "flash_bwd_sparse"]
 BLOCK = 64
 pytestmark = [
+    pytest.mark.interpreted,
     runs,
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),

@@ -25,6 +25,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.skipif(
         not ON_GPU and not knobs.runtime.interpret,
         reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",

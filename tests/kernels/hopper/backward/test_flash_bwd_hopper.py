@@ -22,8 +22,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.space import SearchSpace
-
-from .machine_code import compiled_here, machine_code
+from tests.support.machine_code import compiled_here, loops, machine_code
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
@@ -415,15 +414,12 @@ def test_other_configs_compile_and_take_what_is_predicted(head_dim: int, changes
 
 def step_loops(code: list[tuple[int, str]]) -> list[list[str]]:
     """The loops of one step: as many exponentials as a thread has scores, and products."""
-    loops = []
-    for address, text in code:
-        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
-        if not jump or int(jump[1], 16) >= address:
-            continue
-        body = [found for at, found in code if int(jump[1], 16) <= at <= address]
-        if sum("MUFU.EX2" in found for found in body) == 64 * 64 // 128 and any("HGMMA" in found for found in body):
-            loops.append(body)
-    return loops
+    bodies = ([text for _, text in loop] for loop in loops(code))
+    return [
+        body
+        for body in bodies
+        if sum("MUFU.EX2" in text for text in body) == 64 * 64 // 128 and any("HGMMA" in text for text in body)
+    ]
 
 
 def waits(loop: list[str]) -> list[int]:

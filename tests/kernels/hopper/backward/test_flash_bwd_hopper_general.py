@@ -1,7 +1,6 @@
 """The Hopper backward beyond whole tiles: its machine code compiled without a GPU, and on one its gradients against
 float64 autograd, with a limit of time for every test, because what is wrong with a barrier shows as a hang."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -19,11 +18,11 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
-
-from .feature_cases import extras_of, packed, shape_of, tensors
-from .machine_code import compiled_here, machine_code, mnemonic
-from .test_flash_bwd_dense import Gradients, backward, check, run
-from .test_flash_bwd_hopper import step_loops, waits
+from tests.kernels.hopper.backward.test_flash_bwd_hopper import step_loops, waits
+from tests.kernels.portable.backward.test_flash_bwd_dense import Gradients, backward, check, run
+from tests.support.feature_cases import extras_of, packed, shape_of, tensors
+from tests.support.hopper_gpu import skip_elsewhere
+from tests.support.machine_code import compiled_here, loops, machine_code, mnemonic
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
@@ -38,8 +37,7 @@ pytestmark = [
 
 @pytest.fixture
 def on_hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+    skip_elsewhere(KERNEL)
 
 
 def problem(
@@ -72,14 +70,10 @@ FORMS = [
 
 def loops_of_products(code: list[tuple[int, str]]) -> list[list[str]]:
     """The loops that compute products and in which no other one ends."""
-    found = []
-    for address, text in code:
-        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
-        start = int(jump[1], 16) if jump else address
-        if start < address and any("HGMMA" in inside for at, inside in code if start <= at <= address):
-            found.append((start, address))
-    inner = [(start, end) for start, end in found if not any(start <= other < end for _, other in found)]
-    return [[text for at, text in code if start <= at <= end] for start, end in inner]
+    found = [loop for loop in loops(code) if any("HGMMA" in text for _, text in loop)]
+    ends = [loop[-1][0] for loop in found]
+    inner = [loop for loop in found if not any(loop[0][0] <= end < loop[-1][0] for end in ends)]
+    return [[text for _, text in loop] for loop in inner]
 
 
 @compiled_here
@@ -103,10 +97,10 @@ def test_machine_code(
     assert resources.shared_bytes <= HOPPER.shared_per_block_optin_bytes
     code = machine_code(KERNEL, best, shape, tmp_path)
     if is_wide(shape):
-        loops = loops_of_products(code)
-        assert len(loops) == 3 + ("window" in features)  # one for each mask: the edge or the diagonal, the window
+        steps = loops_of_products(code)
+        assert len(steps) == 3 + ("window" in features)  # one for each mask: the edge or the diagonal, the window
         reloading = 0
-        for loop in loops:
+        for loop in steps:
             names = [mnemonic(text) for text in loop]
             reloading += any(name.startswith(("LDL", "STL")) for name in names)
             assert sum(name.startswith("HGMMA") for name in names) >= 2 * head_dim // 16 + 4

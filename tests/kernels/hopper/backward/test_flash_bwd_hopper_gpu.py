@@ -8,16 +8,11 @@ import torch
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-
-from .test_flash_bwd_hopper import HOPPER, KERNEL, MASKS, config, shape
+from tests.kernels.hopper.backward.test_flash_bwd_hopper import HOPPER, KERNEL, MASKS, config, shape
+from tests.support.hopper_gpu import skip_elsewhere
 
 # Relative Frobenius error of each gradient: probabilities and dS carry half a unit in the last place into the products.
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
-
-
-def skip_elsewhere() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
 
 
 class Problem:
@@ -64,7 +59,7 @@ class Problem:
 def test_gradients_are_right_and_keys_repeat_themselves(
     dtype: str, head_dim: int, causal: Causal, seqlen: int, growth: float
 ) -> None:
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     problem = Problem(shape(head_dim, seqlen, causal, dtype=dtype, num_heads=5, num_heads_kv=5), growth=growth)
     best = KERNEL.default_config(problem.shape, HOPPER)
     first = problem.run(best)
@@ -81,7 +76,7 @@ def test_gradients_are_right_and_keys_repeat_themselves(
 @pytest.mark.parametrize("causal", MASKS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     for heads, heads_kv, seqlen in ((8, 2, 128), (6, 2, 640), (7, 1, 1152), (16, 8, 2048)):
         asked = shape(head_dim, seqlen, causal, num_heads=heads, num_heads_kv=heads_kv)
         problem = Problem(asked, layout)
@@ -92,7 +87,7 @@ def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(128, 640), (1024, 256)])
 def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seqlen_k: int) -> None:
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     asked = shape(head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k, batch=3, num_heads=5, num_heads_kv=5)
     for layout, scale in (("bhsd", 0.2), ("bshd", 0.01), ("bhsd", -0.1)):
         problem = Problem(asked, layout, scale=scale)
@@ -105,7 +100,7 @@ def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seq
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_switch_is_right(head_dim: int, causal: Causal) -> None:
     """With fewer steps than stages, and with more tiles than multiprocessors."""
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     problems = [Problem(shape(head_dim, seqlen, causal, num_heads_kv=2)) for seqlen in (128, 4352)]
     for number, (named, persistent) in enumerate(product((0, 1, 2, 3), (0, 1))):
         stages = 2 + number % (3 if head_dim == 64 else 2)
@@ -119,7 +114,7 @@ def test_every_switch_is_right(head_dim: int, causal: Causal) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_two_streams_do_not_take_each_other_s_tiles(head_dim: int) -> None:
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     problem = Problem(shape(head_dim, 1024, Causal.UPPER_LEFT, num_heads=16, num_heads_kv=16))
     best = KERNEL.default_config(problem.shape, HOPPER)
     expected = problem.run(best)
@@ -139,7 +134,7 @@ def test_two_streams_do_not_take_each_other_s_tiles(head_dim: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_graph_replays_beside_launches_of_another_stream(head_dim: int) -> None:
-    skip_elsewhere()
+    skip_elsewhere(KERNEL)
     asked = shape(head_dim, 1024, Causal.UPPER_LEFT)
     problem, later = Problem(asked), Problem(asked, growth=2.0)
     best = KERNEL.default_config(asked, HOPPER)

@@ -18,6 +18,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.skipif(
         not ON_GPU and not knobs.runtime.interpret,
         reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
@@ -172,3 +173,19 @@ def in_parts(dq: torch.Tensor, part: int, transposed: bool) -> torch.Tensor:
             registers = piece.reshape(4, 2, 8, piece.shape[1] // 8, 4, 2)
             parts.append(registers.permute(3, 0, 2, 4, 1, 5).reshape(-1))
     return torch.cat(parts)
+
+
+def test_statistics_of_rows_that_see_nothing_and_of_huge_scores() -> None:
+    lse = torch.randn(BATCH, HEADS, LENGTH, device=DEVICE)
+    lse[0, 0, :4] = torch.tensor([float("-inf"), 1e8, -1e8, 1e5])
+    out = torch.zeros(BATCH, HEADS, LENGTH, 64, dtype=torch.float16, device=DEVICE)
+    lse_log2, delta = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
+    sums, counter = torch.empty(lse.numel(), 64, device=DEVICE), torch.ones(1, dtype=torch.int32, device=DEVICE)
+    prepare_kernel[(lse.numel() // 32,)](
+        out, out, lse, lse_log2, delta, sums, counter, *out.stride()[:3], *out.stride()[:3], HEADS, LENGTH,
+        HEAD_DIM=64, ROWS=32, num_warps=4,
+    )  # fmt: skip
+    exact = lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    exact[0, 0, 0] = 1e30
+    exact[0, 0, 1:3] += exact[0, 0, 1:3].abs() * 2.0**-20
+    torch.testing.assert_close(lse_log2.double(), exact, rtol=2e-7, atol=1e-6)

@@ -19,9 +19,9 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.search.space import configs_of
-
-from .machine_code import compiled_here, machine_code, mnemonic
-from .test_flash_decode import Case, assert_close, case_of, expected, paged
+from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
+from tests.support.hopper_gpu import skip_elsewhere
+from tests.support.machine_code import compiled_here, machine_code, mnemonic
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecodeHopper()
@@ -147,8 +147,7 @@ def test_machine_code(
 
 @pytest.fixture
 def hopper_gpu() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+    skip_elsewhere(KERNEL)
 
 
 def launched(config: KernelConfig, case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,5 @@
-"""The source of the Hopper decoding kernel, run on the CPU by gluon_tensors.py, against a float64 reference.
+"""The source of the Hopper decoding kernel, run on the CPU by tests/support/gluon_tensors.py, against a float64
+reference.
 
 What the compiler makes of it is not seen here; test_flash_decode_hopper.py reads the machine code, and compares results
 where a GPU is.
@@ -15,9 +16,11 @@ from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.kernels.portable.decode import test_flash_decode
+from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
+from tests.support import gluon_tensors
 
-from . import gluon_tensors, test_flash_decode
-from .test_flash_decode import Case, assert_close, case_of, expected, paged
+pytestmark = pytest.mark.triton_free
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecodeHopper()

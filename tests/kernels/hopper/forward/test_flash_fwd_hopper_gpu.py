@@ -20,6 +20,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 HOPPER = limits_for((9, 0))
@@ -36,8 +37,7 @@ Tensors = Sequence[torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def _hopper_alone() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+    skip_elsewhere(KERNEL)
 
 
 def shape_of(

@@ -22,9 +22,7 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
 from blocktune.tuner.search.space import SearchSpace
-
-from .machine_code import compiled_here, machine_code
-from .test_flash_fwd_hopper import (
+from tests.kernels.hopper.forward.test_flash_fwd_hopper import (
     MASKS,
     TRITON,
     cache,
@@ -35,6 +33,7 @@ from .test_flash_fwd_hopper import (
     positions,
     shape,
 )
+from tests.support.machine_code import compiled_here, machine_code
 
 __all__ = ["cache"]
 HOPPER = limits_for((9, 0))

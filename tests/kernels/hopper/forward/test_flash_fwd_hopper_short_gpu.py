@@ -14,9 +14,9 @@ from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShor
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-
-from . import test_flash_fwd_hopper_gpu as other
-from .test_flash_fwd_hopper_gpu import EDGES, HOPPER, compare, shape_of, tensors
+from tests.kernels.hopper.forward import test_flash_fwd_hopper_gpu as other
+from tests.kernels.hopper.forward.test_flash_fwd_hopper_gpu import EDGES, HOPPER, compare, shape_of, tensors
+from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 KERNEL = FlashForwardHopperShort()
@@ -25,8 +25,7 @@ check, run = partial(other.check, kernel=KERNEL), partial(other.run, kernel=KERN
 
 @pytest.fixture(autouse=True)
 def _hopper_alone() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+    skip_elsewhere(KERNEL)
 
 
 @pytest.mark.parametrize("causal", Causal)

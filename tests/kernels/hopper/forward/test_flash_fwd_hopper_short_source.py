@@ -1,26 +1,27 @@
-"""The source of the Hopper forward for short sequences, run on the CPU by gluon_machine.py: lengths, masks, parameters.
+"""The source of the Hopper forward for short sequences, run on the CPU by tests/support/gluon_machine.py: lengths,
+masks, parameters.
 
 What the compiler makes of it is not seen here; test_flash_fwd_hopper_short.py reads the machine code, and on a GPU
 test_flash_fwd_hopper_short_gpu.py compares results.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
 from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort, joins_tiles, output_panels
-from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.reference import attention_reference
-from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.kernels.values.shape import Causal
+from tests.kernels.hopper.forward import test_flash_fwd_hopper_source as other
+from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, read_now, shape_of, tensors
+from tests.support import gluon_machine
 
-from . import gluon_machine
-from .test_flash_fwd_hopper_source import EDGES, compare, read_now, shape_of, tensors
+pytestmark = pytest.mark.triton_free
 
-HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardHopperShort()
+check, config_of = partial(other.check, kernel=KERNEL), partial(other.config_of, kernel=KERNEL)
 
 
 @pytest.fixture(autouse=True)
@@ -29,27 +30,11 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
 
 
-def config_of(problem: AttentionShape, **changes: int) -> KernelConfig:
-    default = KERNEL.default_config(problem, HOPPER)
-    return KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
-
-
-def check(
-    problem: AttentionShape,
-    config: KernelConfig | None = None,
-    layout: str = "bhsd",
-    qkv: list[torch.Tensor] | None = None,
-    programs: int = 2,
-) -> None:
-    config, qkv = config or config_of(problem), qkv or tensors(problem, layout)
-    assert KERNEL.violations(config, problem, HOPPER) == ()
-    out = torch.full((*qkv[0].shape[:-1], problem.head_dim_v), 7.0).half()
-    lse = torch.full(qkv[0].shape[:3], 7.0)
-    launch: Any = KERNEL.bind(config, problem)
-    arguments = launch.arguments(*qkv, out, lse, problem.head_dim**-0.5)
-    gluon_machine.run(launch.function, arguments, programs)
-    assert arguments[5].tolist() == [0, 0]  # the counter, as the next launch expects it
-    compare(out, lse, *attention_reference(*qkv, causal=problem.causal))
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("keys", HIDDEN)
+def test_infinite_keys(keys: str, causal: Causal) -> None:
+    for rows in (256, 200):
+        other.check_infinite_keys(shape_of(rows, 256, 128, num_heads=1, causal=causal), HIDDEN[keys], KERNEL)
 
 
 @pytest.mark.parametrize("causal", Causal)

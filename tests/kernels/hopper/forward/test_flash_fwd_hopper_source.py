@@ -1,4 +1,5 @@
-"""The source of the Hopper forward, run on the CPU by gluon_machine.py: every length, mask, feature and parameter.
+"""The source of the Hopper forward, run on the CPU by tests/support/gluon_machine.py: every length, mask, feature and
+parameter.
 
 What the compiler makes of it is not seen here; test_flash_fwd_hopper.py reads the machine code, and on a GPU
 test_flash_fwd_hopper_gpu.py compares results.
@@ -21,8 +22,9 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support import gluon_machine
 
-from . import gluon_machine
+pytestmark = pytest.mark.triton_free
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -49,9 +51,9 @@ def shape_of(
     return AttentionShape(**sizes, features=Features.parse(features))
 
 
-def config_of(problem: AttentionShape, **changes: int) -> KernelConfig:
-    default = KERNEL.default_config(problem, HOPPER)
-    return KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
+def config_of(problem: AttentionShape, kernel: FlashForwardHopper = KERNEL, **changes: int) -> KernelConfig:
+    default = kernel.default_config(problem, HOPPER)
+    return KernelConfig.of(kernel.name, dict(default.parameters) | changes)
 
 
 def draw(batch: int, heads: int, rows: int, dim: int, layout: str) -> torch.Tensor:
@@ -71,14 +73,19 @@ def tensors(problem: AttentionShape, layout: str = "bhsd", tokens: tuple[int, in
 
 
 def run(
-    problem: AttentionShape, config: KernelConfig, qkv: list[torch.Tensor], extras: Extras, programs: int
+    problem: AttentionShape,
+    config: KernelConfig,
+    qkv: list[torch.Tensor],
+    extras: Extras,
+    programs: int,
+    kernel: FlashForwardHopper = KERNEL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp, 7 where nothing is written."""
-    assert KERNEL.violations(config, problem, HOPPER) == ()
+    assert kernel.violations(config, problem, HOPPER) == ()
     q = qkv[0]
     out = torch.full((*q.shape[:-1], problem.head_dim_v), 7.0).half()
     lse = torch.full(q.shape[1:3] if problem.features.varlen else q.shape[:3], 7.0)
-    launch: Any = KERNEL.bind(config, problem)
+    launch: Any = kernel.bind(config, problem)
     given = (extras,) if problem.features else ()
     arguments = launch.arguments(*qkv, out, lse, problem.head_dim**-0.5, *given)
     gluon_machine.run(launch.function, arguments, programs)
@@ -93,10 +100,11 @@ def check(
     layout: str = "bhsd",
     qkv: list[torch.Tensor] | None = None,
     programs: int = 2,
+    kernel: FlashForwardHopper = KERNEL,
 ) -> None:
-    config, qkv = config or config_of(problem), qkv or tensors(problem, layout)
+    config, qkv = config or config_of(problem, kernel), qkv or tensors(problem, layout)
     extras = Extras(softcap=1.5 if problem.features.softcap else 0.0)
-    out, lse = run(problem, config, qkv, extras, programs)
+    out, lse = run(problem, config, qkv, extras, programs, kernel)
     expected = attention_reference(*qkv, causal=problem.causal, features=problem.features, extras=extras)
     compare(out, lse, *expected)
 
@@ -108,6 +116,31 @@ def compare(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expect
     assert (out.float() - expected).norm() <= TOLERANCE * expected.norm()
     seen = ~expected_lse.isneginf()
     assert ((lse - expected_lse)[seen].abs() <= LSE_TOLERANCE).all()
+
+
+HIDDEN = {"first": slice(0, 70), "last": slice(120, 256), "starts": slice(0, 256, 64), "all": slice(0, 256)}
+
+
+def check_infinite_keys(problem: AttentionShape, keys: slice, kernel: FlashForwardHopper = KERNEL) -> None:
+    """Keys with an infinite element that all queries meet with a positive one count as keys that no query sees."""
+    q, k, v = tensors(problem)
+    q[..., 0] = q[..., 0].abs() + 0.5
+    seen = torch.ones(1, 1, problem.seqlen_q, problem.seqlen_k, dtype=torch.bool)
+    seen[..., keys] = False
+    expected = attention_reference(
+        q, k, v, causal=problem.causal, features=Features.parse("boolean"), extras=Extras(mask=seen)
+    )
+    k[..., keys, 0] = float("-inf")
+    compare(*run(problem, config_of(problem, kernel), [q, k, v], Extras(), 2, kernel), *expected)
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("keys", HIDDEN)
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_infinite_keys(head_dim: int, keys: str, causal: Causal) -> None:
+    """Also where every row sees a key, so that nothing else looks at its first block."""
+    check_infinite_keys(shape_of(256, 256, head_dim, num_heads=1, causal=causal), HIDDEN[keys])
+    check_infinite_keys(shape_of(200, 256, head_dim, num_heads=1, causal=causal), HIDDEN[keys])
 
 
 @pytest.mark.parametrize("causal", Causal)

@@ -27,9 +27,8 @@ from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
-
-from .machine_code import compiled_here, machine_code
-from .test_flash_fwd_hopper import main_loops, positions
+from tests.kernels.hopper.forward.test_flash_fwd_hopper import main_loops, positions
+from tests.support.machine_code import compiled_here, machine_code
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()

@@ -18,6 +18,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
+from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
 HOPPER = limits_for((9, 0))
@@ -31,8 +32,7 @@ EDGES = (1, 17, 63, 64, 65, 127, 128, 129, 191, 193, 256, 257, 300)
 
 @pytest.fixture(autouse=True)
 def _hopper_alone() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"{KERNEL.name} runs on compute capability 9.0 alone")
+    skip_elsewhere(KERNEL)
 
 
 def shape_of(seqlen_q: int = 2000, seqlen_k: int = 2000, head_dim: int = 64, **changes: Any) -> AttentionShape:

@@ -1,4 +1,5 @@
-"""The source of the 8-bit Hopper forward, run on the CPU by gluon_machine.py: lengths, masks, scales and parameters.
+"""The source of the 8-bit Hopper forward, run on the CPU by tests/support/gluon_machine.py: lengths, masks, scales and
+parameters.
 
 The pass over the values is ordinary Triton; its order of keys is written down here once more.
 """
@@ -18,8 +19,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
+from tests.support import gluon_machine
 
-from . import gluon_machine
+pytestmark = pytest.mark.triton_free
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()

@@ -17,8 +17,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-
-from .feature_cases import DEVICE, ON_GPU, WINDOWS, WORDS, extras_of, packed, runs, shape_of, tensors
+from tests.support.feature_cases import DEVICE, ON_GPU, WINDOWS, WORDS, extras_of, packed, runs, shape_of, tensors
 
 SPLIT = KernelConfig.of(
     "flash_bwd_split",
@@ -32,6 +31,7 @@ CONFIGS = pytest.mark.parametrize("config", [SPLIT, FUSED], ids=["split", "fused
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates; exponents that overflow under a
 # soft cap give its bound, and NumPy warns about them.
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),

@@ -30,11 +30,14 @@ runs = pytest.mark.skipif(
     reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
 )
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+pytestmark = [
+    pytest.mark.interpreted,
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
 
 KERNEL = FlashDecode()
 HOPPER = limits_for((9, 0))
-# Relative Frobenius error against float64; see test_flash_fwd.py.
+# Relative Frobenius error against float64; see tests/kernels/portable/forward/test_flash_fwd.py.
 TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 NINE_TOKENS = (None, 0, 1, 1, 2, 2, 3, 3, 4)
 """A with B below; B has C and D; C has E and F; D has G and H; E has I."""

@@ -19,6 +19,7 @@ ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
 PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.skipif(
         not ON_GPU and not knobs.runtime.interpret,
         reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
@@ -202,3 +203,21 @@ def test_log_sum_exp_is_optional(kernel: str) -> None:
     get_kernel(kernel).bind(config_of(kernel), shape)(q, k, v, out, None, 0.125)
     expected, _ = attention_reference(q, k, v, scale=0.125, dtype=torch.float64)
     assert (out.double() - expected).norm() <= TOLERANCE[shape.dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize(("dtype", "schedule"), [("float16", 0), ("float16", 1), ("float16", 2), ("float32", 0)])
+def test_scores_whose_rounding_exceeds_every_exponent(dtype: str, schedule: int, causal: Causal) -> None:
+    """Scores of 1e9 are 64 apart in float32: a fused product and difference leaves the row's own maximum an exponent of
+    up to 32, and a probability that no 16-bit type holds, or none at all. The interpreter fuses nothing, but computes
+    the rows again as a GPU does."""
+    shape = shape_of(dtype=dtype, causal=causal, seqlen_q=80, seqlen_k=80, num_heads=1, num_heads_kv=1)
+    sizes = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 1, "schedule": schedule}
+    config = KernelConfig.of("flash_fwd", sizes)
+    q, k, v = tensors(shape, "bhsd")
+    q, k = q * 1e4, k * 1e4
+    for scale in (1.0, 0.3):
+        out, _ = run(config, shape, q, k, v, scale)
+        expected, _ = attention_reference(q, k, v, causal=shape.causal, scale=scale, dtype=torch.float64)
+        assert torch.isfinite(out).all()
+        assert (out.double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()

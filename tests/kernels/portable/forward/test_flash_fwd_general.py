@@ -14,14 +14,25 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-
-from .feature_cases import DEVICE, ON_GPU, PAIRS, WINDOWS, WORDS, extras_of, packed, runs, shape_of, tensors
+from tests.support.feature_cases import (
+    DEVICE,
+    ON_GPU,
+    PAIRS,
+    WINDOWS,
+    WORDS,
+    extras_of,
+    packed,
+    runs,
+    shape_of,
+    tensors,
+)
 
 KERNEL = get_kernel("flash_fwd_general")
 CONFIG = KernelConfig("flash_fwd_general", 64, 32, 4, 2)
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates; exponents that overflow under a
 # soft cap give its bound, and NumPy warns about them.
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]

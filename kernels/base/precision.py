@@ -1,0 +1,23 @@
+"""How exactly our kernels multiply float32 tensors: as PyTorch's settings ask for it.
+
+`torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.allow_tf32` and its `fp32_precision` are three ways to
+say whether a product may round its factors to TF32. Where it may not, which is PyTorch's default, every factor is split
+into two TF32 numbers and three products are added: 22 bits of the 24 of float32. Where it may, one product of 11 bits
+is taken. Products of 16-bit tensors are exact either way.
+"""
+
+import sys
+
+ONE_PRODUCT, THREE_PRODUCTS = "tf32", "tf32x3"
+"""Triton's names."""
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch may round the factors of float32 products on a GPU now; not where PyTorch is not loaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+
+
+def product_precision(dtype: str) -> str:
+    """Triton's `input_precision` for tensors of this data type now."""
+    return THREE_PRODUCTS if dtype == "float32" and not allows_tf32() else ONE_PRODUCT

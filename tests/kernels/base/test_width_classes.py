@@ -1,0 +1,118 @@
+"""Every kernel at every pair of head dimensions that its rules admit: compiled for GPUs that are not here, and legal.
+
+The rest of the product, hours of compiling, is `make width-test`.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.values.shape import FP8
+from blocktune.tuner.compile.compiler import options_of, source_of
+from tests.support.machine_code import compiled_here
+from tests.support.sass import disassembled
+from tests.support.shared_memory_checks import illegal_tiles
+from tests.support.wgmma_descriptors import unwritten_reads, wrong_descriptors
+from tests.support.width_classes import (
+    ARCHITECTURES,
+    DIMS,
+    Case,
+    candidate_cases,
+    covering_cases,
+    every_case,
+    shape_for,
+)
+
+COVERING = covering_cases()
+FULL = os.environ.get("BLOCKTUNE_WIDTHS") == "full"
+REST = list(dict.fromkeys((*every_case(), *candidate_cases(6)))) if FULL else []
+SOME = [case for number, case in enumerate(candidate_cases(1)) if number % 12 == 0]
+HOPPER = (9, 0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def problems(case: Case) -> Iterator[str]:
+    """What is wrong with the code of a case."""
+    limits, kernel = limits_for(case.cc), case.kernel
+    yield from kernel.violations(case.config, case.shape, limits)
+    for spec in (*kernel.further_specs(case.config, case.shape), kernel.compile_spec(case.config, case.shape)):
+        compiled = _compiled(spec, limits.sm_arch)
+        yield from illegal_tiles(compiled, limits)
+        code = disassembled(compiled.asm["cubin"])
+        yield from unwritten_reads(code)
+        if case.cc == HOPPER:
+            yield from wrong_descriptors(code, compiled.asm["ptx"])
+
+
+def _compiled(spec: Any, arch: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    return triton.compile(source_of(spec), target=GPUTarget("cuda", arch, 32), options=options_of(spec))
+
+
+@compiled_here
+@pytest.mark.parametrize("case", COVERING, ids=str)
+def test_default_config_compiles_to_legal_code(case: Case) -> None:
+    assert list(problems(case)) == []
+
+
+@compiled_here
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_some_configs_that_a_search_might_try_compile_to_legal_code(case: Case) -> None:
+    assert list(problems(case)) == []
+
+
+@compiled_here
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REST, ids=str)
+def test_the_rest_of_the_product_compiles_to_legal_code(case: Case) -> None:
+    assert list(problems(case)) == []
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_pair_is_refused_with_a_reason_or_has_a_default_that_breaks_no_rule(name: str) -> None:
+    kernel = get_kernel(name)
+    admitted = 0
+    for cc, dtype in itertools.product(ARCHITECTURES, kernel.dtypes):
+        for dims in itertools.product((8, *sorted(DIMS), 100, MAX_HEAD_DIM + 8), repeat=2):
+            shape = shape_for(kernel, cc, dims, dtype)
+            if shape is None:
+                continue
+            admitted += 1
+            config = kernel.default_config(shape, limits_for(cc))
+            assert kernel.violations(config, shape, limits_for(cc)) == (), (shape.label, config.label, cc)
+    assert admitted > 0
+
+
+def test_the_covering_cases_meet_every_kernel_on_every_architecture_that_it_runs_on() -> None:
+    met = {(case.kernel.name, case.cc) for case in COVERING}
+    assert met == {(case.kernel.name, case.cc) for case in every_case((64, 128))}
+    widths = {(case.kernel.name, case.shape.head_dim) for case in COVERING}
+    assert widths >= {(case.kernel.name, case.shape.head_dim) for case in every_case((16, 64, 256))}
+
+
+def reason(kernel: AttentionKernel, head_dim: int, head_dim_v: int) -> str:
+    shape = shape_for(kernel, HOPPER, (64, 64), FP8 if FP8 in kernel.dtypes else "bfloat16")
+    assert shape is not None
+    return kernel.unsupported(replace(shape, head_dim=head_dim, head_dim_v=head_dim_v), limits_for(HOPPER)) or ""
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_refused_pair_has_a_reason_that_names_the_dimension(name: str) -> None:
+    for head_dim, head_dim_v in ((8, 64), (64, 8), (264, 64), (64, 264)):
+        said = reason(get_kernel(name), head_dim, head_dim_v)
+        assert name in said
+        assert ("head_dim=" if head_dim != 64 else "head_dim_v=") in said
