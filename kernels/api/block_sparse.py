@@ -6,6 +6,7 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.call_checks import check_sizes
 from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -48,7 +49,7 @@ def block_sparse_attention(
         key,
         value,
         causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale_of(query, scale),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         block_mask=block_mask,
     )

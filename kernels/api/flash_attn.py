@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call_checks import check_dropout, check_sizes, check_slopes, check_softcap
 from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
@@ -137,7 +138,7 @@ def _asked(
     check_softcap(softcap)
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
-        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "scale": scale_of(query, scale),
         "dropout_p": dropout_p,
         "window": window,
         "softcap": softcap,

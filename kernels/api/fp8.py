@@ -9,7 +9,7 @@ from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_sizes
 from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, trace_obstacle
+from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
 
@@ -47,7 +47,7 @@ def attention_fp8(
         "scale_k": _by_head("scale_k", scale_k, batch, heads_kv, query),
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
     }
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
         plan = attention.plan(query, key, value, call, Direction.FORWARD)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
@@ -57,8 +58,14 @@ def register_with_transformers(name: str = DEFAULT_NAME) -> str:
             f"The name of an attention in transformers has none of {', '.join(TRAPS)} in it, which mean something "
             f"there, but got {name!r}. Take the default, {DEFAULT_NAME!r}."
         )
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-    from transformers.modeling_utils import AttentionInterface
+    try:
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError as error:
+        raise ImportError(
+            f"`register_with_transformers` needs transformers 4.53 or newer, but: {error}. "
+            "Install it by `pip install 'blocktune[huggingface]'`."
+        ) from error
 
     AttentionInterface.register(name, transformers_attention)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -104,7 +111,7 @@ def transformers_attention(
             key,
             value,
             causal=_diagonal(queries, causal, is_windowed),
-            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            scale=scale_of(query, scaling),
             window=window,
             softcap=softcap or 0.0,
             dropout_p=dropout,

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_sizes, check_slopes, check_softcap
 from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.dispatch.plan import needs_gradients
+from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
@@ -148,7 +148,7 @@ def _asked(
     capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
-        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "scale": scale_of(query, scale),
         "cache_seqlens": lengths,
         "block_table": table,
         "page_size": page_size,

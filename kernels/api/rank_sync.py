@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.snapshot import rows_within
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
-from blocktune.kernels.stored.sources import read_source
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -56,10 +57,10 @@ class SyncedConfigs:
 def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attention) -> str:
     """Lets rank 0 of the group decide which configs all its ranks dispatch with, from now on; returns their hash.
 
-    Rank 0 reads its sources for its current device and broadcasts what they recommend. Every rank puts that in the
-    place of its own sources, for this kind of device, and forgets its plans. Before it does, the ranks compare hashes
-    of recommendations, device, kernels and compiler. Every rank of the group must call this; tensors travel on the
-    CPU, or on the current GPU where the group's backend is NCCL.
+    Rank 0 reads its sources for its current device, in up to `MAX_SECONDS` of stored/background.py, and broadcasts what
+    they recommend. Every rank puts that in the place of its own sources, for this kind of device, and forgets its
+    plans. Before it does, the ranks compare hashes of recommendations, device, kernels and compiler. Every rank of the
+    group must call this; tensors travel on the CPU, or on the current GPU where the group's backend is NCCL.
 
     Raises:
         UsageError: torch.distributed is not initialised, a rank has no GPU or cannot read what rank 0 sent, or ranks
@@ -82,7 +83,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
-        rows, problems = read_source(dispatcher.source, device)
+        rows, problems = rows_within(dispatcher.source, device)
         for problem in problems:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json()

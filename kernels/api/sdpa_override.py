@@ -20,6 +20,7 @@ from torch.nn import attention as registry
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
@@ -165,7 +166,7 @@ def _plan(
         return None
     call = Call.of(
         causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale_of(query, scale),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     if not call.scale > 0:

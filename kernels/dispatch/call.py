@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from blocktune.kernels.dispatch.plan import ALIGNMENT_BYTES, DTYPE_NAMES, layout_obstacle, plan_key, tensor_obstacle
+from blocktune.kernels.dispatch.plan import DTYPE_NAMES, layout_obstacle, plan_key, rounds_products, tensor_obstacle
+from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
@@ -121,7 +122,7 @@ class Call:
         packed sequences not even how many tokens there are.
         """
         if self.features.varlen:
-            own: Any = tuple(_packed_kind(tensor) for tensor in (query, key, value))
+            own: Any = *(_packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
         else:
             own = plan_key(query, key, value, False, True)
         if self.extras is NO_EXTRAS:

@@ -78,9 +78,10 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
     UsageError: the mask is no boolean or floating-point tensor that broadcasts to [..., num_heads, seqlen_q, seqlen_k].
     """
     if mask.dtype not in (bool_, query.dtype, float32):
+        added = " or ".join(map(str, dict.fromkeys((query.dtype, float32))))
         raise UsageError(
-            f"`attn_mask` must be boolean (True where the query sees the key), or {query.dtype} or torch.float32 "
-            f"(added to the scores), but got {mask.dtype}. Convert it, such as with `attn_mask != 0`."
+            f"`attn_mask` must be boolean (True where the query sees the key) or {added} (added to the scores), but "
+            f"got {mask.dtype}. Convert it, such as with `attn_mask != 0`."
         )
     leading = zip(reversed(query.shape[:-2]), reversed(key.shape[:-2]), strict=False)
     wanted = [key.shape[-2], query.shape[-2], *(max(sizes) for sizes in leading)]

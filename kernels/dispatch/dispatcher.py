@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
@@ -26,13 +27,13 @@ from blocktune.kernels.dispatch.plan import (
     layout_obstacle,
     needs_gradients,
     plan_key,
-    torch_attention,
 )
 from blocktune.kernels.dispatch.sdpa_arguments import call_of, check_options, traced_attention
+from blocktune.kernels.dispatch.torch_attention import torch_attention, with_positive_scale
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 
@@ -40,13 +41,20 @@ from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Directio
 class Dispatcher(Engine):
     """Attention with the configs of a source; call it as torch.nn.functional.scaled_dot_product_attention.
 
-    The source is read once per process and device, at the first call that needs it. Threads may share a dispatcher,
-    and it survives a fork. What it decides and why is logged by the logger `blocktune` and told by `explain`.
+    The source is read once per process and device, from the first call that needs it on. Files are read on threads of
+    their own: a call waits a moment for them and goes on with the layers that are there; when more come, its plans are
+    made again. `explain`, `warmup` and `reload` wait for all, and so does every call of a strict dispatcher. Threads
+    may share a dispatcher, and it survives a fork. What it decides and why is logged by the logger `blocktune` and
+    told by `explain`.
 
     Args:
         source: where configs come from; by default the user's store above the results that ship with the package.
         strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
-            all else is computed by PyTorch, without an error, and `explain` says so.
+            all else is computed by PyTorch, without an error, and `explain` says so. The first call waits until the
+            source is read.
+
+    Raises:
+        UsageError: `source` is no source, such as a path.
     """
 
     def __call__(
@@ -76,7 +84,7 @@ class Dispatcher(Engine):
             return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and not dropout_p:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
-            if plan is not None:
+            if plan is not None and (scale is None or scale > 0):
                 return plan.run(query, key, value, scale)
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -96,7 +104,7 @@ class Dispatcher(Engine):
         """Which config serves a shape, or a call with these arguments, and why not a better one.
 
         For tensors the answer is what the call does. For a shape it is what aligned, contiguous tensors would get on
-        `device` (a DeviceSpec or a name; by default the current GPU).
+        `device` (a DeviceSpec or a name; by default the current GPU). Waits until the source is read.
 
         Raises:
             UnknownDeviceError: no device has this name.
@@ -104,37 +112,42 @@ class Dispatcher(Engine):
         """
         if isinstance(query, AttentionShape):
             named = device_named(device) if isinstance(device, str) else device
+            self._settle(named)
             with self._miss_lock():
                 return self._resolver.explain(query, named)
         if key is None or value is None:
             raise UsageError(
                 "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
             )
+        if not _are_tensors(query, key, value):
+            kinds = ", ".join(type(argument).__name__ for argument in (query, key, value))
+            return Explanation(rung=Rung.SDPA, reason=f"an argument is no tensor ({kinds}), which PyTorch refuses")
+        if query.device.type == KERNEL_DEVICE:
+            self._settle(query.device.index)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        query, scale = with_positive_scale(query, scale)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         plan = found[0][0] if isinstance(found, tuple) else found
         return plan if isinstance(plan, Explanation) else plan.explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
-        """Resolves, compiles and loads what calls with these shapes need, on the current GPU.
+        """Resolves, compiles and loads what calls with these shapes need, on the current GPU, once the source is read.
 
         Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
         a backward with gradients.
 
         Raises:
+            NoDeviceError: there is no GPU here.
             UsageError: a shape is of 8-bit tensors or causal from the lower right, or has features that this signature
                 cannot ask for.
         """
+        wanted = list(shapes)
+        for shape in wanted:
+            _require_callable(shape)
+        _require_gpu()
         explanations = []
-        for shape in shapes:
-            if shape.dtype == FP8:
-                raise UsageError(
-                    f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
-                )
-            if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
-                raise UsageError(
-                    f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape."
-                )
+        self._settle(None)
+        for shape in wanted:
             for transposed in (True, False):
                 tensors, options = _example_tensors(shape, transposed=transposed), _example_options(shape)
                 with torch.enable_grad():
@@ -148,7 +161,8 @@ class Dispatcher(Engine):
     def misses(self) -> dict[AttentionShape, int]:
         """How often shapes were called that have no measurement of their own on this device, most frequent first.
 
-        Counts go back to the last reload, or to the last time that `MAX_PLANS` plans were reached.
+        Counts go back to the last reload, to the last time that `MAX_PLANS` plans were reached, or to when the source
+        had been read.
         """
         counts: Counter[AttentionShape] = Counter()
         for plan in (*self._plans.values(), *self._resolver.general_plans.values()):
@@ -175,8 +189,12 @@ class Dispatcher(Engine):
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
+        if not _are_tensors(query, key, value):
+            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)  # which refuses them
         check_options(attn_mask, dropout_p, is_causal)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+        query, scale = with_positive_scale(query, scale)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if isinstance(found, tuple):
             plans, call = found
@@ -220,6 +238,30 @@ class Dispatcher(Engine):
                 resolver = self._resolver
                 plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
         return plan
+
+
+def _are_tensors(*arguments: object) -> bool:
+    return all(isinstance(argument, Tensor) for argument in arguments)
+
+
+def _require_callable(shape: AttentionShape) -> None:
+    """Raises:
+    UsageError: no call of `attention` has this shape.
+    """
+    if shape.dtype == FP8:
+        raise UsageError(
+            f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
+        )
+    if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
+        raise UsageError(f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape.")
+
+
+def _require_gpu() -> None:
+    if KERNEL_DEVICE == "cuda" and not torch.cuda.is_available():
+        raise NoDeviceError(
+            "Warming up runs kernels on a GPU, but PyTorch sees none here. Call it where the model runs; "
+            "`explain(shape, device=...)` answers for a device that is not here."
+        )
 
 
 def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,10 +26,13 @@ from blocktune.kernels.dispatch.plan import (
     strides_like,
 )
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
+from blocktune.kernels.dispatch.snapshot import Snapshot
+from blocktune.kernels.dispatch.torch_attention import with_positive_scale
 from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rung
-from blocktune.kernels.stored.sources import ConfigSource, default_source
+from blocktune.kernels.stored.background import MAX_SECONDS
+from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
 
@@ -46,14 +49,20 @@ class Engine:
     Args:
         source: where configs come from; by default the user's store above the results that ship with the package.
         strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
-            all else is computed by PyTorch, without an error, and `explain` says so.
+            all else is computed by PyTorch, without an error, and `explain` says so. The first call waits until the
+            source is read.
+
+    Raises:
+        UsageError: `source` is no source, such as a path.
     """
 
     def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
         self._strict = strict
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self.use(default_source() if source is None else source)
+        self._source = default_source() if source is None else source
+        require_source(self._source)
+        self._begin(Snapshot(self._source, self._renew))
 
     @property
     def source(self) -> ConfigSource:
@@ -66,15 +75,52 @@ class Engine:
         return self._strict
 
     def use(self, source: ConfigSource) -> None:
-        """Takes configs from this source from now on, and forgets all plans."""
+        """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
+
+        Raises:
+            UsageError: it is no source.
+        """
+        require_source(source)
         self._source = source
         self.reload()
 
     def reload(self) -> None:
-        """Forgets all plans and reads the sources again at the next call. Calls in other threads are not disturbed."""
-        self._resolver = Resolver(self._source, strict=self._strict)
-        self._plans = self._resolver.plans
-        self._checked: set[Any] = set()  # kinds of calls whose values were looked at
+        """Read the source again for the devices that were asked about, then forget all plans.
+
+        Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
+        """
+        snapshot = Snapshot(self._source, self._renew)
+        for device in self._resolver.snapshot.devices:
+            snapshot.begin(device)
+        for device in snapshot.devices:
+            snapshot.table(device, MAX_SECONDS)
+        self._begin(snapshot)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        with self._miss_lock():
+            self._take(Resolver(snapshot, strict=self._strict))
+            self._checked: set[Any] = set()  # kinds of calls whose values were looked at
+
+    def _take(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._plans = resolver.plans
+
+    def _renew(self, snapshot: Snapshot) -> None:
+        """Forgets the plans if they were made without what has been read since. Any thread may call it."""
+        with self._miss_lock():
+            if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
+                self._take(self._resolver.renewed())
+
+    def _settle(self, device: DeviceSpec | int | None) -> None:
+        """Waits until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
+        decided then stays. None is the current device."""
+        with self._miss_lock():
+            snapshot = self._resolver.snapshot
+            spec = device if isinstance(device, DeviceSpec) else self._resolver.device(device)
+            configs = snapshot.begin(spec) if isinstance(spec, DeviceSpec) else None
+        if configs is not None:
+            configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
+            self._renew(snapshot)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
@@ -89,6 +135,7 @@ class Engine:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         query, key, value = autocasted(query, key, value)
+        query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():
             return ops.attend(query, key, value, lse=lse, **asked)
         call = Call.of(**asked)
@@ -129,8 +176,6 @@ class Engine:
     def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plans | Explanation:
         """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
         which has no `call_obstacle`."""
-        if not call.scale > 0:  # the kernels take a row's maximum before they scale it
-            return Explanation(rung=Rung.SDPA, reason=f"the scale is {call.scale}")
         backward = None
         if needs_gradients(query, key, value):
             found = self.plan(query, key, value, call, Direction.BACKWARD)

@@ -14,53 +14,19 @@ from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.autograd import forward_ad
-from torch.nn import functional
 
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.precision import allows_tf32
+from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES, torch_attention
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal
-
-scaled_dot_product_attention = functional.scaled_dot_product_attention
-"""PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
 
 KERNEL_DEVICE = "cuda"
 AUTOCAST_DEVICES = ("cpu", "cuda")
 """Where autocast may be on; a constant, since Dynamo of PyTorch 2.11 cannot trace the question."""
 
-ALIGNMENT_BYTES = 16
 DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 EIGHT_BITS = getattr(torch, FP8)
-
-
-def torch_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """PyTorch's attention of tensors that its backends read right.
-
-    With an address or a stride that is no multiple of 16 bytes cuDNN computes garbage without an error (relative error
-    above 1, seen with torch 2.11 and cuDNN 9.19), and the memory-efficient backend raises: such tensors are copied.
-    """
-    query, key, value = (_realigned(tensor) for tensor in (query, key, value))
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-def _realigned(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda or type(tensor) is not Tensor or dispatch_modes() or functorch_transform() is not None:
-        return tensor
-    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
-    if any(step % ALIGNMENT_BYTES for step in steps):
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
 
 
 class SdpaPlan:
@@ -95,9 +61,8 @@ class KernelPlan:
         self.calls = 0
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """The output; scale is positive (`with_positive_scale`): the kernels take a row's maximum before they scale."""
         self.calls += 1
-        if scale is not None and not scale > 0:  # the kernels take a row's maximum before they scale it
-            return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=True)
         out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
         self.launch(query, key, value, out, None, self.scale if scale is None else scale)
         return out
@@ -151,9 +116,15 @@ def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_
             aligned or tuple(pointer % ALIGNMENT_BYTES == 0 for pointer in pointers),
             is_causal,
             enable_gqa,
+            rounds_products(query),
         )
     except RuntimeError:
         return None
+
+
+def rounds_products(query: Tensor) -> bool:
+    """Whether products of such tensors round their factors now: our kernels are compiled for either."""
+    return query.dtype is torch.float32 and allows_tf32()
 
 
 def call_obstacle(
@@ -258,6 +229,13 @@ def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Atte
         dtype=DTYPE_NAMES[query.dtype],
         causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
     )
+
+
+def scale_of(query: Tensor, scale: float | None) -> float:
+    """The scale, or by default 1 / sqrt(head_dim); inf where queries have no elements, as PyTorch has it."""
+    if scale is not None:
+        return scale
+    return query.shape[-1] ** -0.5 if query.shape[-1] else inf
 
 
 def on_its_device(launch: Launch, index: int) -> Launch:

@@ -11,14 +11,16 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, float32, is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.autograd import forward_ad
 
-from blocktune.kernels.dispatch.plan import ALIGNMENT_BYTES, Plan, plan_key
+from blocktune.kernels.base.precision import allows_tf32
+from blocktune.kernels.dispatch.plan import Plan, plan_key
+from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 
 logger = logging.getLogger("blocktune")
 
@@ -95,9 +97,22 @@ class PlanTable(dict[Any, Plan]):
             and len(addresses) == 3
             and not any(address % ALIGNMENT_BYTES for address in addresses)
         )
-        way: Way = guard_of(query, key, value) if is_short else _never, is_causal, enable_gqa, plan
+        guard = guard_of(query, key, value) if is_short else _never
+        if query.dtype is float32 and guard is not _never:
+            guard = _as_precise_as_now(guard)
+        way: Way = guard, is_causal, enable_gqa, plan
         self._ways[place] = way
         return way
+
+
+def _as_precise_as_now(guard: Guard) -> Guard:
+    """The guard, as long as PyTorch wants float32 products as it does now: other plans have the others."""
+    before = allows_tf32()
+
+    def stays(query: Any, key: Any, value: Any) -> bool:
+        return allows_tf32() is before and guard(query, key, value)
+
+    return stays
 
 
 def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:

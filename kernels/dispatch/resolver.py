@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import (
@@ -22,13 +23,14 @@ from blocktune.kernels.dispatch.plan import (
     shape_of,
 )
 from blocktune.kernels.dispatch.plan_table import PlanTable
+from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
+from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung, climb_down
 from blocktune.kernels.selection.misses import watch
-from blocktune.kernels.stored.sources import ConfigSource, read_source
+from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -42,19 +44,31 @@ MAX_PLANS = 4096
 class Resolver:
     """Finds plans and keeps all that was learned on the way: plans, devices, configs, and what failed to launch.
 
-    Not for several threads at once; reading `plans` is. strict: only exact measurements are taken.
+    Not for several threads at once; reading `plans` is. strict: only exact measurements are taken, and waited for.
     """
 
-    def __init__(self, source: ConfigSource, *, strict: bool = False) -> None:
+    def __init__(self, snapshot: Snapshot, *, strict: bool = False) -> None:
         self.plans = PlanTable()
         self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
-        self._source = source
+        self.snapshot = snapshot
+        self.late = snapshot.late  # what comes after that makes the plans out of date
         self._strict = strict
+        self._seconds = MAX_SECONDS if strict else CALL_SECONDS
+        self._earlier: dict[Any, Plan] = {}
+        self._earlier_general: dict[Any, GeneralPlan | Explanation] = {}
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
-        self._tables: dict[
-            str, tuple[ConfigTable, tuple[str, ...]]
-        ] = {}  # with the sources' problems, by DeviceSpec.key
         self._failures: dict[tuple[Any, ...], str] = {}
+
+    def renewed(self) -> "Resolver":
+        """A resolver that knows what this one does, but for the plans: configs have come that they do not know of.
+
+        While a CUDA graph is captured it goes back to them, since no kernel can be loaded then.
+        """
+        made = Resolver(self.snapshot, strict=self._strict)
+        made._devices, made._failures = self._devices, self._failures
+        made._earlier = self._earlier | self.plans
+        made._earlier_general = self._earlier_general | self.general_plans
+        return made
 
     def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
         """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
@@ -68,6 +82,8 @@ class Resolver:
         if obstacle is not None:
             result: KernelPlan | Explanation = Explanation(rung=Rung.SDPA, reason=obstacle)
         elif is_capturing(query):
+            if place in self._earlier:
+                return self._earlier[place]
             result, remember = self._while_capturing(shape_of(query, key, value, is_causal), query), False
         else:
             result = self._descend(query, key, value, is_causal)
@@ -96,7 +112,7 @@ class Resolver:
             return Explanation(rung=Rung.SDPA, reason=problem)
         shape = call.shape(query, key, value, direction)
         if is_capturing(query):
-            return self._while_capturing(shape, query)
+            return self._earlier_general.get(place) or self._while_capturing(shape, query)
         found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
         result = found if isinstance(found, Explanation) else GeneralPlan(*found)
         if len(self.general_plans) >= MAX_PLANS:
@@ -145,15 +161,15 @@ class Resolver:
                 explanation = plan if isinstance(plan, Explanation) else plan.explanation
                 if explanation.shape == shape:
                     return explanation
-            found = self._device(None)
+            found = self.device(None)
             if isinstance(found, str):
                 return Explanation(rung=Rung.SDPA, reason=found, shape=shape)
             device = found
-        table, warnings = self._table(device)
+        table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
         for step in climb_down(table, shape, device.limits, strict=self._strict):
             if isinstance(step, Candidate):
-                return Explanation.of(step, shape, passed_over, warnings, device.key)
+                return Explanation.of(step, shape, passed_over, warnings, device)
             passed_over.append(step)
         return _nothing_fits(shape, passed_over, warnings, device.key)
 
@@ -178,10 +194,10 @@ class Resolver:
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
         of the blocks of a block mask, if there is one.
         """
-        device = self._device(index)
+        device = self.device(index)
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
-        table, warnings = self._table(device)
+        table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
         for step in climb_down(table, shape, device.limits, strict=self._strict):
             if isinstance(step, Candidate) and block_sizes is not None:
@@ -193,7 +209,7 @@ class Resolver:
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
-            explanation = Explanation.of(step, shape, passed_over, warnings, device.key)
+            explanation = Explanation.of(step, shape, passed_over, warnings, device)
             logger.info("%s", explanation.headline)
             return explanation, launch
         return _nothing_fits(shape, passed_over, warnings, device.key)
@@ -231,7 +247,7 @@ class Resolver:
         problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        sizes = (shape.dtype, shape.head_dim, shape.head_dim_v, block_sizes)
+        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
         kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
         if kind in self._failures:
             return self._failures[kind]
@@ -245,7 +261,8 @@ class Resolver:
             self._failures[kind] = reason
             return reason
 
-    def _device(self, index: int | None) -> DeviceSpec | str:
+    def device(self, index: int | None) -> DeviceSpec | str:
+        """The device with this CUDA index, the current one without; or why it is not known."""
         if index not in self._devices:
             try:
                 self._devices[index] = current_device(index)
@@ -254,21 +271,13 @@ class Resolver:
                 logger.warning("%s", self._devices[index])
         return self._devices[index]
 
-    def _table(self, device: DeviceSpec) -> tuple[ConfigTable, tuple[str, ...]]:
-        if device.key not in self._tables:
-            rows, problems = read_source(self._source, device)
-            for problem in problems:
-                logger.warning("%s", problem)
-            self._tables[device.key] = ConfigTable(rows), tuple(problems)
-        return self._tables[device.key]
-
     def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
         """Why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
 
         Raises:
             UsageError: one of our kernels would compute it. The graph would hold something else, for good.
         """
-        device = self._device(query.device.index)
+        device = self.device(query.device.index)
         explanation = self.explain(shape, None if isinstance(device, str) else device)
         if explanation.rung is Rung.SDPA:
             return explanation

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dropout, check_mask
-from blocktune.kernels.dispatch.plan import autocasted, layout_obstacle, scaled_dot_product_attention
+from blocktune.kernels.dispatch.plan import autocasted, layout_obstacle, scale_of
+from blocktune.kernels.dispatch.torch_attention import sound_attention, with_positive_scale
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
 
@@ -33,8 +34,7 @@ def call_of(
 ) -> Call:
     """The call with these arguments, of tensors with four dimensions and a mask that `check_mask` has seen."""
     if mask is None and not dropout_p:
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
-        return _plain_call(is_causal, factor, torch.are_deterministic_algorithms_enabled())
+        return _plain_call(is_causal, scale_of(query, scale), torch.are_deterministic_algorithms_enabled())
     return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
 
 
@@ -54,7 +54,7 @@ def _asked(
         mask = mask.expand(-1, -1, -1, key.shape[2])
     return {
         "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
-        "scale": query.shape[-1] ** -0.5 if scale is None else scale,
+        "scale": scale_of(query, scale),
         "dropout_p": dropout_p,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "mask": mask,
@@ -73,10 +73,11 @@ def traced_attention(
 ) -> Tensor:
     """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
     check_options(attn_mask, dropout_p, is_causal)
-    given = (query, key, value, attn_mask)
-    query, key, value, attn_mask = autocasted(*given)
+    query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+    query, scale = with_positive_scale(query, scale)
     if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
-        return scaled_dot_product_attention(*given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
     return ops.attend(query, key, value, lse=False, **asked)[0]
 

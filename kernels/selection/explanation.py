@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from blocktune.kernels.hardware.catalogue import entry_by_driver_name
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -30,9 +32,9 @@ _HOW = {
 }
 
 
-def flags_of(shape: AttentionShape) -> str:
-    """The flags by which commands mean this very shape, for a shell. Sizes that are as the command has them by default
-    are left out, but for batch and heads."""
+def flags_of(shape: AttentionShape, device: DeviceSpec | None = None) -> str:
+    """The flags by which commands mean this very shape, for a shell, and a device that is not here. Sizes that are as
+    the command has them by default are left out, but for batch and heads."""
     flags = [f"--seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"]
     flags += [f"--kv-heads {shape.num_heads_kv}"] if shape.group_size > 1 else []
     flags += [f"--seq-k {shape.seqlen_k}"] if shape.seqlen_k != shape.seqlen_q or shape.seqlen_q == 1 else []
@@ -41,7 +43,13 @@ def flags_of(shape: AttentionShape) -> str:
     flags += [_CAUSAL_FLAGS[shape.causal]] if shape.causal is not Causal.NONE else []
     flags += [f"--direction {shape.direction}"] if shape.direction is not Direction.FORWARD else []
     flags += [f"--features {shlex.quote(shape.features.label)}"] if shape.features else []
+    flags += [f"--device {_device_name(device)}"] if device is not None and device.source == "catalogue" else []
     return " ".join(flags)
+
+
+def _device_name(device: DeviceSpec) -> str:
+    entry = entry_by_driver_name(device.name)
+    return shlex.quote(device.name) if entry is None else entry.id
 
 
 _CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lower-right"}
@@ -74,13 +82,13 @@ class Explanation:
         shape: AttentionShape,
         passed_over: Iterable[Rejection] = (),
         warnings: tuple[str, ...] = (),
-        device: str | None = None,
+        device: DeviceSpec | None = None,
     ) -> Self:
-        """Why this candidate serves this shape."""
+        """Why this candidate serves this shape on a device."""
         reason = _REASONS[candidate.rung].format(
             how=_HOW[candidate.reuse] if candidate.reuse else "",
             tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
-            flags=flags_of(shape),
+            flags=flags_of(shape, device),
         )
         return cls(
             rung=candidate.rung,
@@ -92,7 +100,7 @@ class Explanation:
             time_us=candidate.time_us,
             passed_over=tuple(passed_over),
             warnings=warnings,
-            device=device,
+            device=None if device is None else device.key,
         )
 
     @property

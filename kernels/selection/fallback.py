@@ -23,7 +23,8 @@ from typing import Any
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 MAX_DISTANCE = 6.0

@@ -1,8 +1,8 @@
 """What the dispatcher missed: calls of shapes that have no measurement of their own on this device.
 
 `watch` is all that the dispatcher calls, once for a new plan; a plan counts its own calls. A thread of its own writes
-the counts to the file of `miss_file.py` now and then, so that no call waits for a disk, and the end of the process
-writes what is left. `tune run --from-misses` makes work of them.
+the counts to the file of `kernels/stored/miss_file.py` now and then, so that no call waits for a disk, and the end of
+the process writes what is left. `tune run --from-misses` makes work of them.
 """
 
 import atexit
@@ -22,6 +22,7 @@ from blocktune.kernels.selection.fallback import ConfigTable
 from blocktune.kernels.stored.miss_file import Miss, append_misses, miss_path
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import ConfigSource, LayeredConfigs
+from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
@@ -129,10 +130,19 @@ def miss_of(explanation: Explanation) -> Miss | None:
 @cache
 def _log() -> MissLog:
     """That of the process, which begins with its first miss."""
-    log = MissLog(miss_path())
+    log = _new_log()
     atexit.register(log.close)
     os.register_at_fork(after_in_child=log._forget)
     return log
+
+
+def _new_log() -> MissLog:
+    """A log that writes to the user's file, or counts nothing where that cannot be named."""
+    try:
+        return MissLog(miss_path())
+    except UsageError as error:
+        logger.warning("Misses are not counted: %s", error)
+        return MissLog(None)
 
 
 def watch(plan: Watched) -> None:

@@ -1,17 +1,21 @@
-"""Results files as production reads them: what `tune export` and `tune freeze` write; db/exchange/document.py has the format.
+"""Results files as production reads them: what `tune export` and `tune freeze` write; db/exchange/document.py has the
+format.
 
 A file is data of unknown quality. What is read here is JSON of a bearable size, a frozen file with its seal unbroken;
-its rows pass the rules of `source.py` before anything else sees them.
+its rows pass the rules of `sources.py` before anything else sees them.
 """
 
 import hashlib
-import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 SUFFIX = ".json"
@@ -23,18 +27,22 @@ RESULTS_FORMAT = ("blocktune-results", 1)
 """The `format` and `schema` of an exported document."""
 
 MAX_RESULTS_BYTES = 64 << 20
+"""Of what commands read."""
+
+MAX_SERVED_BYTES = 16 << 20
+"""Of what production reads: some 30,000 frozen winners."""
 
 _ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
 _SEAL = "sha256"
 
 
-def rows_in_file(path: Path) -> list[dict[str, Any]]:
+def rows_in_file(path: str | Path) -> list[dict[str, Any]]:
     """The bests in a results file as rows like those of the store's `dispatch` view.
 
     Raises:
         StoreError: the file cannot be read, is no results file, or was changed after it was frozen.
     """
-    return _rows(str(path), _parsed(str(path), _text(path)))
+    return _rows(str(path), _parsed(str(path), _text(file_path(path))))
 
 
 def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -47,33 +55,54 @@ def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def seal_of(document: Mapping[str, Any]) -> str:
     """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
-    unsealed = {name: value for name, value in document.items() if name != _SEAL}
-    return hashlib.sha256(canonical_text(unsealed).encode()).hexdigest()
-
-
-def canonical_text(document: Mapping[str, Any]) -> str:
-    """The document in one line, with sorted keys: equal documents, equal text."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    digest = hashlib.sha256()
+    for piece in canonical_pieces({name: value for name, value in document.items() if name != _SEAL}):
+        digest.update(piece.encode())
+    return digest.hexdigest()
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():  # also keeps a pipe from blocking the open
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise _no_file(path, "no file")
+            if not state.st_size:  # the operating system's own files, which may block or never end, have no size
+                raise _no_file(path, "empty")
+            content = file.read(MAX_SERVED_BYTES + 1)
+    except FileNotFoundError as error:
+        raise _no_file(path, "missing") from error
+    except OSError as error:
         raise StoreError(
-            f"The results file is a file, but {path} is missing or none. Write it with `tune freeze` or `tune export`."
+            f"The results file {path} cannot be read: {error.strerror}. Export it again with `tune export`."
+        ) from error
+    if len(content) > MAX_SERVED_BYTES:
+        raise StoreError(
+            f"A results file in production has up to {MAX_SERVED_BYTES >> 20} MiB, but {path} has more. Write a "
+            "smaller one with `tune freeze`: about 500 bytes a winner, without trials."
         )
     try:
-        if path.stat().st_size > MAX_RESULTS_BYTES:
-            raise StoreError(f"A results file has at most {MAX_RESULTS_BYTES} bytes, but {path} is larger.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise StoreError(
             f"The results file {path} cannot be read: {error}. Export it again with `tune export`."
         ) from error
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file without waiting for one that is a pipe or a device, at the opening or at the reading."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _no_file(path: Path, state: str) -> StoreError:
+    return StoreError(
+        f"The results file is a file, but {path} is {state}. Write it with `tune freeze` or `tune export`."
+    )
+
+
 def _parsed(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return loads_in_pieces(text)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
 
@@ -93,9 +122,9 @@ def _rows(name: str, document: Any) -> list[dict[str, Any]]:
             | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
             for best in document["bests"]
         ]
-    except (KeyError, TypeError, UsageError) as error:
+    except (AttributeError, KeyError, TypeError, UsageError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise StoreError(f"{name} lacks what exported results have ({reason}). Export it again.") from error
+        raise StoreError(f"{name} lacks what exported results have ({reason:.300}). Export it again.") from error
 
 
 def _require_unbroken_seal(name: str, document: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 SQLite keeps its locks in the memory of the process. A child that is forked while another thread has a connection open
 inherits them held for ever: whatever it opens on the same file then waits in vain. So a fork waits for the moment in
-which no other thread has a connection open, which here are open for milliseconds.
+which no other thread has a connection open, which here are open for milliseconds; a long reading breaks off.
 """
 
 import os
@@ -24,6 +24,11 @@ class ForkGate:
         self._changed = threading.Condition()
         self._open: dict[int, int] = {}  # by thread
         self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a fork waits, or happens: who has a connection open should close it soon."""
+        return self._closed
 
     def enter(self) -> int:
         """A connection is about to be opened; returns what to leave with. Waits for a fork that waits, unless the fork

@@ -35,12 +35,16 @@ Miss = tuple[str, AttentionShape]
 
 def miss_path() -> Path | None:
     """BLOCKTUNE_MISSES, or `blocktune/misses.jsonl` in the user's state directory. None is nowhere: the variable says
-    `off`, or the user has no home."""
+    `off`, or the user has no home.
+
+    Raises:
+        UsageError: the variable names a home directory that is not known.
+    """
     named = os.environ.get(VARIABLE, "")
     if named.lower() in OFF:
         return None
     if named:
-        return Path(named).expanduser()
+        return _expanded(named)
     try:
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
@@ -48,6 +52,16 @@ def miss_path() -> Path | None:
     except RuntimeError:
         return None
     return state / "blocktune" / "misses.jsonl"
+
+
+def _expanded(named: str) -> Path:
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"{VARIABLE} names a file in a home directory, but that of {named} is not known: {error} "
+            "Give an absolute path, or `off`."
+        ) from error
 
 
 def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
@@ -120,7 +134,7 @@ def _summed(content: bytes) -> Counter[Miss]:
     for line in content.splitlines():
         try:
             miss, calls = _parsed(json.loads(line))
-        except (UsageError, KeyError, TypeError, ValueError, RecursionError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue  # half a line of a killed writer, or not ours
         total[miss] = min(total[miss] + calls, MAX_CALLS)
     return total

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -24,7 +26,10 @@ logger = logging.getLogger("blocktune")
 
 
 class ConfigSource(Protocol):
-    """Anything that can recommend configs for a device."""
+    """Anything that can recommend configs for a device.
+
+    A class with an attribute `reads_files` that is true is read on a thread of its own; others where they are asked.
+    """
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """All recommendations for this device, at most one for each shape and origin.
@@ -37,21 +42,37 @@ class ConfigSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SqliteConfigs:
-    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store."""
+    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
 
-    path: Path | None = None
+    Raises:
+        UsageError: the path is none.
+    """
+
+    path: str | Path | None = None
+    reads_files: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
-        path = self.path or user_store_path()
-        return usable_rows(SqliteRows(path).read(device.limits.name), device, where=str(path))
+        path = user_store_path() if self.path is None else Path(self.path)
+        return usable_rows(SqliteRows(path).read(device), device, where=str(path))
 
 
 @dataclass(frozen=True, slots=True)
 class JsonConfigs:
     """The bests of a results file, as `tune freeze` and `tune export` write it. None is those that ship with the
-    package."""
+    package.
 
-    path: Path | None = None
+    Raises:
+        UsageError: the path is none.
+    """
+
+    path: str | Path | None = None
+    reads_files: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         named = shipped_rows() if self.path is None else [(str(self.path), rows_in_file(self.path))]
@@ -62,6 +83,8 @@ class JsonConfigs:
 class UserConfigs:
     """The bests of what BLOCKTUNE_DB names, a store or a results file (`*.json`); without it the user's own store."""
 
+    reads_files: ClassVar[bool] = True
+
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         path = user_place()
         return (JsonConfigs(path) if path.name.endswith(SUFFIX) else SqliteConfigs(path)).configs(device)
@@ -69,9 +92,19 @@ class UserConfigs:
 
 @dataclass(frozen=True, slots=True)
 class LayeredConfigs:
-    """Several sources, the most trusted first. One that cannot be read leaves the others standing."""
+    """Several sources, the most trusted first. One that cannot be read leaves the others standing.
+
+    Raises:
+        UsageError: a layer is no source.
+    """
 
     layers: tuple[ConfigSource, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, tuple):
+            raise UsageError(f"`layers` is a tuple of sources, but got {self.layers!r:.100}. Put them into a tuple.")
+        for layer in self.layers:
+            require_source(layer)
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         found, problems = read_source(self, device)
@@ -80,9 +113,27 @@ class LayeredConfigs:
         return found
 
 
+def require_source(source: object) -> None:
+    """Check that configs can be read from this.
+
+    Raises:
+        UsageError: it is no source.
+    """
+    if isinstance(source, type) or not callable(getattr(source, "configs", None)):
+        raise UsageError(
+            f"A source of configs has a method `configs(device)`, but got {source!r:.100}. "
+            'Name a file by JsonConfigs("h200.json") or SqliteConfigs("blocktune.db").'
+        )
+
+
 def default_source() -> LayeredConfigs:
     """The user's store, or the results file that BLOCKTUNE_DB names, above the shipped results."""
     return LayeredConfigs((UserConfigs(), JsonConfigs()))
+
+
+def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
+    """The sources that a source consists of, the most trusted first."""
+    return source.layers if isinstance(source, LayeredConfigs) else (source,)
 
 
 def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
@@ -92,7 +143,7 @@ def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedCon
     """
     found: list[TunedConfig] = []
     problems: list[str] = []
-    for layer in source.layers if isinstance(source, LayeredConfigs) else (source,):
+    for layer in layers_of(source):
         try:
             found += layer.configs(device)
         except BlocktuneError as error:
@@ -111,7 +162,7 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
     for row in rows:
         try:
             tuned = _tuned(row, device)
-        except (UsageError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             broken.append(f"{type(error).__name__}: {error}")
         else:
             if tuned is not None:

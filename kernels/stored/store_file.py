@@ -1,19 +1,22 @@
 """The store as production reads it: one SQLite file, read-only, by the standard library.
 
-The database room owns the tables; it keeps a view `dispatch` for this reader, with one row for each best. Nothing here
-waits: a store that does not answer within `READ_SECONDS` is a problem to report, not a reason to stall a model.
+The database room owns the tables; it keeps a view `dispatch` for this reader, with one row for each best. A store that
+does not answer within `READ_SECONDS` is a problem to report. No call waits for that: see background.py.
 """
 
+import logging
 import os
+import re
 import sqlite3
+import stat
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX
-from blocktune.kernels.stored.fork_gate import GatedConnection
+from blocktune.kernels.stored.fork_gate import GatedConnection, gate
+from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
     SchemaTooNewError,
@@ -22,18 +25,37 @@ from blocktune.kernels.values.errors import (
     StoreLockedError,
 )
 
+logger = logging.getLogger("blocktune")
+
 NEWEST_SCHEMA = 4
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
-BUSY_SECONDS = 0.02
-READ_SECONDS = 0.04  # all of the reading; the dispatcher promises to lose less than 50 ms to its store
-MAX_ROWS = 4096
-_STEPS_BETWEEN_CHECKS = 1000  # SQLite's virtual machine runs about 1e8 of them a second
+_VERSION = re.compile("[0-9]{1,9}")
 
-_QUERY = """
-    SELECT *, shape_json AS shape, config_json AS config
-    FROM dispatch WHERE device_key LIKE ? LIMIT ?
-"""  # all columns, since the view of older schemas lacks some
+READ_SECONDS = 10.0
+"""For all of the reading. That of `MAX_ROWS` winners takes a tenth of it."""
+
+BUSY_SECONDS = 0.02
+"""For a lock that another process holds; then the connection is closed, so that a fork need not wait for it."""
+
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.2
+"""Between two tries."""
+
+_PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT")
+
+MAX_ROWS = 20_000
+"""Winners that a process takes, as many as an import may bring."""
+
+_STEPS_BETWEEN_CHECKS = 300_000  # some milliseconds; every check has to wait for its turn among Python's threads
+
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1 << 20,  # of a value, made or stored
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1 << 16,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+"""What a file may cost us, whatever its schema says."""
 
 
 def user_store_path() -> Path:
@@ -54,7 +76,7 @@ def user_place() -> Path:
     """The store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
 
     Raises:
-        StoreError: BLOCKTUNE_DB names a server.
+        StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
     """
     named = os.environ.get("BLOCKTUNE_DB", "")
     scheme, is_url, place = named.partition("://")
@@ -65,7 +87,13 @@ def user_place() -> Path:
         )
     if is_url:
         named = place.removeprefix("/")  # three slashes lead a relative path, four an absolute one
-    return Path(named).expanduser() if named else _data_directory() / "blocktune" / "blocktune.db"
+    try:
+        return Path(named).expanduser() if named else _data_directory() / "blocktune" / "blocktune.db"
+    except RuntimeError as error:
+        raise StoreError(
+            f"The store is in a home directory, but that of {named or 'this user'} is not known: {error} "
+            "Name an absolute path by BLOCKTUNE_DB."
+        ) from error
 
 
 def _data_directory() -> Path:
@@ -77,59 +105,114 @@ def _data_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SqliteRows:
-    """The rows of a view of a store, by a query that takes a pattern of device keys and the highest number of rows."""
+    """The rows of a view of a store."""
 
     path: Path
-    query: str = _QUERY
+    view: StoreView = DISPATCH
 
-    def read(self, compute_capability: str) -> list[Mapping[str, Any]]:
-        """The rows of all devices of a compute capability, such as `9.0`.
+    def read(self, device: DeviceSpec, **values: str) -> list[Row]:
+        """Return the rows of all devices of this one's compute capability, its own first, that have these values.
+
+        Of more than `MAX_ROWS` the first ones are returned, with a warning.
 
         Raises:
             StoreError: the file is missing, locked, damaged, foreign or slow; the message says which and what to do.
         """
-        if not self.path.is_file():  # also keeps a pipe from blocking the open
-            raise StoreError(
-                f"The store is a file, but {self.path} is missing. "
-                "`tune run` creates it; until then untuned configs are used."
-            )
         try:
-            return self._read_either_way(compute_capability)
+            self._require_file()
+            return self._read_in_time(Selection(self.view, device, values))
+        except OSError as error:  # a directory that may not be searched, a name that is too long
+            raise StoreError(
+                f"The store must be readable, but {self.path} is not ({error.strerror}). "
+                "Give yourself read permission, or name another one by BLOCKTUNE_DB."
+            ) from error
         except sqlite3.Error as error:
             raise _explained(error, self.path) from error
-        except UnicodeDecodeError as error:  # SQLite's own message repeats a damaged name
+        except ValueError as error:  # what SQLite hands over is no text, or no JSON
             raise _corrupt(error, self.path) from error
 
-    def _read_either_way(self, compute_capability: str) -> list[Mapping[str, Any]]:
+    def _require_file(self) -> None:
+        """Raises:
+        StoreError: there is nothing that could be read at once. A pipe or a device would block the open; the files that
+            a kernel makes up have no size. To look inside would cost the locks that this process holds on the file.
+        """
+        try:
+            state = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._missing("missing") from error
+        if not stat.S_ISREG(state.st_mode):
+            raise self._missing("none")
+        if not state.st_size:
+            raise ForeignStoreError(
+                f"The store must be a database of blocktune, but {self.path} is empty. "
+                "Give another one by BLOCKTUNE_DB; `tune run` fills it."
+            )
+
+    def _missing(self, state: str) -> StoreError:
+        return StoreError(
+            f"The store is a file, but {self.path} is {state}. "
+            "`tune run` creates it; until then untuned configs are used."
+        )
+
+    def _read_in_time(self, selection: Selection) -> list[Row]:
+        """Again and again while another process holds the lock, or a fork of this one waits for the connection."""
+        deadline, pause = time.monotonic() + READ_SECONDS, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._read_either_way(selection, deadline)
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith(_PASSING) or time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _read_either_way(self, selection: Selection, deadline: float) -> list[Row]:
         """First with locks. A write-ahead store on read-only media cannot take them; `immutable` reads it without,
         which is right only while no rows wait in the log."""
         try:
-            return self._query(compute_capability, "mode=ro")
+            return self._query(selection, "mode=ro", deadline)
         except sqlite3.OperationalError as error:
             unlockable = error.sqlite_errorname.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN"))
             if not unlockable or self._rows_in_log():
                 raise
-            return self._query(compute_capability, "mode=ro&immutable=1")
+            return self._query(selection, "mode=ro&immutable=1", deadline)
 
     def _rows_in_log(self) -> bool:
-        log = Path(f"{self.path}-wal")
+        log = Path(f"{os.path.realpath(self.path)}-wal")  # SQLite keeps it beside the file, not beside a link
         return log.exists() and log.stat().st_size > 0
 
-    def _query(self, compute_capability: str, options: str) -> list[Mapping[str, Any]]:
-        deadline = time.monotonic() + READ_SECONDS
+    def _query(self, selection: Selection, options: str, deadline: float) -> list[Row]:
         uri = f"{self.path.absolute().as_uri()}?{options}"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, factory=GatedConnection)
         try:
-            connection.row_factory = sqlite3.Row
+            for limit, most in _LIMITS.items():
+                connection.setlimit(limit, most)
             connection.text_factory = _lenient_text
-            connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_CHECKS)
+            connection.set_progress_handler(
+                lambda: gate.is_closed or time.monotonic() > deadline, _STEPS_BETWEEN_CHECKS
+            )
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
+            connection.execute("BEGIN")  # so that columns, rows and their number belong together
             _require_known_schema(connection, self.path)
-            rows = connection.execute(self.query, (f"%|{compute_capability}|%", MAX_ROWS)).fetchall()
-            return [dict(row) for row in rows]
+            columns = columns_of(connection, self.view, str(self.path))
+            rows = list(selection.fetched(connection, columns, MAX_ROWS + 1))
+            if len(rows) > MAX_ROWS:
+                self._warn_of_more(selection.count(connection), selection.device)
+            return rows[:MAX_ROWS]
         finally:
             connection.close()
+
+    def _warn_of_more(self, count: int, device: DeviceSpec) -> None:
+        logger.warning(
+            "%s holds %d winners for devices of compute capability %s, but a process takes up to %d: the others are "
+            "not used, those of %s last of all. Freeze what this device needs with `tune freeze`, and name that file.",
+            self.path,
+            count,
+            device.limits.name,
+            MAX_ROWS,
+            device.name,
+        )
 
 
 def _lenient_text(raw: bytes) -> str:
@@ -139,9 +222,9 @@ def _lenient_text(raw: bytes) -> str:
 
 def _require_known_schema(connection: sqlite3.Connection, path: Path) -> None:
     version = str(connection.execute("SELECT max(version_num) FROM blocktune_schema").fetchone()[0])
-    if not version.isdigit() or int(version) > NEWEST_SCHEMA:
+    if not _VERSION.fullmatch(version) or int(version) > NEWEST_SCHEMA:
         raise SchemaTooNewError(
-            f"This blocktune reads stores up to schema {NEWEST_SCHEMA}, but {path} has schema {version:.20}. "
+            f"This blocktune reads stores up to schema {NEWEST_SCHEMA}, but {path} has schema {version!r:.20}. "
             "Update blocktune, or give another store by BLOCKTUNE_DB."
         )
 
@@ -151,13 +234,18 @@ def _explained(error: sqlite3.Error, path: Path) -> StoreError:
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLockedError(
-            f"The store must answer within {1000 * READ_SECONDS:.0f} ms, but another process holds the lock of {path}. "
+            f"The store must answer within {READ_SECONDS:g} s, but another process holds the lock of {path}. "
             "Configs it holds are not used until `Dispatcher.reload()`."
         )
     if name.startswith("SQLITE_INTERRUPT"):
         return StoreLockedError(
-            f"The store must be read within {1000 * READ_SECONDS:.0f} ms, but {path} took longer. "
+            f"The store must be read within {READ_SECONDS:g} s, but {path} took longer. "
             "Put it on a local disk, or call `Dispatcher.reload()`."
+        )
+    if name.startswith("SQLITE_TOOBIG"):
+        return StoreCorruptError(
+            f"No value of a store is larger than {_LIMITS[sqlite3.SQLITE_LIMIT_LENGTH] >> 20} MiB, but {path} makes or "
+            "holds one. See `tune doctor`."
         )
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return _corrupt(error, path)

@@ -12,6 +12,7 @@ from blocktune.kernels.values.errors import UsageError
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_VALUE = 1 << 20
 MAX_PROBLEM_TEXT = 1000
+MAX_CONFIG_TEXT = 1000
 
 Plain = int | float | bool | str | None
 
@@ -63,6 +64,15 @@ class UserConfig:
         if not isinstance(kernel, str) or not isinstance(parameters, dict):
             raise UsageError(f"A config is an object with `kernel` and `parameters`, but got {data!r:.200}.")
         return cls(kernel, tuple(parameters.items()))
+
+    @classmethod
+    def from_document(cls, kernel: str, text: str) -> Self:
+        """The config of a function with this document.
+
+        Raises:
+            UsageError: the text is none.
+        """
+        return cls.from_json({"kernel": kernel, "parameters": _loaded(text, MAX_CONFIG_TEXT)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +137,11 @@ class Problem:
             UsageError: the text is none.
         """
         try:
-            data = json.loads(text)
+            data = _loaded(text, MAX_PROBLEM_TEXT)
             if not isinstance(data, dict):
                 raise TypeError(f"an object was expected, but got {text:.80}")
             return cls(tuple((name, _parsed(data[name])) for name in sorted(data)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"Not a problem of a tuned function: {error}") from error
 
     def distance(self, other: "Problem") -> float | None:
@@ -155,6 +165,20 @@ def _kind(name: str, value: Any) -> TensorKind | Plain:
         f"The arguments of a tuned function are tensors, numbers, texts and None, but `{name}` is a "
         f"{type(value).__name__}. Pass its parts."
     )
+
+
+def _loaded(text: object, longest: int) -> Any:
+    """The JSON value of a stored text, whose length is bounded before anything parses it.
+
+    Raises:
+        UsageError: it is too long, or no JSON.
+    """
+    if not isinstance(text, str) or len(text) > longest:
+        raise UsageError(f"A stored problem or config is a text of up to {longest} characters, but got {text!r:.80}.")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"A stored problem or config is JSON, but got {text:.80}: {error}") from error
 
 
 def _json(value: TensorKind | Plain) -> Any:

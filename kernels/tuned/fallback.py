@@ -11,7 +11,6 @@
 What was measured with another source of the function is no part of it: its parameters may mean something else now.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,17 +20,14 @@ from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
+from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.errors import UsageError
 
 logger = logging.getLogger("blocktune")
-
-QUERY = """
-    SELECT device_key, kernel, source_hash, problem, config, time_us, triton, ptxas, driver
-    FROM user_dispatch WHERE device_key LIKE ? LIMIT ?
-"""
 
 
 class UserRung(StrEnum):
@@ -78,21 +74,22 @@ class UserExplanation:
         return "\n".join(lines + [f"  passed over {reason}" for reason in self.passed_over])
 
 
-def stored_winners(kernel: str, source_hash: str, device: DeviceSpec, path: Path | None = None) -> list[UserWinner]:
+def stored_winners(
+    kernel: str, source_hash: str, device: DeviceSpec, path: str | Path | None = None
+) -> list[UserWinner]:
     """What a store (by default the user's) knows of a function with this very source, on devices of this compute
     capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
     try:
-        rows = SqliteRows(path or user_store_path(), QUERY).read(device.limits.name)
-    except StoreError as error:
+        store = SqliteRows(user_store_path() if path is None else file_path(path), USER_DISPATCH)
+        rows = store.read(device, kernel=kernel, source_hash=source_hash)
+    except Exception as error:  # whatever is wrong with a place or a file: a call goes on without
         logger.info("%s is not tuned: %s", kernel, error)
         return []
     found = []
     for row in rows:
-        if (row["kernel"], row["source_hash"]) != (kernel, source_hash):
-            continue
         try:
             found.append(_winner(row, device))
-        except (UsageError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # whatever it holds
             logger.warning("A stored winner of %s is ignored: %.300s", kernel, error)
     return found
 
@@ -129,7 +126,7 @@ def _winner(row: Mapping[str, Any], device: DeviceSpec) -> UserWinner:
         raise UsageError(f"A device of compute capability {device.limits.name} was asked for, but got {measured}.")
     return UserWinner(
         problem=Problem.from_document(row["problem"]),
-        config=UserConfig.from_json({"kernel": row["kernel"], "parameters": json.loads(row["config"])}),
+        config=UserConfig.from_document(row["kernel"], row["config"]),
         time_us=time_us,
         reuse=reuse,
     )

@@ -12,12 +12,13 @@
 
     softmax(x)  # with the best parameters known for these sizes on this device
 
-`blocktune.tuner.tuned.tune_function.tune_function(softmax, x)` finds them.
+`blocktune.tune_function(softmax, [x])` finds them.
 """
 
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,11 +30,13 @@ from torch import Tensor
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.dispatch.plan import is_capturing
 from blocktune.kernels.dispatch.resolver import MAX_PLANS
-from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.hardware.device import current_device
+from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS, BackgroundRead
+from blocktune.kernels.stored.provenance import present_identity
 from blocktune.kernels.tuned.choices import Choices, Constraint
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserExplanation, UserRung, UserWinner, candidates, stored_winners
-from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.values.errors import UsageError
 
 logger = logging.getLogger("blocktune")
 
@@ -108,7 +111,10 @@ class TunedFunction:
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
         self._signature = _signature_without(function, parameters)
         self._lock = threading.RLock()
-        self.reload()
+        self._plans: dict[Any, _Plan] = {}
+        self._earlier: dict[Any, _Plan] = {}  # plans that were made before the store was read
+        self._winners: dict[int, BackgroundRead[list[UserWinner]]] = {}  # by CUDA index
+        self._late = 0  # how many of them came after plans were made without them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, with the parameters that serve this kind of call best.
@@ -123,7 +129,9 @@ class TunedFunction:
         return plan.run(*args, **kwargs, **plan.parameters)
 
     def explain(self, *args: Any, **kwargs: Any) -> UserExplanation:
-        """What serves a call with these arguments, and why; the function runs if the call is new."""
+        """What serves a call with these arguments, and why; the function runs if the call is new. Waits until the store
+        is read."""
+        self._settle(self.bound(args, kwargs))
         plan = self._known_plan(args, kwargs) or self._call_slowly(args, kwargs)[0]
         return plan.explanation
 
@@ -132,9 +140,12 @@ class TunedFunction:
         return self.fn(*args, **kwargs, **config.parameters)
 
     def reload(self) -> None:
-        """Forgets all plans and reads the store again at the next new call."""
-        self._plans: dict[Any, _Plan] = {}
-        self._winners: dict[int | None, list[UserWinner]] = {}
+        """Reads the store again for the GPUs that were asked about, then forgets all plans. Waits for that, up to
+        `MAX_SECONDS` of stored/background.py."""
+        known = {index: self._begun(index) for index in self._winners}
+        for winners in known.values():
+            winners.value(MAX_SECONDS)
+        self._winners, self._plans, self._earlier, self._late = known, {}, {}, 0
 
     @cached_property
     def source_hash(self) -> str:
@@ -163,8 +174,11 @@ class TunedFunction:
     def _call_slowly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Plan, Any]:
         """The plan of a new kind of call, which is kept, and the call's result."""
         arguments = self.bound(args, kwargs)
-        tensor = next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_cuda), None)
+        tensor = _on_a_gpu(arguments)
         if tensor is not None and is_capturing(tensor):
+            earlier = self._earlier.get(_place(args, kwargs))
+            if earlier is not None:
+                return earlier, earlier.run(*args, **kwargs, **earlier.parameters)
             raise UsageError(
                 f"A call must have run once before a CUDA graph captures it, but {Problem.of(arguments).label} is new "
                 f"to {self.name}. Call it before."
@@ -198,36 +212,82 @@ class TunedFunction:
                 return _Plan(self.fn, winner.config.parameters, explanation), result
             passed_over.append(f"{rung}: {broken[0]}")
         default = self.choices.default(arguments)
-        rung = UserRung.REFERENCE if default is None else UserRung.DEFAULT
-        explanation = UserExplanation(rung=rung, problem=problem, config=default, passed_over=tuple(passed_over))
-        logger.info("%s: %s", self.name, explanation)
         if default is None:
-            return _Plan(self.reference, {}, explanation), self.reference(*args, **kwargs)
-        return _Plan(self.fn, default.parameters, explanation), self.run(default, *args, **kwargs)
+            return self._by_reference(problem, passed_over, args, kwargs)
+        try:
+            result = self.run(default, *args, **kwargs)
+        except Exception as error:
+            if device is not None or not _is_of_triton(error):
+                raise
+            reason = f"{UserRung.DEFAULT}: Triton runs no kernel without a GPU ({type(error).__name__}: {error})"
+            return self._by_reference(problem, [*passed_over, reason], args, kwargs)
+        found = UserExplanation(rung=UserRung.DEFAULT, problem=problem, config=default, passed_over=tuple(passed_over))
+        logger.info("%s: %s", self.name, found)
+        return _Plan(self.fn, default.parameters, found), result
+
+    def _by_reference(
+        self, problem: Problem, passed_over: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Plan, Any]:
+        """The plan of a call that no config can run, and its result."""
+        found = UserExplanation(rung=UserRung.REFERENCE, problem=problem, config=None, passed_over=tuple(passed_over))
+        logger.info("%s: %s", self.name, found)
+        return _Plan(self.reference, {}, found), self.reference(*args, **kwargs)
 
     def _tried(self, config: UserConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, ...], Any]:
-        """What a stored config breaks by running, and the result."""
+        """What a config breaks by running, and the result."""
         try:
             return (), self.run(config, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers and drivers raise what they like; the default is the function's own
+        except Exception as error:  # compilers and drivers raise what they like
             logger.warning("%s does not run: %.500s. The next rung is taken.", config.label, error)
             return (f"{config.label} does not run: {type(error).__name__}: {error}",), None
 
     def _winners_on(self, device: int | None) -> list[UserWinner]:
-        """What is stored for a GPU, read once; nothing without one, where kernels run in the interpreter."""
-        if device is not None and device not in self._winners:
-            self._winners[device] = self._read(device)
-        return [] if device is None else self._winners[device]
-
-    def _read(self, index: int) -> list[UserWinner]:
-        try:
-            device: DeviceSpec = current_device(index)
-        except BlocktuneError as error:
-            logger.warning("%s is not tuned here: %s", self.name, error)
+        """What is stored for a GPU, as far as it is read; nothing without one, where kernels run in the interpreter."""
+        if device is None:
             return []
-        return stored_winners(self.name, self.source_hash, device)
+        if device not in self._winners:
+            self._winners[device] = self._begun(device)
+        return self._winners[device].value(CALL_SECONDS) or []
+
+    def _begun(self, index: int) -> BackgroundRead[list[UserWinner]]:
+        """The reading of the store for a GPU."""
+        try:
+            device = current_device(index)
+            present_identity(device, self.source_hash)  # once in a process, which takes longer than the reading
+        except Exception as error:  # besides our own errors, warnings that the user has turned into errors
+            logger.warning("%s is not tuned here: %s", self.name, error)
+            return BackgroundRead(list, self._renew)
+        name, source_hash = self.name, self.source_hash
+        winners = BackgroundRead(lambda: stored_winners(name, source_hash, device), self._renew)
+        winners.begin()
+        return winners
+
+    def _settle(self, arguments: Mapping[str, Any]) -> None:
+        """Waits until the store is read for the GPU of these arguments: what is decided then stays."""
+        tensor = _on_a_gpu(arguments)
+        if tensor is not None:
+            self._winners_on(tensor.device.index)
+            self._winners[tensor.device.index].value(MAX_SECONDS)
+            self._renew()
+
+    def _renew(self) -> None:
+        """Forgets the plans if they were made without what has been read since. Any thread may call it."""
+        late = sum(winners.is_late for winners in list(self._winners.values()))
+        if late != self._late:
+            self._late, self._earlier, self._plans = late, self._earlier | self._plans, {}
+
+
+def _on_a_gpu(arguments: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor on a GPU."""
+    return next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_cuda), None)
+
+
+def _is_of_triton(error: Exception) -> bool:
+    """Whether Triton itself raised an error, rather than the function that launches."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "triton"
 
 
 def _place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,13 @@ import blocktune
 from blocktune.kernels.api.rank_sync import SyncedConfigs, sync_configs
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
+from tests.support.dispatch_fakes import H200, shape_like
+from tests.support.programs import program
 
-from .dispatch_fakes import H200, shape_like
+pytestmark = pytest.mark.triton_free
 
 Told = dict[str, list[dict[str, Any]]]
 
@@ -24,8 +25,8 @@ Told = dict[str, list[dict[str, Any]]]
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What every rank of every scenario told; all of them are played in one go."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.kernels.sync_ranks", str(folder)]
-    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    command = [*program("sync_ranks"), str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     found: Told = json.loads(result.stdout)
     return found

@@ -1,5 +1,6 @@
 """Tiny random models of transformers with our attention: logits as with sdpa."""
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -232,3 +233,9 @@ def test_a_window_without_direction_is_refused() -> None:
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="name of an attention"):
         register_with_transformers(name)
+
+
+def test_without_transformers_the_extra_that_brings_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(ImportError, match=r"transformers 4\.53 or newer.*pip install 'blocktune\[huggingface\]'"):
+        register_with_transformers()

@@ -1,6 +1,7 @@
 """Calls that ask for something wrong, at every entry point: a `UsageError` that says the rule, what came and the way
 out, before any kernel is launched."""
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,12 +15,14 @@ from blocktune.kernels.api import flash_attn as flash_api
 from blocktune.kernels.api import kv_cache as cache_api
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.block_mask import BlockMask
-from blocktune.kernels.values.errors import UsageError
-
-from .dispatch_fakes import H200, ListSource
-from .feature_fakes import SERVED, FeatureBackward, FeatureForward
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
+from tests.support.dispatch_fakes import H200, ListSource
+from tests.support.feature_fakes import SERVED, FeatureBackward, FeatureForward
 
 Q, KV = torch.ones(2, 4, 20, 16), torch.ones(2, 2, 24, 16)
 PACKED, PACKED_KV = torch.ones(10, 4, 16), torch.ones(10, 2, 16)
@@ -152,3 +155,47 @@ def test_a_mask_with_a_row_of_no_blocks_gives_zeros_and_no_nan(launched: Callabl
     for gradient in torch.autograd.grad(out.sum(), leaves):
         assert bool(gradient.isfinite().all())
     assert launched()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((Q.numpy(), KV, KV), "'query' (position 1) must be Tensor, not numpy.ndarray"),
+        ((Q, None, KV), "'key' (position 2) must be Tensor, not NoneType"),
+        ((Q, KV, 3.0), "'value' (position 3) must be Tensor, not float"),
+        ((Q, KV, KV, [True]), "'attn_mask' (position 4) must be Tensor, not list"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_tensor_is_refused_in_the_words_of_pytorch(
+    launched: Callable[[], list[Any]], arguments: tuple[Any, ...], name: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(name)):
+        dispatch.attention(*arguments, enable_gqa=True)
+    assert launched() == []
+
+
+def test_explaining_a_call_without_tensors_says_so(launched: Callable[[], list[Any]]) -> None:
+    explanation = dispatch.attention.explain(Q.numpy(), KV, KV)  # type: ignore[arg-type]
+    assert (explanation.rung, explanation.reason) == (
+        Rung.SDPA,
+        "an argument is no tensor (ndarray, Tensor, Tensor), which PyTorch refuses",
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "added"), [(torch.float32, "torch.float32"), (torch.float16, "torch.float16 or torch.float32")]
+)
+def test_the_data_types_of_a_mask_are_named_once(dtype: torch.dtype, added: str) -> None:
+    mask = torch.ones(20, 24, dtype=torch.int32)
+    with pytest.raises(
+        UsageError, match=rf"query sees the key\) or {added} \(added to the scores\), but got torch.int32"
+    ):
+        check_mask(mask, Q.to(dtype), KV.to(dtype))
+
+
+def test_warming_up_without_a_gpu_says_that_it_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shape = AttentionShape(batch=1, num_heads=1, num_heads_kv=1, seqlen_q=64, seqlen_k=64, head_dim=64, head_dim_v=64)
+    with pytest.raises(NoDeviceError, match=r"Warming up .* PyTorch sees none here\. .*`explain"):
+        Dispatcher(ListSource()).warmup([shape])

@@ -20,9 +20,8 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.stock_autotune import KEY
-
-from ..recording import HOST_COST
-from .dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
+from tests.support.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
+from tests.support.recording import HOST_COST
 
 CALLS = 10_000
 ROUNDS = 3

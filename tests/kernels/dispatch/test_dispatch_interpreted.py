@@ -16,8 +16,10 @@ INTERPRETED = [name for name, kernel in KERNELS.items() if isinstance(kernel, Fl
 SCRIPT = """
     import sys, torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
-    from blocktune.kernels import plan, resolver
-    from blocktune.kernels.values.config import Origin, TunedConfig
+    from blocktune.kernels.dispatch import plan
+    from blocktune.kernels.dispatch import resolver
+    from blocktune.kernels.values.config import Origin
+    from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.hardware.device import device_named
     from blocktune.kernels.dispatch.dispatcher import Dispatcher
     from blocktune.kernels.registry import get_kernel
@@ -72,7 +74,8 @@ FEATURES = """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
-    from blocktune.kernels import plan, resolver
+    from blocktune.kernels.dispatch import plan
+    from blocktune.kernels.dispatch import resolver
     from blocktune.kernels.hardware.device import device_named
     from blocktune.kernels.values.dropout import keep_mask
 
@@ -120,6 +123,7 @@ FEATURES = """
         return sdpa(q, k, v, (distance <= 0) & (distance >= -5), enable_gqa=True)
 
 
+    attention.explain(*(torch.ones(1, 4, 20, 16) for _ in range(3)))  # waits until the configs are read
     for mask in (torch.arange(24)[None, None, None] < 17, torch.randn(4, 20, 1)):
         compare(lambda *t: attention(*t, mask, enable_gqa=True), lambda *t: sdpa(*t, mask, enable_gqa=True))
     compare(lambda *t: attention(*t, dropout_p=0.3, enable_gqa=True), dropped)

@@ -24,8 +24,7 @@ from blocktune.kernels.stored.sources import SqliteConfigs
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
-
-from .dispatch_fakes import (
+from tests.support.dispatch_fakes import (
     H200,
     BrokenSource,
     ListSource,
@@ -38,6 +37,8 @@ from .dispatch_fakes import (
     tensors,
     tuned,
 )
+
+pytestmark = pytest.mark.triton_free
 
 SHAPE = shape_like(32)
 

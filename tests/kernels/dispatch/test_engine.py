@@ -19,7 +19,7 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import scaled_dot_product_attention
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
@@ -28,10 +28,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-
-from .dispatch_fakes import H200, ListSource, config, shape_like, tuned
-from .feature_fakes import FeatureBackward, FeatureForward
-from .test_dispatch import calls
+from tests.kernels.dispatch.test_dispatch import calls
+from tests.support.dispatch_fakes import H200, ListSource, config, shape_like, tuned
+from tests.support.feature_fakes import FeatureBackward, FeatureForward
 
 Kernels = tuple[FeatureForward, FeatureBackward]
 HEADS, KEYS = 4, 24

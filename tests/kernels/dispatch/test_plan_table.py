@@ -16,8 +16,7 @@ from blocktune.kernels.dispatch.plan import SdpaPlan, needs_gradients, plan_key
 from blocktune.kernels.dispatch.plan_table import PlanTable
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
-
-from .dispatch_fakes import shape_like, tensors
+from tests.support.dispatch_fakes import shape_like, tensors
 
 SHAPE = shape_like(32)
 Three = tuple[Tensor, Tensor, Tensor]

@@ -12,14 +12,13 @@ from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import scaled_dot_product_attention
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
-
-from .dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors
+from tests.support.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors
 
 SHAPE = shape_like(40, num_heads_kv=2)
 

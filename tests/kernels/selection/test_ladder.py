@@ -17,10 +17,10 @@ from blocktune.kernels.selection.fallback import (
     distance,
 )
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
-
-from .dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
+from tests.support.dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
 
 SHAPE = shape_like(1024)
 DEFAULT = KernelConfig("plain", 64, 32, 4, 2)

@@ -4,12 +4,12 @@ import fcntl
 import logging
 import os
 import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,10 @@ from blocktune.kernels.stored.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.shape import AttentionShape
+from tests.support.dispatch_fakes import H200, ListSource, PlainKernel, config, shape_like, tensors, tuned
+from tests.support.programs import python
 
-from .dispatch_fakes import H200, ListSource, PlainKernel, config, shape_like, tensors, tuned
+pytestmark = pytest.mark.triton_free
 
 SHORT, LONG = shape_like(128), shape_like(2048)
 SHORT_MISS, LONG_MISS = (H200.key, SHORT), (H200.key, LONG)
@@ -175,16 +177,15 @@ def in_a_process(script: str, path: Path) -> None:
     """Runs the script with a watched plan `plan`, as a program that imports blocktune."""
     begin = """
         import os, time
-        from tests.kernels.test_misses import plan as make
-        from blocktune.kernels import misses
+        from tests.kernels.selection.test_misses import plan as make
+        from blocktune.kernels.selection import misses
         plan = make()
         misses.watch(plan)
         """
     code = textwrap.dedent(begin) + textwrap.dedent(script)
     subprocess.run(
-        [sys.executable, "-c", code],
+        python(code),
         env=os.environ | {"BLOCKTUNE_MISSES": str(path)},
-        cwd=Path(__file__).parents[2],
         check=True,
         timeout=60,
     )
@@ -228,6 +229,25 @@ def test_a_dispatcher_counts_what_it_misses(log: MissLog, path: Path, monkeypatc
                 dispatcher(*tensors(shape))
     log.write()
     assert read_misses(path) == {SHORT_MISS: 6}
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("place", ["~nobody-of-this-name/m.jsonl", "m" * 300, "/", "/dev/null", "/dev/null/m"])
+def test_no_place_of_the_file_raises_into_a_call(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BLOCKTUNE_MISSES", place)
+    monkeypatch.setattr(plans, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    of_this_test = cache(misses._new_log)
+    monkeypatch.setattr(misses, "_log", of_this_test)
+    dispatcher = Dispatcher(ListSource())
+    for _ in range(3):
+        dispatcher(*tensors(SHORT))
+    of_this_test().close()
+    dispatcher(*tensors(SHORT))
+    assert dispatcher.misses() == {SHORT: 4}
+    assert sum("Misses are not counted" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.usefixtures("kernel")

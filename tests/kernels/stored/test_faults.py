@@ -6,26 +6,39 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from blocktune.kernels.dispatch import resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import scaled_dot_product_attention
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.selection import misses
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.selection.misses import MissLog
+from blocktune.kernels.stored import store_file
+from blocktune.kernels.stored.background import CALL_SECONDS
 from blocktune.kernels.stored.provenance import ptxas_version, triton_version
-from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
+from blocktune.kernels.stored.sources import ConfigSource, JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
+from tests.support.bad_stores import BAD_STORES, held_exclusively, random_bytes
+from tests.support.dispatch_fakes import (
+    H200,
+    ListSource,
+    PlainKernel,
+    best,
+    config,
+    pretend_h200,
+    shape_like,
+    store_with,
+    tensors,
+)
 
-from .bad_stores import BAD_STORES, held_exclusively, random_bytes
-from .dispatch_fakes import H200, ListSource, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
+pytestmark = pytest.mark.triton_free
 
 SHAPE = shape_like(32)
 LOST_SECONDS = 0.05
@@ -50,27 +63,20 @@ def assert_right(dispatcher: Dispatcher) -> None:
     torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
 
 
-def seconds_of_first_call(path: Path, wanted: float = 0.0) -> float:
+def seconds_of_first_call(source: ConfigSource, wanted: float = 0.0) -> float:
     """The fastest first call of many dispatchers, since other programs may take the processor away; the first that is
     as fast as wanted ends the search."""
     arguments, fastest = tensors(SHAPE), math.inf
-    for _ in range(40 if wanted else 3):
-        dispatcher = Dispatcher(SqliteConfigs(path))
-        start = time.perf_counter()
-        dispatcher(*arguments)
-        fastest = min(fastest, time.perf_counter() - start)
-        if fastest < wanted:
-            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolver, "CALL_SECONDS", CALL_SECONDS)
+        for _ in range(40 if wanted else 3):
+            dispatcher = Dispatcher(source)
+            start = time.perf_counter()
+            dispatcher(*arguments)
+            fastest = min(fastest, time.perf_counter() - start)
+            if fastest < wanted:
+                break
     return fastest
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread: on a busy machine several wait for each other for longer than for a store."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -78,10 +84,9 @@ def one_thread() -> Iterator[None]:
 def test_a_bad_store_costs_one_warning_and_little_time(
     store: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sound = seconds_of_first_call(store)
+    allowed = seconds_of_first_call(ListSource()) + LOST_SECONDS
     damage(store)
-    allowed = sound + LOST_SECONDS
-    assert seconds_of_first_call(store, allowed) < allowed
+    assert seconds_of_first_call(SqliteConfigs(store), allowed) < allowed
     caplog.clear()
     dispatcher = Dispatcher(SqliteConfigs(store))
     for _ in range(20):
@@ -95,14 +100,24 @@ def test_a_bad_store_costs_one_warning_and_little_time(
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_lock_that_another_process_keeps_costs_little_time(store: Path) -> None:
+def test_a_lock_that_another_process_keeps_costs_little_time(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_file, "READ_SECONDS", 0.5)
     dispatcher = Dispatcher(SqliteConfigs(store))
-    sound = seconds_of_first_call(store)
-    with held_exclusively(store):  # for as long as it likes: nobody waits for it
-        assert seconds_of_first_call(store, sound + LOST_SECONDS) < sound + LOST_SECONDS
+    allowed = seconds_of_first_call(ListSource()) + LOST_SECONDS
+    with held_exclusively(store):  # for as long as it likes: no call waits for it
+        assert seconds_of_first_call(SqliteConfigs(store), allowed) < allowed
         assert_right(dispatcher)
         assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.DEFAULT
     dispatcher.reload()
+    assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.EXACT
+
+
+def test_a_store_whose_lock_is_let_go_serves_without_a_reload(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "CALL_SECONDS", CALL_SECONDS)
+    dispatcher = Dispatcher(SqliteConfigs(store))
+    with held_exclusively(store):
+        assert_right(dispatcher)
+        assert dispatcher.misses() == {SHAPE: 1}
     assert dispatcher.explain(*tensors(SHAPE)).rung is Rung.EXACT
 
 
@@ -180,21 +195,12 @@ def test_a_file_that_the_variable_names_and_nobody_can_read_costs_one_warning(
     assert str(file) in warning
 
 
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory that every user can reach, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    path.chmod(0o755)
-    shutil.rmtree(path)
-
-
 def test_a_store_of_another_user_is_a_store_error(open_directory: Path) -> None:
     path = store_with(open_directory / "store.db", best(SHAPE, config()))
     path.chmod(0o000 if os.geteuid() else 0o600)
     code = (
-        "import os, sys; from pathlib import Path; from blocktune.kernels.stored.sources import SqliteConfigs, read_source\n"
+        "import os, sys; from pathlib import Path; from blocktune.kernels.stored.sources import SqliteConfigs, "
+        "read_source\n"
         "from blocktune.kernels.hardware.device import device_named\n"
         "device = device_named('h200')\n"
         "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

@@ -14,6 +14,8 @@ import pytest
 from blocktune.kernels.stored import fork_gate
 from blocktune.kernels.stored.fork_gate import ForkGate, GatedConnection, gate
 
+pytestmark = pytest.mark.triton_free
+
 
 def in_another_thread(gate: ForkGate, seconds: float) -> threading.Thread:
     """A thread that has entered the gate and stays inside so long."""

@@ -10,9 +10,10 @@ import pytest
 
 from blocktune.kernels.stored import miss_file
 from blocktune.kernels.stored.miss_file import append_misses, miss_path, read_misses
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.support.dispatch_fakes import H200, shape_like
 
-from .dispatch_fakes import H200, shape_like
+pytestmark = pytest.mark.triton_free
 
 SHORT, LONG = shape_like(128), shape_like(2048)
 SHORT_MISS, LONG_MISS = (H200.key, SHORT), (H200.key, LONG)
@@ -33,6 +34,12 @@ def test_the_file_is_private(path: Path) -> None:
 def test_the_variable_switches_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKTUNE_MISSES", value)
     assert miss_path() is None
+
+
+def test_a_home_that_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_MISSES", "~nobody-of-this-name/m.jsonl")
+    with pytest.raises(UsageError, match="absolute path"):
+        miss_path()
 
 
 def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

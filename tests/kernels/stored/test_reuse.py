@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import scaled_dot_product_attention
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.stored import provenance as identity
 from blocktune.kernels.stored.sources import SqliteConfigs
+from tests.support.dispatch_fakes import H200, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
 
-from .dispatch_fakes import H200, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
+pytestmark = pytest.mark.triton_free
 
 SHAPE, LONGER = shape_like(32), shape_like(64)
 H100 = device_named("h100_sxm5")

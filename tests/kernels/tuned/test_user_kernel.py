@@ -1,20 +1,29 @@
 """`@tuned`: choices, constraints, the ladder of a call, and what is refused."""
 
 import logging
+import sqlite3
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from blocktune.kernels.hardware.device import device_named
+from blocktune.db.store import ResultStore
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.tuned import function as user_kernel
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserRung, UserWinner, candidates, stored_winners
 from blocktune.kernels.tuned.function import TunedFunction, tuned
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import StoreCorruptError, UsageError
+from tests.support import user_functions
 
 CALLS: list[int] = []
 
@@ -39,6 +48,7 @@ def add(x: torch.Tensor, y: torch.Tensor | None = None, *, scale: float = 1.0, b
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
+    add._winners.clear()
     add.reload()
     CALLS.clear()
 
@@ -80,6 +90,14 @@ def test_what_no_config_can_run_is_computed_by_the_reference() -> None:
     assert (explanation.rung, explanation.config) == (UserRung.REFERENCE, None)
     assert torch.equal(add(torch.ones(4), scale=3.0), torch.full((4,), 3.0))
     assert CALLS == []
+
+
+def test_tensors_on_the_cpu_are_computed_by_the_reference_where_triton_runs_no_kernel() -> None:
+    x = torch.randn(4, 100)
+    assert torch.equal(user_functions.softmax(x), user_functions.softmax.reference(x))
+    explanation = user_functions.softmax.explain(x)
+    assert (explanation.rung, explanation.config) == (UserRung.REFERENCE, None)
+    assert explanation.passed_over[-1].startswith("default: Triton runs no kernel without a GPU (")
 
 
 def test_an_exact_winner_outranks_a_nearer_driver_and_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,3 +254,112 @@ def test_problems_survive_their_document() -> None:
 
 def test_a_missing_store_is_no_problem(tmp_path: Path) -> None:
     assert stored_winners(add.name, add.source_hash, device_named("h200"), tmp_path / "none.db") == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["~nobody-of-this-name/x.db", "x" * 300 + ".db", "postgresql://me@host/db", "/dev/null/x.db", "results.json", "/"],
+)
+def test_no_place_of_a_store_raises_into_a_call(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_DB", place)
+    assert stored_winners(add.name, add.source_hash, device_named("h200")) == []
+
+
+def test_a_user_without_a_home_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert stored_winners(add.name, add.source_hash, device_named("h200")) == []
+
+
+@pytest.mark.parametrize("version", ["\u00b2", "9" * 5000, "", "-1", "0x4"])
+def test_a_version_that_is_no_number_is_no_reason_to_raise(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "store.db"
+    ResultStore.open(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE blocktune_schema SET version_num = ?", (version,))
+    assert stored_winners(add.name, add.source_hash, device_named("h200"), path) == []
+    with pytest.raises(StoreCorruptError, match="one revision number"):
+        ResultStore.open(path)
+
+
+def test_a_device_that_cannot_be_asked_about_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def strange(index: int) -> None:
+        raise OSError("no such driver")
+
+    monkeypatch.setattr(user_kernel, "current_device", strange)
+    assert add._winners_on(0) == []
+    assert "no such driver" in caplog.text
+
+
+def test_a_store_in_a_directory_that_may_not_be_searched_is_no_problem(open_directory: Path) -> None:
+    path = open_directory / "closed" / "store.db"
+    path.parent.mkdir()
+    ResultStore.open(path).close()
+    path.parent.chmod(0o600)
+    code = (
+        "import os, sys; from pathlib import Path; from blocktune.kernels.tuned.fallback import stored_winners\n"
+        "from blocktune.kernels.hardware.device import device_named\n"
+        "device = device_named('h200')\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(stored_winners('m:f', 'a' * 16, device, Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-P", "-c", code, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout == "[]\n"
+    path.parent.chmod(0o700)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The CPU as GPU 0, an H200 whose winners are those of 64 once the returned function is called."""
+    go = threading.Event()
+    device = device_named("h200")
+
+    def read(name: str, source_hash: str, device: DeviceSpec) -> list[UserWinner]:
+        assert go.wait(60)
+        return [winner(64, torch.ones(80))]
+
+    monkeypatch.setattr(user_kernel, "current_device", lambda index: device)
+    monkeypatch.setattr(user_kernel, "stored_winners", read)
+    tensor = SimpleNamespace(device=SimpleNamespace(index=0), is_cuda=False)
+    monkeypatch.setattr(user_kernel, "_on_a_gpu", lambda arguments: tensor)
+    yield go.set
+    go.set()
+
+
+def test_a_call_goes_on_with_the_default_until_the_store_is_read(on_gpu: Callable[[], None]) -> None:
+    add(torch.ones(80))
+    assert CALLS == [32]
+    on_gpu()
+    deadline = time.monotonic() + 60
+    while CALLS[-1] != 64:
+        assert time.monotonic() < deadline
+        add(torch.ones(80))
+    assert add.explain(torch.ones(80)).rung is UserRung.EXACT
+
+
+def test_explain_and_reload_wait_for_the_store(on_gpu: Callable[[], None]) -> None:
+    add(torch.ones(80))
+    threading.Timer(0.2, on_gpu).start()
+    assert add.explain(torch.ones(80)).rung is UserRung.EXACT
+    add.reload()
+    add(torch.ones(80))
+    assert CALLS[-1] == 64
+
+
+def test_a_capture_goes_on_with_the_plan_of_before(on_gpu: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    add(torch.ones(80))
+    on_gpu()
+    deadline = time.monotonic() + 60
+    while add._plans:
+        assert time.monotonic() < deadline
+    monkeypatch.setattr(user_kernel, "is_capturing", lambda tensor: True)
+    add(torch.ones(80))
+    assert CALLS == [32, 32]
+    with pytest.raises(UsageError, match="must have run once"):
+        add(torch.ones(96))

@@ -1,0 +1,133 @@
+"""What a source recommends for the devices of this process, as far as it has been read."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from blocktune.kernels import registry
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection.fallback import ConfigTable
+from blocktune.kernels.stored.background import MAX_SECONDS, BackgroundRead
+from blocktune.kernels.stored.provenance import present_identity
+from blocktune.kernels.stored.sources import ConfigSource, layers_of, read_source
+from blocktune.kernels.stored.tuned_config import TunedConfig
+
+logger = logging.getLogger("blocktune")
+
+LayerRows = tuple[list[TunedConfig], list[str]]
+"""The rows of a layer, and what was wrong with it."""
+
+Layer = BackgroundRead[LayerRows] | LayerRows
+"""A layer that is being read, or was."""
+
+
+class DeviceConfigs:
+    """The layers of a source for one device. Those that are files are read on threads of their own.
+
+    Args:
+        source: the source; it is read from now on.
+        device: the device.
+        changed: called on another thread when a layer has come after an answer was given without it.
+    """
+
+    def __init__(self, source: ConfigSource, device: DeviceSpec, changed: Callable[[], None]) -> None:
+        self.device = device
+        layers = layers_of(source)
+        _learn_present_identity(device)
+        self._names = [type(layer).__name__ for layer in layers]
+        self._layers = [_begun(layer, device, changed) for layer in layers]
+        self._there: tuple[bool, ...] | None = None
+        self._table = ConfigTable(())
+
+    @property
+    def late(self) -> int:
+        """How many layers have come after an answer was given without them."""
+        return sum(layer.is_late for layer in self._layers if isinstance(layer, BackgroundRead))
+
+    def rows(self, seconds: float) -> LayerRows:
+        """What is there so many seconds after the reading began, and what is wrong or missing."""
+        return self._merged(self._found(seconds))
+
+    def table(self, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
+        """`rows`, looked up by shape."""
+        found = self._found(seconds)
+        rows, problems = self._merged(found)
+        there = tuple(layer is not None for layer in found)
+        if there != self._there:
+            self._there, self._table = there, ConfigTable(rows)
+        return self._table, tuple(problems)
+
+    def _found(self, seconds: float) -> list[LayerRows | None]:
+        return [layer.value(seconds) if isinstance(layer, BackgroundRead) else layer for layer in self._layers]
+
+    def _merged(self, found: list[LayerRows | None]) -> LayerRows:
+        rows: list[TunedConfig] = []
+        problems: list[str] = []
+        for name, layer in zip(self._names, found, strict=True):
+            rows += layer[0] if layer else []
+            problems += layer[1] if layer else [f"{name} is still being read, so nothing of it is used yet."]
+        return rows, problems
+
+
+def _learn_present_identity(device: DeviceSpec) -> None:
+    """Finds out what every row is compared with, once in a process. It takes longer than the reading, and may import
+    modules, which a thread should not do while another one forks."""
+    with suppress(Exception):  # who reads meets it again, and reports it
+        for kernel in registry.KERNELS.values():
+            present_identity(device, kernel.source_hash)
+
+
+def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None]) -> Layer:
+    """A layer that is being read; what it holds, if it is in memory or of a class that says nothing of threads."""
+
+    def read() -> LayerRows:
+        rows, problems = read_source(layer, device)
+        for problem in problems:
+            logger.warning("%s", problem)
+        return rows, problems
+
+    if not getattr(layer, "reads_files", False):
+        return read()
+    reading = BackgroundRead(read, changed)
+    reading.begin()
+    return reading
+
+
+class Snapshot:
+    """The configs of a source for every device that was asked about. Not for several threads at once, but for `late`.
+
+    Args:
+        source: where they come from.
+        changed: called with this snapshot, on another thread, when something has come after an answer was given
+            without it.
+    """
+
+    def __init__(self, source: ConfigSource, changed: Callable[["Snapshot"], None]) -> None:
+        self._source = source
+        self._changed = changed
+        self._configs: dict[str, DeviceConfigs] = {}  # by DeviceSpec.key
+
+    @property
+    def devices(self) -> list[DeviceSpec]:
+        """The devices that were asked about."""
+        return [configs.device for configs in self._configs.values()]
+
+    @property
+    def late(self) -> int:
+        """Counts what has come after an answer was given without it. Plans of a smaller count are out of date."""
+        return sum(configs.late for configs in list(self._configs.values()))
+
+    def begin(self, device: DeviceSpec) -> DeviceConfigs:
+        """The configs for a device, whose reading has begun."""
+        if device.key not in self._configs:
+            self._configs[device.key] = DeviceConfigs(self._source, device, lambda: self._changed(self))
+        return self._configs[device.key]
+
+    def table(self, device: DeviceSpec, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
+        """The configs for a device that are there so many seconds after their reading began, and what is wrong."""
+        return self.begin(device).table(seconds)
+
+
+def rows_within(source: ConfigSource, device: DeviceSpec, seconds: float = MAX_SECONDS) -> LayerRows:
+    """All rows of a source that can be read in so many seconds, and what is wrong or missing."""
+    return DeviceConfigs(source, device, lambda: None).rows(seconds)

@@ -1,0 +1,145 @@
+"""PyTorch's attention, called so that its backends answer right.
+
+Seen with torch 2.11 and cuDNN 9.19 on compute capability 9.0, where PyTorch prefers cuDNN:
+
+- cuDNN reads a mask of another type than the query's as if it had the query's (pytorch/pytorch#191612), and its
+  backward gives NaN for masks and some lengths (pytorch/pytorch#196678).
+- cuDNN computes garbage with an address or a stride that is no multiple of 16 bytes (a relative error above 1), and the
+  memory-efficient backend raises.
+- The memory-efficient backend reads a mask that all keys share at a misaligned address, which ends the CUDA context.
+- The fused backends take a row's maximum before they scale it, so that a negative scale overflows.
+- cuDNN returns nothing for a batch of none.
+
+Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch.backends import cuda as backends
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+scaled_dot_product_attention = functional.scaled_dot_product_attention
+"""PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
+
+ALIGNMENT_BYTES = 16
+TINY = 2.0**-64
+"""A scale for scores that are 0 anyway: no gradient of the query overflows before it is multiplied by 0."""
+FUSED_DEVICE = "cuda"
+"""Where the backends are that all of this is about."""
+
+
+def torch_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are right."""
+    query, key, value = _realigned(query, key, value)
+    with _right_backends(query, key, value, attn_mask):
+        return sound_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
+    """What leaves PyTorch the backends that answer such a call right."""
+    if query.device.type != FUSED_DEVICE:
+        return nullcontext()
+    is_foreign = mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype
+    if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
+        mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+        return mathematics
+    return nullcontext() if mask is None else _without_cudnn()
+
+
+def sound_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
+    query, scale = with_positive_scale(query, scale)
+    dtype = query.dtype
+    if attn_mask is not None and query.device.type == FUSED_DEVICE:
+        attn_mask = one_for_each_key(attn_mask, key.shape[-2])
+        if attn_mask.is_floating_point() and attn_mask.dtype is not dtype:
+            query, key, value = (tensor.to(attn_mask.dtype) for tensor in (query, key, value))
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return out.to(dtype)
+
+
+def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
+    """Query and scale with the same products, and a scale above 0 (None stays None): what a negative scale does is done
+    to the query, exactly, and its gradient goes the same way."""
+    if scale is None or scale > 0:
+        return query, scale
+    if scale < 0:
+        return -query, -scale
+    return query * scale, TINY  # 0 or NaN
+
+
+def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
+    """A mask that all keys share, with an element for each of them in memory; other masks as they are."""
+    if mask.dim() == 0 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
+        return mask
+    own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    return own.expand(*own.shape[:-1], seqlen_k).contiguous()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """No cuDNN; and the mathematics, in case that it was the only backend allowed."""
+    before = backends.cudnn_sdp_enabled(), backends.math_sdp_enabled()
+    backends.enable_cudnn_sdp(False)
+    backends.enable_math_sdp(True)
+    try:
+        yield
+    finally:
+        backends.enable_cudnn_sdp(before[0])
+        backends.enable_math_sdp(before[1])
+
+
+def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, copied where 16 does not divide their addresses and strides in bytes."""
+    if dispatch_modes() or functorch_transform() is not None or not all(map(_is_plain, tensors)):
+        return tensors
+    if any(tensor.stride(-1) != 1 for tensor in tensors):
+        return tensors
+    return tuple(
+        tensor if _is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has an address and strides."""
+    return (
+        type(tensor) is Tensor
+        and tensor.device.type == FUSED_DEVICE
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.dim() > 0
+    )
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+    return not any(step % ALIGNMENT_BYTES for step in steps)

@@ -1,0 +1,136 @@
+"""Large JSON texts, decoded and written piece by piece.
+
+`json.loads` and `json.dumps` keep every other thread of the process waiting until they are done, which takes seconds
+for a file that means it. Here the items of the outermost arrays and objects are handled one by one; none is large.
+"""
+
+import json
+from collections.abc import Iterator
+from json.decoder import WHITESPACE  # type: ignore[attr-defined]
+from typing import Any
+
+DEPTH = 2
+"""How many levels are taken apart: a document is an object with arrays and objects of small items."""
+
+PIECE_CHARACTERS = (1 << 13, 1 << 16)
+"""How much is decoded at once: first so much, and where that does not hold the whole item, so much."""
+
+MAX_PIECES = 200_000
+
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+def loads_in_pieces(text: str) -> Any:
+    """Return the JSON value of a text.
+
+    Raises:
+        ValueError: the text is no JSON, has more pieces than `MAX_PIECES`, or one that takes too many characters.
+        RecursionError: an item is nested too deeply.
+    """
+    reader = _Reader(text)
+    value = reader.value(DEPTH)
+    reader.end()
+    return value
+
+
+def canonical_pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
+    """Yield the text of `canonical_text`, item by item.
+
+    Raises:
+        ValueError: a number is none of JSON's.
+    """
+    if depth and isinstance(value, dict) and value:
+        for index, name in enumerate(sorted(value)):
+            yield f"{',' if index else '{'}{json.dumps(name)}:"
+            yield from canonical_pieces(value[name], depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield "," if index else "["
+            yield from canonical_pieces(item, depth - 1)
+        yield "]"
+    else:
+        yield canonical_text(value)
+
+
+def canonical_text(value: Any) -> str:
+    """Return the JSON of a value in one line, with sorted keys: equal values, equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+class _Reader:
+    """Decodes a text from its beginning to its end."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._pieces = 0
+        self._skip_blanks()
+
+    def value(self, depth: int) -> Any:
+        """The next value, of which so many levels are taken apart. All of them are counted."""
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            raise ValueError(f"it has more than {MAX_PIECES} values")
+        sign = self._text[self._at : self._at + 1]
+        if depth and sign == "{":
+            return dict(self._members(depth - 1))
+        return list(self._items(depth - 1)) if depth and sign == "[" else self._piece()
+
+    def end(self) -> None:
+        """Raises:
+        ValueError: the text goes on.
+        """
+        if self._at < len(self._text):
+            raise ValueError(f"the value ends at character {self._at}, but the text goes on")
+
+    def _members(self, depth: int) -> Iterator[tuple[str, Any]]:
+        for _ in self._until("}"):
+            name = self._piece()
+            if not isinstance(name, str):
+                raise ValueError(f"a name was expected before character {self._at}")
+            self._take(":")
+            yield name, self.value(depth)
+
+    def _items(self, depth: int) -> Iterator[Any]:
+        for _ in self._until("]"):
+            yield self.value(depth)
+
+    def _until(self, closing: str) -> Iterator[None]:
+        """Stops at each item of an array or object, and behind its end."""
+        self._at += 1
+        self._skip_blanks()
+        while self._text[self._at : self._at + 1] != closing:
+            yield
+            if self._text[self._at : self._at + 1] != closing:
+                self._take(",")
+                if self._text[self._at : self._at + 1] == closing:
+                    raise ValueError(f"an item was expected at character {self._at}")
+        self._take(closing)
+
+    def _piece(self) -> Any:
+        for characters in PIECE_CHARACTERS:
+            window = self._text[self._at : self._at + characters]
+            is_last = self._at + len(window) == len(self._text)
+            try:
+                value, end = _raw_decode(window)
+            except ValueError:
+                if is_last:
+                    raise
+                continue
+            if end < len(window) or is_last:  # else it may be a number that goes on
+                self._at += end
+                self._skip_blanks()
+                return value
+        raise ValueError(
+            f"what begins at character {self._at} is no value, or one of more than {characters} characters"
+        )
+
+    def _take(self, sign: str) -> None:
+        if self._text[self._at : self._at + 1] != sign:
+            raise ValueError(f"{sign!r} was expected at character {self._at}")
+        self._at += 1
+        self._skip_blanks()
+
+    def _skip_blanks(self) -> None:
+        self._at = WHITESPACE.match(self._text, self._at).end()
