@@ -6,12 +6,13 @@ from blocktune.db.exchange.document import document_from, load_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.errors import UsageError
 
 _SQLITE = b"SQLite format 3\0"
 
 
-def read_results(place: str, *, trials: bool) -> Results:
+def read_results(place: str | Path, *, trials: bool) -> Results:
     """The results at a path or URL. What is there may be anyone's: a store is read as the documents that it would
     export, so that every value passes the same rules.
 
@@ -23,9 +24,12 @@ def read_results(place: str, *, trials: bool) -> Results:
         UsageError: there is no such file, or it holds no results; ImportRejectedError names the value.
         StoreError: the store does not answer.
     """
-    if "://" in place or _is_sqlite(Path(place).expanduser()):
+    if isinstance(place, str) and "://" in place:
         return _stored(place, trials)
-    bests, kept = records_from(load_document(Path(place).expanduser()))
+    path = file_path(place)
+    if _is_sqlite(path):
+        return _stored(str(path), trials)
+    bests, kept = records_from(load_document(path))
     return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
 
 

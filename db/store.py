@@ -15,13 +15,14 @@ from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unv
 from blocktune.db.records.health import StoreHealth, health_of
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
 from blocktune.db.tables.location import StoreTarget, default_store_path
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
 from blocktune.db.tables.schema import make_current, require_current
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.config import TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -152,14 +153,15 @@ class ResultStore:
         return self._read(select(DeviceRow).order_by(DeviceRow.key), device_of)
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
-        """The winners of one device with what they were measured against, and on request all trials, in the format of
+        """The winners of one device with what they compete against today, and on request all trials, in the format of
         `db/exchange/document.py`. The device may be left out when the store knows one only.
 
         Raises:
             UsageError: no device was named and the store knows none or several.
         """
         chosen = device or self._only_device()
-        return document_from(chosen, self.bests(chosen), self.trials(chosen) if trials else None)
+        bests = map(with_todays_rivals, self.bests(chosen))
+        return document_from(chosen, bests, self.trials(chosen) if trials else None)
 
     def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
         """Stores what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
@@ -172,8 +174,8 @@ class ResultStore:
         return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
-        """Takes in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner stays; of
-        two trials of one candidate, one made here, then the younger.
+        """Takes in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner
+        stays; of two trials of one candidate, one made here, then the younger.
 
         Args:
             sources: what is taken in.

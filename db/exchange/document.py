@@ -28,8 +28,8 @@
     }
 
 One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.
-Reading (db/exchange/importing.py) takes an absent optional field as null and rejects what it does not know. All of it is data:
-nothing in a document is ever run.
+Reading (db/exchange/importing.py) takes an absent optional field as null and rejects what it does not know. All of it
+is data: nothing in a document is ever run.
 """
 
 import json
@@ -45,6 +45,7 @@ from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -147,7 +148,7 @@ def _kind_of(device: DeviceSpec) -> DeviceSpec:
     return DeviceSpec(name=device.name, limits=limits_for(device.limits.cc), num_sms=device.num_sms, source="catalogue")
 
 
-def save_document(document: Document, path: Path) -> None:
+def save_document(document: Document, path: str | Path) -> None:
     """Writes the document in a text for people; a reader sees the old file or the whole new one.
 
     Raises:
@@ -156,12 +157,13 @@ def save_document(document: Document, path: Path) -> None:
     save_text(json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n", path)
 
 
-def save_text(text: str, path: Path) -> None:
+def save_text(text: str, path: str | Path) -> None:
     """Writes a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed.
 
     Raises:
         OSError: the place cannot be written.
     """
+    path = file_path(path)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -174,14 +176,14 @@ def save_text(text: str, path: Path) -> None:
         raise
 
 
-def load_document(path: Path) -> Any:
+def load_document(path: str | Path) -> Any:
     """The JSON value in a file, not yet checked beyond being JSON of a bearable size.
 
     Raises:
         ImportRejectedError: the file is too large or holds no JSON.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with file_path(path).open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ImportRejectedError(

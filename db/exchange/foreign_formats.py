@@ -1,21 +1,24 @@
 """Winners in the formats of others: `triton.Config`, the JSON files of vLLM, and FlexAttention's `kernel_options`.
 
-All are made from an export document (db/exchange/document.py) that is checked as if a stranger had written it, since Python text
-is among what comes out. None can be imported again: they drop the environment and what was compared.
+All are made from an export document (db/exchange/document.py) that is checked as if a stranger had written it, since
+Python text is among what comes out. None can be imported again: they drop the environment and what was compared.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from blocktune.db.exchange.document import Document
 from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.triton_module import TritonEntry, triton_module
+from blocktune.db.records.bounds import require_sound_user_best
 from blocktune.db.records.records import Best, Outcome, Trial
 from blocktune.db.records.user_records import UserBest
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import NO_FEATURES
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
@@ -24,9 +27,6 @@ FLEX_KERNELS: Mapping[str, Mapping[str, bool]] = {"flash_fwd": {}, "flash_fwd_tm
 
 FLEX_MASK_BLOCK = 128
 """Queries and keys of a block of FlexAttention's own masks, unless they say otherwise; tiles must divide it."""
-
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Parameters that `triton.Config` takes beside what is compiled in."""
 
 Files = dict[str, str]
 """Text by file name."""
@@ -50,7 +50,8 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
         user_bests: winners of tuned functions there; `TRITON` takes them, the others are for attention.
 
     Raises:
-        UsageError: the document holds no winner that the format can tell, or the format is our own.
+        UsageError: the format is our own.
+        NoFeasibleConfigError: the document holds no winner that the format can tell.
         ImportRejectedError: the document is not in order.
     """
     bests, trials = records_from(document)
@@ -64,23 +65,31 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
         raise UsageError(f"Other formats are {', '.join(writers)}, but got {format_}. Write the document itself.")
     files = writers[format_]()
     if not files:
-        raise UsageError(
-            f"`--format {format_}` needs winners that it can tell, but of {len(bests)} on {device.name} there is none. "
-            "Tune the shapes on the device first; `--format triton` takes every winner."
+        raise NoFeasibleConfigError(
+            f"No winner of the {len(bests)} on {device.name} can be written: `--format {format_}` takes "
+            f"{_TAKES[format_]}. `--format triton` takes every winner."
         )
     return files
+
+
+_TAKES = {
+    ExportFormat.TRITON: "any winner",
+    ExportFormat.VLLM: "what was measured, and nothing borrowed or predicted",
+    ExportFormat.FLEX: (
+        f"measured forwards without features of {' and '.join(FLEX_KERNELS)}, which do as FlexAttention's template "
+        f"does, with blocks that divide {FLEX_MASK_BLOCK} (trials count, too: `tune run --kernel flash_fwd` makes some)"
+    ),
+}
 
 
 def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
     """A Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments) for
     tuned functions. Every winner is in it, with what it is worth in a comment."""
-    entries = [f"    # {_worth(best)}\n    {_key(best)}: {_triton_config(best.config)}," for best in bests]
-    entries += [_user_entry(best) for best in user_bests]
-    if not entries:
-        return {}
-    head = '"""Winners of blocktune, by (kernel, shape)."""\n\nimport triton\n\n'
-    body = f"DEVICE = {json.dumps(device.name)}\n\nCONFIGS = {{\n" + "\n".join(entries) + "\n}\n"
-    return {f"{_plain(device.name)}.py": head + body}
+    entries = [TritonEntry.of(best) for best in bests]
+    for best in user_bests:
+        require_sound_user_best(best)
+        entries.append(TritonEntry.of_function(best))
+    return {f"{_plain(device.name)}.py": triton_module(device.name, entries)} if entries else {}
 
 
 def vllm_files(device: DeviceSpec, bests: Iterable[Best]) -> Files:
@@ -88,13 +97,19 @@ def vllm_files(device: DeviceSpec, bests: Iterable[Best]) -> Files:
     lengths (seqlen_k), of which a reader takes the nearest one.
 
     Only what was measured is in them, since they cannot say where a config comes from. Of winners that differ in the
-    batch alone the largest one stays.
+    batch alone the largest one stays. `triton_version` is there where all of a file were measured with one version.
     """
-    tables: dict[str, dict[int, dict[str, int]]] = {}
+    tables: dict[str, dict[int, Best]] = {}
     for best in sorted(bests, key=lambda best: best.shape.batch):
         if best.origin is Origin.MEASURED:
-            tables.setdefault(_vllm_name(best), {})[best.shape.seqlen_k] = _vllm_config(best.config)
-    return {name: _json(dict(sorted(table.items()))) for name, table in sorted(tables.items())}
+            tables.setdefault(_vllm_name(best), {})[best.shape.seqlen_k] = best
+    return {name: _json(_vllm_table(table)) for name, table in sorted(tables.items())}
+
+
+def _vllm_table(table: Mapping[int, Best]) -> dict[str | int, Any]:
+    versions = {best.environment.triton for best in table.values()}
+    head: dict[str | int, Any] = {"triton_version": versions.pop()} if len(versions) == 1 else {}
+    return head | {length: _vllm_config(table[length].config) for length in sorted(table)}
 
 
 def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial]) -> Files:
@@ -136,35 +151,6 @@ def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionSh
         if before is None or (record.time_us or 0.0) < (before.time_us or 0.0):
             found[record.shape] = record
     return {shape: record.config for shape, record in found.items()}
-
-
-def _user_entry(best: UserBest) -> str:
-    """Names and arguments may hold anything, so they are written as JSON texts, which Python reads as they are."""
-    key = f"({json.dumps(best.config.kernel)}, {json.dumps(best.problem.label)})"
-    options = {name: value for name, value in best.config.values if name in LAUNCH_OPTIONS}
-    meta = {name: value for name, value in best.config.values if name not in LAUNCH_OPTIONS}
-    arguments = ", ".join([json.dumps(meta), *(f"{name}={value}" for name, value in options.items())])
-    worth = f"measured, {best.time_us:.1f} us, source {best.source_hash}"
-    return f"    # {worth}\n    {key}: triton.Config({arguments}),"
-
-
-def _key(best: Best) -> str:
-    return f'("{best.config.kernel}", "{best.shape.label}")'
-
-
-def _worth(best: Best) -> str:
-    time = "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
-    return f"{best.origin}, {time}, kernel source {best.kernel_hash}"
-
-
-def _triton_config(config: KernelConfig) -> str:
-    meta = {name.upper(): value for name, value in _meta(config).items()}
-    return f"triton.Config({json.dumps(meta)}, num_warps={config.num_warps}, num_stages={config.num_stages})"
-
-
-def _meta(config: KernelConfig) -> dict[str, int]:
-    """The parameters that are compiled in, without the launch options."""
-    return {name: value for name, value in config.parameters.items() if name not in LAUNCH_OPTIONS}
 
 
 def _vllm_config(config: KernelConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-from blocktune.kernels.values.errors import ImportRejectedError, UsageError
+from blocktune.kernels.values.errors import ImportRejectedError
 
 T = TypeVar("T")
 _SHOWN = 80  # characters of a rejected value that a message repeats
@@ -99,7 +99,7 @@ class Untrusted:
         """What the constructor of another room makes of the value."""
         try:
             return parse(self.value)
-        except (UsageError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             self.reject(f"{meaning} ({error})")
 
     def _field(self, name: str) -> "Untrusted":

@@ -1,7 +1,7 @@
 """How Alembic reaches the store. Alembic runs this file; it is not a module to import.
 
-`blocktune.db.tables.schema` hands over the connection, whose transaction spans all migrations, so that a killed upgrade leaves
-the old schema.
+`blocktune.db.tables.schema` hands over the connection, whose transaction spans all migrations, so that a killed upgrade
+leaves the old schema.
 """
 
 from alembic import context

@@ -4,12 +4,15 @@ anyone's, and for what a document brings (db/exchange/importing.py).
 Shapes, configs and devices bound themselves in their constructors.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.kernels.tuned.config import MAX_CONFIG_TEXT
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
 
@@ -38,6 +41,7 @@ MAX_TEXT = 200
 MAX_NAME = 256
 MAX_ERROR = 1_000_000  # characters of what a compiler says
 
+_SOURCE_HASH = re.compile("[0-9a-f]{16}")
 _BEST_TIMES = ("time_us", "predicted_us", "default_time_us", "paper_time_us")
 _BEST_RATIOS = ("speedup_over_default", "speedup_low", "speedup_high")
 
@@ -49,19 +53,14 @@ def require_sound_trial(trial: Trial) -> None:
         UsageError: one is not.
     """
     _require_provenance(trial)
-    if not isinstance(trial.error, str) or len(trial.error) > MAX_ERROR:
-        raise _broken(f"a text of up to {MAX_ERROR:,} characters", "error", trial.error)
-    if (trial.outcome is Outcome.OK) != (trial.time_us is not None):
-        raise _broken("`time_us` exactly when its outcome is ok", "time_us", trial.time_us)
-    _numbers(TIME_US, time_us=trial.time_us, predicted_us=trial.predicted_us)
-    _numbers(RATIO, relative_to_anchor=trial.relative_to_anchor)
+    _names(64, kernel_hash=trial.kernel_hash)
+    _require_ending(trial)
+    _numbers(TIME_US, predicted_us=trial.predicted_us)
     _numbers(FRACTION, occupancy=trial.occupancy)
     _numbers(SECONDS, compile_seconds=trial.compile_seconds, bench_seconds=trial.bench_seconds)
     _whole(BLOCKS_PER_SM, blocks_per_sm=trial.blocks_per_sm)
-    if len(trial.samples_us) > MAX_SAMPLES or len(trial.limiters) > MAX_LIMITERS:
-        raise _broken("up to 10,000 samples and 16 limiters", "their number", len(trial.samples_us))
-    for sample in trial.samples_us:
-        _numbers(TIME_US, samples_us=sample)
+    if len(trial.limiters) > MAX_LIMITERS:
+        raise _broken(f"up to {MAX_LIMITERS} limiters", "their number", len(trial.limiters))
     for limiter in trial.limiters:
         _names(32, limiters=limiter)
     _require_state(trial)
@@ -74,6 +73,7 @@ def require_sound_best(best: Best) -> None:
         UsageError: one is not.
     """
     _require_provenance(best)
+    _names(64, kernel_hash=best.kernel_hash)
     if best.origin is Origin.MEASURED and best.time_us is None:
         raise _broken("`time_us` when it was measured", "time_us", None)
     _numbers(TIME_US, **{name: getattr(best, name) for name in _BEST_TIMES})
@@ -81,8 +81,57 @@ def require_sound_best(best: Best) -> None:
     _whole(COUNT, trials=best.trials)
 
 
-def _require_provenance(record: Trial | Best) -> None:
-    _names(64, kernel_hash=record.kernel_hash)
+def require_sound_user_trial(trial: UserTrial) -> None:
+    """Checks that every value of a tuned function's trial is of its kind and in its range.
+
+    Raises:
+        UsageError: one is not.
+    """
+    _require_provenance(trial)
+    _require_function(trial)
+    _require_ending(trial)
+    _numbers(SECONDS, seconds=trial.seconds)
+
+
+def require_sound_user_best(best: UserBest) -> None:
+    """Checks that every value of a tuned function's winner is of its kind and in its range.
+
+    Raises:
+        UsageError: one is not.
+    """
+    _require_provenance(best)
+    _require_function(best)
+    if best.time_us is None:
+        raise _broken("the time of a winner", "time_us", None)
+    _numbers(TIME_US, time_us=best.time_us, default_time_us=best.default_time_us)
+    _numbers(RATIO, **{name: getattr(best, name) for name in _BEST_RATIOS})
+    _whole(COUNT, trials=best.trials)
+
+
+def _require_function(record: UserTrial | UserBest) -> None:
+    """Which function it is, and which source it had."""
+    _names(MAX_NAME, kernel=record.config.kernel)
+    if len(record.config.document) > MAX_CONFIG_TEXT:
+        raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", record.config.document)
+    if not isinstance(record.source_hash, str) or not _SOURCE_HASH.fullmatch(record.source_hash):
+        raise _broken("16 hexadecimal digits", "source_hash", record.source_hash)
+
+
+def _require_ending(trial: Trial | UserTrial) -> None:
+    """How the trial ended, and what was timed."""
+    if not isinstance(trial.error, str) or len(trial.error) > MAX_ERROR:
+        raise _broken(f"a text of up to {MAX_ERROR:,} characters", "error", trial.error)
+    if (trial.outcome is Outcome.OK) != (trial.time_us is not None):
+        raise _broken("`time_us` exactly when its outcome is ok", "time_us", trial.time_us)
+    _numbers(TIME_US, time_us=trial.time_us)
+    _numbers(RATIO, relative_to_anchor=trial.relative_to_anchor)
+    if len(trial.samples_us) > MAX_SAMPLES:
+        raise _broken(f"up to {MAX_SAMPLES:,} samples", "their number", len(trial.samples_us))
+    for sample in trial.samples_us:
+        _numbers(TIME_US, samples_us=sample)
+
+
+def _require_provenance(record: Trial | Best | UserTrial | UserBest) -> None:
     _names(MAX_NAME, device=record.device.name)
     require_sound_environment(record.environment)
     if not isinstance(record.created_at, datetime) or record.created_at.tzinfo is None:

@@ -1,21 +1,35 @@
 """The state of a store, for `tune doctor`."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.orm import Session
 
+from blocktune.db.records.rows import UNREADABLE, best_of, device_of, environment_of, trial_of
+from blocktune.db.records.user_rows import user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines, translated
-from blocktune.db.tables.models import Base
+from blocktune.db.tables.models import (
+    Base,
+    BestRow,
+    ConfigRow,
+    DeviceRow,
+    EnvironmentRow,
+    KernelRow,
+    ShapeRow,
+    TrialRow,
+)
 from blocktune.db.tables.schema import version_of
+from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreHealth:
     """place: path, or URL without password. server: `sqlite 3.45.1` or `postgresql 16.2`. journal_mode: SQLite's, which
-    should be `wal`; empty elsewhere. integrity: `ok`, or what SQLite's quick check found; empty elsewhere. rows: by
-    table."""
+    should be `wal`; empty elsewhere. integrity: `ok`, or what is wrong with pages, links and rows; empty for a server
+    whose rows keep the rules. rows: by table."""
 
     place: str
     server: str
@@ -46,13 +60,50 @@ def health_of(engines: StoreEngines) -> StoreHealth:
             server=_server(connection),
             journal_mode="" if path is None else str(_pragma(connection, "journal_mode")[0]),
             schema_version=version_of(connection, engines.target) or "",
-            integrity="" if path is None else "; ".join(map(str, _pragma(connection, "quick_check(10)"))),
+            integrity=_integrity(connection),
             size_bytes=_server_bytes(connection) if path is None else _file_bytes(path),
             rows={
                 name: connection.execute(select(func.count()).select_from(table)).scalar_one()
                 for name, table in sorted(Base.metadata.tables.items())
             },
         )
+
+
+def _integrity(connection: Connection) -> str:
+    """`ok`, or empty for a server, or what is wrong: with the file, else with links between rows, else with rows."""
+    is_file = connection.dialect.name == "sqlite"
+    sound = ["ok"] if is_file else []
+    pages = _pragma(connection, "quick_check(10)") if is_file else []
+    if pages != sound:
+        return "; ".join(map(str, pages))
+    broken = len(_pragma(connection, "foreign_key_check")) if is_file else 0
+    links = [f"{broken} links between rows lead nowhere"] if broken else []
+    return "; ".join([*links, *_broken_tables(connection)] or sound)
+
+
+def _broken_tables(connection: Connection) -> Iterator[str]:
+    """What is wrong with the first row of each table that breaks a rule."""
+    with Session(connection) as session:
+        for row_type, convert in _READERS.items():
+            try:
+                for row in session.scalars(select(row_type)):
+                    convert(row)
+            except UNREADABLE as error:
+                yield f"a row of {row_type.__tablename__} breaks a rule ({error!s:.200})"
+
+
+_READERS: Mapping[type[Base], Callable[[Any], object]] = {
+    DeviceRow: device_of,
+    EnvironmentRow: environment_of,
+    KernelRow: bool,
+    ShapeRow: bool,
+    ConfigRow: bool,
+    TrialRow: trial_of,
+    BestRow: best_of,
+    UserTrialRow: user_trial_of,
+    UserBestRow: user_best_of,
+}
+"""How a row of each table is made what it stands for. What only others refer to is checked with them."""
 
 
 def _server(connection: Connection) -> str:

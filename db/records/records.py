@@ -77,7 +77,12 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """The state of the GPU around one measurement, by NVML; None where NVML has no answer."""
+    """The state of the GPU during one measurement, by NVML; None where NVML has no answer.
+
+    Clocks are medians, the temperature is the highest, and throttle_reasons has every reason that occurred. power_w is
+    the mean of measurements that took a second or more, and None for shorter ones: NVML's own power is a mean over the
+    last second, so a sample of a candidate's rounds shows what ran before them.
+    """
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 
 from blocktune.db.tables.engine import StoreEngines, connect_sqlite
 from blocktune.db.tables.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.user_models import Base  # with all tables, since each may refer to what is dropped
+from blocktune.db.tables.user_models import Base
 
 _PARENTS = tuple(row_type.__tablename__ for row_type in (DeviceRow, ShapeRow, KernelRow, EnvironmentRow, ConfigRow))
 

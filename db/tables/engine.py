@@ -81,6 +81,7 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None, factory=GatedConnection
     )
+    connection.text_factory = bytes.decode  # raises UnicodeDecodeError, where the driver's own way names no code
     try:
         for pragma in CONNECTION_PRAGMAS:
             connection.execute(pragma)

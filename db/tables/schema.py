@@ -4,6 +4,7 @@ The version is a number in a table of our own, so that another program that uses
 mistaken for us. SQLite files carry an application id too.
 """
 
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -12,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from blocktune.db.tables.engine import StoreEngines, connect_sqlite, translated
-from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.location import StoreTarget, default_store_path
 from blocktune.db.tables.user_models import Base
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
 
@@ -82,9 +83,9 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
             )
         return None
     versions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
-    if len(versions) != 1 or not str(versions[0]).isdigit():
+    if len(versions) != 1 or not re.fullmatch("[0-9]{4}", str(versions[0])):
         raise StoreCorruptError(
-            f"`{VERSION_TABLE}` must hold one revision number, but in {target.label} it holds {versions!r}. "
+            f"`{VERSION_TABLE}` must hold one revision number, but in {target.label} it holds {versions!r:.100}. "
             "Move the database away and import your exports into a new one."
         )
     if int(versions[0]) > int(CURRENT):
@@ -96,15 +97,20 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
 
 
 def _create_file(path: Path) -> None:
-    """An empty file in a private directory, unless there is one: later connections never create any, so that a file
-    that vanishes while in use is noticed."""
+    """An empty file, unless there is one: later connections never create any, so that a file that vanishes while in use
+    is noticed."""
     if path.is_dir():
         raise StoreError(
             f"The database must be a file, but {path} is a directory. Name a file by --db or BLOCKTUNE_DB."
         )
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path == default_store_path():  # a folder that was named may be misspelt, so only the user's own is made
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch()
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"No such folder: {path.parent}. Make it, or give another place by --db or BLOCKTUNE_DB."
+        ) from error
     except OSError as error:
         if path.exists():
             return  # not ours to touch, but perhaps to read

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import JSON, CheckConstraint, ForeignKey, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from blocktune.db.tables.models import Base as Base  # exported again: its tables are complete with those below
+from blocktune.db.tables.models import Base as Base
 from blocktune.db.tables.models import DeviceRow, EnvironmentRow
 
 

@@ -16,13 +16,20 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.store import ResultStore
+from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import kernels_for
+from blocktune.kernels.tuned.config import Problem, TensorKind, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
+KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
+PROBLEM = Problem((("scale", 0.5), ("x", TensorKind("float16", (64, 100), (128, 1)))))
+CONFIG = UserConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
 
 
 @pytest.fixture(scope="session")
@@ -97,25 +104,71 @@ def trial(device: DeviceSpec, shape: AttentionShape) -> Trial:
 
 @pytest.fixture(scope="session")
 def best(trial: Trial) -> Best:
-    """A winner with a value in every field."""
-    return Best(
+    """A winner with a value in every field, compared with what the kernels have."""
+    return compared(
+        Best(
+            device=trial.device,
+            environment=trial.environment,
+            shape=trial.shape,
+            config=trial.config,
+            kernel_hash=trial.kernel_hash,
+            origin=Origin.MEASURED,
+            time_us=99.5,
+            predicted_us=101.25,
+            default_time_us=120.5,
+            paper_time_us=150.0,
+            speedup_over_default=1.21,
+            speedup_low=1.2,
+            speedup_high=1.22,
+            trials=120,
+            created_at=NOON,
+        )
+    )
+
+
+def compared(best: Best) -> Best:
+    """The winner with the default and the paper's rule that its shape has today."""
+    limits = best.device.limits
+    kernels = kernels_for(best.shape, limits)
+    default = kernels[0].default_config(best.shape, limits)
+    return replace(best, default=default, paper=first_paper_config(kernels, best.shape, limits))
+
+
+@pytest.fixture(scope="session")
+def user_trial(trial: Trial) -> UserTrial:
+    """A trial with a value in every field."""
+    return UserTrial(
         device=trial.device,
         environment=trial.environment,
-        shape=trial.shape,
-        config=trial.config,
-        kernel_hash=trial.kernel_hash,
-        origin=Origin.MEASURED,
-        time_us=99.5,
-        predicted_us=101.25,
-        default=KernelConfig("flash_fwd", 128, 128, 8, 3),
-        default_time_us=120.5,
-        paper=KernelConfig("flash_fwd", 64, 64, 4, 2),
-        paper_time_us=150.0,
-        speedup_over_default=1.21,
-        speedup_low=1.2,
-        speedup_high=1.22,
-        trials=120,
-        created_at=NOON,
+        problem=PROBLEM,
+        config=CONFIG,
+        source_hash=SOURCE,
+        outcome=Outcome.OK,
+        time_us=12.5,
+        relative_to_anchor=0.9,
+        samples_us=(12.0, 12.5, 13.0),
+        error="",
+        seconds=0.5,
+        created_at=trial.created_at,
+    )
+
+
+@pytest.fixture(scope="session")
+def user_best(user_trial: UserTrial) -> UserBest:
+    return UserBest(
+        device=user_trial.device,
+        environment=user_trial.environment,
+        problem=PROBLEM,
+        config=CONFIG,
+        source_hash=SOURCE,
+        time_us=12.5,
+        default=UserConfig(KERNEL, (("BLOCK", 256), ("num_warps", 8))),
+        default_time_us=14.0,
+        speedup_over_default=1.12,
+        speedup_low=1.1,
+        speedup_high=1.13,
+        trials=8,
+        created_at=user_trial.created_at,
     )
 
 
@@ -124,10 +177,12 @@ def bests(best: Best) -> list[Best]:
     """Winners of five lengths, each measured a minute after the one before."""
     lengths = (512, 1024, 2048, 4096, 8192)
     return [
-        replace(
-            best,
-            shape=replace(best.shape, seqlen_q=length, seqlen_k=length),
-            created_at=NOON + timedelta(minutes=index),
+        compared(
+            replace(
+                best,
+                shape=replace(best.shape, seqlen_q=length, seqlen_k=length),
+                created_at=NOON + timedelta(minutes=index),
+            )
         )
         for index, length in enumerate(lengths)
     ]
@@ -192,6 +247,7 @@ def _database_maker(socket_directory: str) -> Callable[[], str]:
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A place for a new store: a file, and a database of a PostgreSQL server where there is one."""
     if request.param == "sqlite":
+        (tmp_path / "store").mkdir()
         return str(tmp_path / "store" / "blocktune.db")
     return str(request.getfixturevalue("new_postgres_database")())
 

@@ -4,7 +4,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -16,6 +15,7 @@ from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreLockedError
+from tests.support.programs import program
 
 PROCESSES = 16
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
@@ -26,11 +26,11 @@ Worker = subprocess.Popen[str]
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
-    """Starts a worker of store_worker.py; none outlives the test."""
+    """Starts a worker of tests/support/programs/store_worker.py; none outlives the test."""
     with ExitStack() as stack:
 
         def run(*arguments: object) -> Worker:
-            command = [sys.executable, str(Path(__file__).with_name("store_worker.py")), *map(str, arguments)]
+            command = [*program("store_worker"), *map(str, arguments)]
             worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.enter_context(worker)
             stack.callback(worker.kill)
@@ -48,8 +48,8 @@ def document(trial: Trial, tmp_path: Path) -> Path:
 
 
 def herd(*arguments: object) -> None:
-    """Runs many processes at once, all of which have to end well; see herd.py."""
-    command = [sys.executable, str(Path(__file__).with_name("herd.py")), *map(str, arguments)]
+    """Runs many processes at once, all of which have to end well; see tests/support/programs/herd.py."""
+    command = [*program("herd"), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -58,7 +58,7 @@ def herd(*arguments: object) -> None:
 def new_places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], list[str]]:
     """Makes places for stores that are not there yet."""
     if request.param == "sqlite":
-        return lambda count: [str(tmp_path / f"store{number}" / "blocktune.db") for number in range(count)]
+        return lambda count: [str(tmp_path / f"store{number}.db") for number in range(count)]
     make = request.getfixturevalue("new_postgres_database")
     return lambda count: [make() for _ in range(count)]
 

@@ -1,7 +1,6 @@
-"""What keeps a store in order: merging, differences, cleaning and recovery."""
+"""What keeps a store in order: merging, differences and cleaning."""
 
 import itertools
-import random
 import shutil
 import sqlite3
 from contextlib import closing
@@ -15,21 +14,14 @@ from blocktune.db.exchange.differences import Change, differences
 from blocktune.db.exchange.document import frozen_document, save_document, save_text
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results, winner_of
-from blocktune.db.records.records import Best, Outcome, Regime, Trial
-from blocktune.db.recovery import recover
+from blocktune.db.records.records import Best, Regime, Trial
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
-from blocktune.kernels.stored.export_file import canonical_text
+from blocktune.kernels.stored.json_pieces import canonical_text
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import (
-    ForeignStoreError,
-    ImportRejectedError,
-    SchemaTooNewError,
-    StoreError,
-    StoreLockedError,
-    UsageError,
-)
+from blocktune.kernels.values.errors import ImportRejectedError, StoreError, UsageError
+from tests.support.filled_stores import filled
 
 HOUR = timedelta(hours=1)
 
@@ -188,163 +180,6 @@ def test_cleaning_gives_space_back(sqlite_store: ResultStore, path: Path, trial:
     assert counts.dead_kernel == 200
     assert counts.bytes_after == path.stat().st_size < 200_000
     assert not path.with_name(path.name + "-wal").exists()
-
-
-def filled(path: Path, best: Best, trial: Trial, count: int) -> list[Trial]:
-    trials = [
-        replace(
-            trial,
-            config=replace(trial.config, extra=(("n", n),)),
-            outcome=Outcome.OK if n % 3 else Outcome.RUN_ERROR,
-            time_us=99.5 if n % 3 else None,
-            error="e" * 100,
-        )
-        for n in range(count)
-    ]
-    with ResultStore.open(path) as store:
-        store.merge([Results(bests=(best,), trials=tuple(trials))], trust=True)
-    return trials
-
-
-def files(folder: Path) -> list[str]:
-    """The names of a folder's files, without those that SQLite keeps beside a store while it is open."""
-    return sorted(each.name for each in folder.iterdir() if not each.name.endswith(("-wal", "-shm")))
-
-
-def test_a_sound_store_is_left_alone(path: Path, best: Best, trial: Trial) -> None:
-    filled(path, best, trial, 3)
-    before = path.read_bytes()
-    assert recover(path) is None
-    assert path.read_bytes() == before
-    assert files(path.parent) == [path.name]
-
-
-def table_pages(path: Path, table: str) -> list[int]:
-    """The leaf pages of a table, by their first bytes and what is on them."""
-    data = path.read_bytes()
-    with closing(sqlite3.connect(path)) as connection:
-        root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
-    page = data[(root - 1) * 4096 : root * 4096]
-    assert page[0] == 5  # an interior page: its cells name the children
-    count = int.from_bytes(page[3:5], "big")
-    cells = [int.from_bytes(page[12 + 2 * n : 14 + 2 * n], "big") for n in range(count)]
-    return [*(int.from_bytes(page[cell : cell + 4], "big") for cell in cells), int.from_bytes(page[8:12], "big")]
-
-
-@pytest.mark.parametrize("which", [0, 3, -1], ids=["first page", "a page within", "last page"])
-def test_rows_around_a_damaged_page_are_saved(path: Path, best: Best, trial: Trial, which: int) -> None:
-    trials = filled(path, best, trial, 90)
-    page = table_pages(path, "trial")[which]
-    data = bytearray(path.read_bytes())
-    data[(page - 1) * 4096 : page * 4096] = random.Random(0).randbytes(4096)
-    path.write_bytes(data)
-    found = recover(path)
-    assert found is not None
-    assert found.bests == 1
-    assert 70 <= found.trials < 90
-    assert found.trials + found.lost >= 90
-    assert Path(found.kept).read_bytes() == data
-    with ResultStore.open(path) as store:
-        assert store.bests() == [best]
-        saved = store.trials()
-        assert store.health().sound
-    assert len(saved) == found.trials
-    assert all(each in trials for each in saved)
-    assert files(path.parent) == sorted([path.name, Path(found.kept).name])
-
-
-def test_rows_that_break_a_rule_are_left_behind(path: Path, best: Best, trial: Trial) -> None:
-    filled(path, best, trial, 12)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute("UPDATE trial SET time_us = -1 WHERE id = 2")
-        connection.execute("UPDATE trial SET samples_us = 'no json' WHERE id = 3")
-        connection.execute("UPDATE trial SET created_at = 'yesterday' WHERE id = 5")
-        connection.execute("UPDATE trial SET config_id = 999 WHERE id = 6")
-    found = recover(path)
-    assert found is not None
-    assert (found.bests, found.trials, found.lost) == (1, 8, 4)
-    assert recover(path) is None
-
-
-def test_rows_of_own_kernels_are_saved_as_they_are(path: Path, best: Best, trial: Trial) -> None:
-    filled(path, best, trial, 3)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
-            "INSERT INTO user_best (device_id, environment_id, kernel, source_hash, problem, config, default_config, "
-            "created_at, time_us, trials) SELECT device.id, environment.id, 'mine:add', 'ab', '{}', '{}', '{}', "
-            "'2026-11-20 12:00:00.000000', 5.5, 3 FROM device, environment"
-        )
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute("UPDATE trial SET time_us = -1 WHERE id = 2")
-    found = recover(path)
-    assert found is not None
-    assert (found.bests, found.trials, found.user_rows, found.lost) == (1, 2, 1, 1)
-    with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute(
-            "SELECT device.key, kernel, problem, time_us FROM user_best JOIN device ON device.id = device_id"
-        ).fetchall()
-    assert rows == [(best.device.key, "mine:add", "{}", 5.5)]
-
-
-def test_a_file_of_noise_becomes_a_fresh_store_and_is_kept(path: Path) -> None:
-    noise = random.Random(1).randbytes(20_000)
-    path.write_bytes(noise)
-    found = recover(path)
-    assert found is not None
-    assert (found.bests, found.trials) == (0, 0)
-    assert Path(found.kept).read_bytes() == noise
-    with ResultStore.open(path, read_only=True) as store:
-        assert store.bests() == []
-
-
-def test_random_damage_never_loses_the_file_nor_invents_a_row(tmp_path: Path, best: Best, trial: Trial) -> None:
-    sound = tmp_path / "sound.db"
-    trials = filled(sound, best, trial, 60)
-    choose = random.Random(2)
-    for number in range(8):
-        path = tmp_path / f"{number}" / "blocktune.db"
-        path.parent.mkdir()
-        data = bytearray(sound.read_bytes())
-        for _ in range(40):
-            data[choose.randrange(100, len(data))] = choose.randrange(256)
-        path.write_bytes(data)
-        try:
-            found = recover(path)
-        except (ForeignStoreError, SchemaTooNewError):  # the damage hit a name or the version
-            assert path.read_bytes() == data
-            continue
-        if found is None:
-            continue
-        assert Path(found.kept).read_bytes()[:100] == data[:100]
-        with ResultStore.open(path) as store:
-            assert store.health().sound
-            # A flipped byte inside a text or a number can be seen by nobody; what is saved obeys all rules.
-            assert len(store.trials()) == found.trials <= len(trials)
-
-
-def test_a_lock_is_no_damage(path: Path, best: Best, trial: Trial) -> None:
-    filled(path, best, trial, 3)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreLockedError):
-            recover(path, lock_timeout_seconds=0.1)
-    assert files(path.parent) == [path.name]
-
-
-def test_what_cannot_be_recovered_is_refused(tmp_path: Path) -> None:
-    export = tmp_path / "h200.txt"
-    export.write_text('{"format": "blocktune-results"}\n')
-    with pytest.raises(ForeignStoreError, match="is a text file"):
-        recover(export)
-    assert files(tmp_path) == ["h200.txt"]
-    with pytest.raises(UsageError, match="results file by its name"):
-        recover(tmp_path / "h200.json")
-    with pytest.raises(UsageError, match="Only a SQLite file"):
-        recover("postgresql+psycopg://user:secret@host/name")
-    with pytest.raises(StoreError, match="there is no"):
-        recover(tmp_path / "missing.db")
 
 
 def test_a_merge_reads_a_store_that_others_only_lend(tmp_path: Path, best: Best, trial: Trial) -> None:

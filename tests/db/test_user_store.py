@@ -5,61 +5,21 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from blocktune.db.records.records import Best, Outcome, Regime, Trial
+from blocktune.db.records.records import Best, Outcome, Regime
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
 from blocktune.db.tables.schema import CURRENT, VERSION_TABLE
 from blocktune.db.user_store import UserKernelStore
-from blocktune.kernels.tuned.config import Problem, TensorKind, UserConfig
+from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
-
-KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
-PROBLEM = Problem((("scale", 0.5), ("x", TensorKind("float16", (64, 100), (128, 1)))))
-CONFIG = UserConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
-
-
-@pytest.fixture
-def user_trial(trial: Trial) -> UserTrial:
-    """A trial with a value in every field."""
-    return UserTrial(
-        device=trial.device,
-        environment=trial.environment,
-        problem=PROBLEM,
-        config=CONFIG,
-        source_hash=SOURCE,
-        outcome=Outcome.OK,
-        time_us=12.5,
-        relative_to_anchor=0.9,
-        samples_us=(12.0, 12.5, 13.0),
-        error="",
-        seconds=0.5,
-        created_at=trial.created_at,
-    )
-
-
-@pytest.fixture
-def user_best(user_trial: UserTrial) -> UserBest:
-    return UserBest(
-        device=user_trial.device,
-        environment=user_trial.environment,
-        problem=PROBLEM,
-        config=CONFIG,
-        source_hash=SOURCE,
-        time_us=12.5,
-        default=UserConfig(KERNEL, (("BLOCK", 256), ("num_warps", 8))),
-        default_time_us=14.0,
-        speedup_over_default=1.12,
-        speedup_low=1.1,
-        speedup_high=1.13,
-        trials=8,
-        created_at=user_trial.created_at,
-    )
+from tests.db.conftest import KERNEL, PROBLEM, SOURCE
 
 
 def stored(store: UserKernelStore, trial: UserTrial) -> list[UserTrial]:
@@ -103,11 +63,11 @@ def test_another_source_problem_or_device_is_another_matter(target: str, user_be
 def test_absurd_times_are_refused(target: str, user_trial: UserTrial, user_best: UserBest) -> None:
     with UserKernelStore.open(target) as store:
         for absurd in (float("nan"), -1.0, 1e11):
-            with pytest.raises(UsageError, match="`time_us`"):
+            with pytest.raises(UsageError, match="time_us="):
                 store.record(replace(user_trial, time_us=absurd))
-            with pytest.raises(UsageError, match="`time_us`"):
+            with pytest.raises(UsageError, match="time_us="):
                 store.set_best(replace(user_best, time_us=absurd))
-        with pytest.raises(UsageError, match="constraints"):
+        with pytest.raises(UsageError, match="exactly when its outcome is ok"):
             store.record(replace(user_trial, outcome=Outcome.RUN_ERROR))
         assert stored(store, user_trial) == []
 
@@ -118,8 +78,67 @@ def test_a_damaged_row_is_said(target: str, user_best: UserBest) -> None:
         place = target if "://" in target else f"sqlite:///{target}"
         with create_engine(place, poolclass=NullPool).begin() as connection:
             connection.execute(text("UPDATE user_best SET config = '[]'"))
-        with pytest.raises(StoreCorruptError, match="tune again"):
+        with pytest.raises(StoreCorruptError, match="--recover"):
             store.best(user_best.device, KERNEL, SOURCE, PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("kernel", "m:f\x1b]0;owned\x07"),
+        ("kernel", "m" * 300),
+        ("source_hash", "x\n0: __import__('os').system('id'),#"),
+        ("source_hash", SOURCE.upper() + "!"),
+        ("source_hash", b"0123456789abcdef"),
+        ("problem", '{"x":' + "[" * 100_000),
+        ("problem", '{"x":"' + "x" * 5_000_000 + '"}'),
+        ("config", '{"a":' + "[" * 100_000),
+        ("config", '{"a":1e999}'),
+        ("created_at", "yesterday"),
+        ("time_us", "fast"),
+        ("time_us", 1e11),
+        ("default_time_us", -1.0),
+        ("speedup_over_default", "twice"),
+        ("speedup_low", 1e99),
+        ("trials", -1),
+        ("trials", 2.5),
+        ("outcome", "excellent"),
+        ("samples_us", "[" * 100_000),
+        ("samples_us", '["1"]'),
+        ("error", b"x"),
+        ("seconds", -1.0),
+        ("relative_to_anchor", 0.0),
+    ],
+)
+def test_a_value_that_blocktune_never_wrote_is_refused_with_its_row(
+    path: Path, user_trial: UserTrial, user_best: UserBest, column: str, value: Any
+) -> None:
+    with UserKernelStore.open(path) as store:
+        store.record(user_trial)
+        store.set_best(user_best)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            columns = {
+                table: {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                for table in ("user_trial", "user_best")
+            }
+            for table in (table for table, names in columns.items() if column in names):
+                connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        if column in columns["user_best"]:
+            with pytest.raises(StoreCorruptError, match="values that blocktune wrote") as caught:
+                store.bests(user_best.device)
+            assert len(str(caught.value)) < 1000
+        if column in columns["user_trial"] - {"kernel", "source_hash", "problem"}:  # these are asked for
+            with pytest.raises(StoreCorruptError, match="values that blocktune wrote"):
+                stored(store, user_trial)
+
+
+@pytest.mark.parametrize("changes", [{"source_hash": "a\nb"}, {"source_hash": "A" * 16}, {"trials": -1}])
+def test_a_winner_that_breaks_a_rule_is_not_written(path: Path, user_best: UserBest, changes: dict[str, Any]) -> None:
+    with UserKernelStore.open(path) as store:
+        with pytest.raises(UsageError, match="A row must hold"):
+            store.set_best(replace(user_best, **changes))
+        assert store.bests(user_best.device) == []
 
 
 def test_cleaning_leaves_them_and_what_they_refer_to(target: str, user_trial: UserTrial, user_best: UserBest) -> None:

@@ -13,11 +13,12 @@ from torch.nn.attention.flex_attention import FlexKernelOptions
 
 from blocktune.db.exchange.document import Document, document_from
 from blocktune.db.exchange.foreign_formats import ExportFormat, exported_files
+from blocktune.db.exchange.triton_module import TritonEntry, triton_module
 from blocktune.db.records.records import Best, Outcome, Trial
 from blocktune.db.records.user_records import UserBest
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
@@ -37,7 +38,7 @@ def only(files: dict[str, str]) -> tuple[str, str]:
 def loaded(text: str, tmp_path: Path) -> Any:
     """The module with this text."""
     path = tmp_path / "configs.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("configs", path)
     assert spec is not None
     assert spec.loader is not None
@@ -85,6 +86,60 @@ def test_tuned_functions_are_in_the_module_of_triton(best: Best, tmp_path: Path)
     assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)][1:] == []
 
 
+HOSTILE_TEXTS = [
+    "x\n    0: __import__('os').system('id'),#",
+    "x\r    0: 1,",
+    "f'{__import__(\"os\")}'",
+    '"); import os; ("',
+    "\\",
+    "\\N{BULLET}",
+    "\x00",
+    "\ud800",
+    "\U0001f600",
+    '"""',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+@pytest.mark.parametrize("place", ["kernel", "label", "worth", "device"])
+def test_no_text_becomes_more_of_the_module_than_a_text(text: str, place: str, tmp_path: Path) -> None:
+    entry = TritonEntry(kernel="m:f", label="x=1", meta={"BLOCK": -4}, options={"num_warps": 4}, worth="measured")
+    device = text if place == "device" else "NVIDIA H200"
+    if place != "device":
+        entry = replace(entry, **{place: text})
+    try:
+        written = triton_module(device, [entry, replace(entry, label="x=2")])
+    except UsageError:
+        assert place == "worth"  # a comment alone has no quotes around it
+        return
+    module = loaded(written, tmp_path)
+    assert device == module.DEVICE
+    assert list(module.CONFIGS) == [(entry.kernel, entry.label), (entry.kernel, "x=2")]
+    assert module.CONFIGS[entry.kernel, entry.label].kwargs == {"BLOCK": -4}
+
+
+@pytest.mark.parametrize("worth", ["x\n    0: 1,#", "x\r    0: 1,#", "x\n}\nimport os\n{", "x\x00", "x\n# more"])
+def test_a_comment_of_two_lines_is_refused(worth: str) -> None:
+    entry = TritonEntry(kernel="m:f", label="x=1", meta={}, options={}, worth=worth)
+    with pytest.raises(UsageError, match="nothing else"):
+        triton_module("NVIDIA H200", [entry])
+
+
+def test_a_winner_of_a_tuned_function_is_checked_before_it_is_written(best: Best) -> None:
+    config = UserConfig("m:f", (("BLOCK", 1024),))
+    user = UserBest(
+        device=best.device,
+        environment=best.environment,
+        problem=Problem(()),
+        config=config,
+        source_hash="x\n    0: __import__('os').system('id'),#",
+        time_us=5.0,
+        default=config,
+    )
+    with pytest.raises(UsageError, match="16 hexadecimal digits"):
+        exported_files(document(best), ExportFormat.TRITON, [user])
+
+
 def test_vllm_files_are_named_by_what_is_fixed_and_keyed_by_length(best: Best) -> None:
     longer = replace(SHAPE, batch=1, seqlen_q=16384, seqlen_k=16384)
     smaller_batch = replace(SHAPE, batch=1)
@@ -99,7 +154,9 @@ def test_vllm_files_are_named_by_what_is_fixed_and_keyed_by_length(best: Best) -
         "kernel=flash_fwd_hopper,heads=32,heads_kv=8,head_dim=64,head_dim_v=64,causal=none,dtype=bfloat16,"
         "device_name=NVIDIA_H200.json"
     )
-    table = {int(key): value for key, value in json.loads(text).items()}  # as vLLM reads it
+    content = json.loads(text)
+    assert content.pop("triton_version") == best.environment.triton
+    table = {int(key): value for key, value in content.items()}  # as vLLM reads it
     assert list(table) == [4096, 16384]
     assert table[4096] == {"BLOCK_SIZE_M": 192, "BLOCK_SIZE_N": 128, "KEEP_P": 1, "num_warps": 4, "num_stages": 4}
 
@@ -159,8 +216,18 @@ def test_flex_attention_takes_the_options(best: Best) -> None:
 @pytest.mark.parametrize("format_", [ExportFormat.VLLM, ExportFormat.FLEX])
 def test_nothing_to_tell_is_said(best: Best, format_: ExportFormat) -> None:
     predicted = replace(best, shape=SHAPE, config=TILE, origin=Origin.PREDICTED)
-    with pytest.raises(UsageError, match="Tune the shapes"):
+    words = {ExportFormat.VLLM: "takes what was measured", ExportFormat.FLEX: "flash_fwd and flash_fwd_tma"}
+    with pytest.raises(NoFeasibleConfigError, match=f"No winner of the 1 on NVIDIA H200 .*{words[format_]}"):
         exported_files(document(predicted), format_)
+
+
+def test_vllm_files_of_several_versions_of_triton_name_none(best: Best) -> None:
+    newer = replace(best.environment, triton="3.9.9")
+    rows = (best, replace(best, shape=replace(best.shape, seqlen_k=best.shape.seqlen_k * 2), environment=newer))
+    files = exported_files(
+        document(*(replace(row, shape=replace(row.shape, seqlen_q=1)) for row in rows)), ExportFormat.VLLM
+    )
+    assert "triton_version" not in json.loads(only(files)[1])
 
 
 def test_our_own_format_is_the_document_itself(best: Best) -> None:

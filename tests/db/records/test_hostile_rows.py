@@ -18,7 +18,7 @@ from blocktune.db.exchange.merging import Results
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
-from blocktune.db.recovery import recover
+from blocktune.db.recovery.rebuild import recover
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import Base, BestRow, TrialRow

@@ -14,12 +14,7 @@ import pytest
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables import engine
-from blocktune.kernels.values.errors import (
-    ForeignStoreError,
-    SchemaTooNewError,
-    StoreCorruptError,
-    StoreError,
-)
+from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
 
 NOBODY = 65534
 
@@ -184,10 +179,12 @@ def test_rows_in_a_stale_journal_are_not_passed_over(unwritable: Path, tmp_path:
         ResultStore.open(unwritable / "blocktune.db", read_only=True)
 
 
-def test_a_directory_that_cannot_be_made_is_named(unwritable: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(unwritable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(unwritable / "deeper"))
     lose_write_permission(unwritable)
     with pytest.raises(StoreError, match="must be writable"):
-        ResultStore.open(unwritable / "deeper" / "blocktune.db")
+        ResultStore.open()
 
 
 def test_tables_of_others_with_our_names_are_left_alone(new_postgres_database: Callable[[], str]) -> None:
@@ -199,3 +196,17 @@ def test_tables_of_others_with_our_names_are_left_alone(new_postgres_database: C
         connection.exec_driver_sql("CREATE TABLE trial (id integer)")
     with pytest.raises(ForeignStoreError, match="trial"):
         ResultStore.open(place)
+
+
+def test_a_folder_that_was_named_is_not_made(tmp_path: Path) -> None:
+    place = tmp_path / "misspelt" / "folder" / "results.db"
+    with pytest.raises(StoreError, match=f"No such folder: {place.parent}"):
+        ResultStore.open(place)
+    assert not place.parent.parent.exists()
+
+
+def test_the_folder_of_the_user_s_own_store_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "fresh" / "home"))
+    with ResultStore.open() as store:
+        assert store.label == str(tmp_path / "fresh" / "home" / "blocktune" / "blocktune.db")

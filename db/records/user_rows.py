@@ -1,0 +1,129 @@
+"""Records of tuned functions to rows and back, as db/records/rows.py does it for our own kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+
+from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
+from blocktune.db.records.records import Outcome
+from blocktune.db.records.rows import RowWriter, device_of, environment_of, storable
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.config import Problem, UserConfig
+
+
+class UserRowWriter(RowWriter):
+    """Writes trials and winners of tuned functions; devices and environments as our own results do."""
+
+    def put_user_trial(self, trial: UserTrial) -> None:
+        """Stores the trial in place of an earlier one of the same candidate and software.
+
+        Raises:
+            UsageError: a value is out of range, or there is a time without the outcome `ok` or the other way round.
+        """
+        trial = replace(trial, error=storable(trial.error))
+        require_sound_user_trial(trial)
+        columns = {
+            "created_at": trial.created_at,
+            "gpu_uuid": trial.device.uuid,
+            "outcome": str(trial.outcome),
+            "error": trial.error,
+            "time_us": trial.time_us,
+            "relative_to_anchor": trial.relative_to_anchor,
+            "samples_us": list(trial.samples_us),
+            "seconds": trial.seconds,
+        }
+        key = self._key_of(trial) | {
+            "environment_id": self._environment(trial.environment),
+            "config": trial.config.document,
+        }
+        self._put(UserTrialRow, key, columns)
+
+    def put_user_best(self, best: UserBest) -> None:
+        """Stores the winner of its problem and device in place of an earlier one.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        require_sound_user_best(best)
+        columns = {
+            "environment_id": self._environment(best.environment),
+            "config": best.config.document,
+            "default_config": best.default.document,
+            "created_at": best.created_at,
+            "gpu_uuid": best.device.uuid,
+            "time_us": best.time_us,
+            "default_time_us": best.default_time_us,
+            "speedup_over_default": best.speedup_over_default,
+            "speedup_low": best.speedup_low,
+            "speedup_high": best.speedup_high,
+            "trials": best.trials,
+        }
+        self._put(UserBestRow, self._key_of(best), columns)
+
+    def _key_of(self, record: UserTrial | UserBest) -> dict[str, Any]:
+        return {
+            "device_id": self._device(record.device),
+            "kernel": record.config.kernel,
+            "source_hash": record.source_hash,
+            "problem": record.problem.document,
+        }
+
+    def _put(self, row_type: type[UserTrialRow | UserBestRow], key: dict[str, Any], columns: dict[str, Any]) -> None:
+        row = self._session.scalar(select(row_type).filter_by(**key))
+        if row is None:
+            self._session.add(row_type(**key, **columns))
+            return
+        for name, value in columns.items():
+            setattr(row, name, value)
+
+
+def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTrial:
+    """The record of this row, on the device as it is stored unless the caller knows it.
+
+    Raises:
+        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+    """
+    trial = UserTrial(
+        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        environment=environment_of(row.environment),
+        problem=Problem.from_document(row.problem),
+        config=UserConfig.from_document(row.kernel, row.config),
+        source_hash=row.source_hash,
+        outcome=Outcome(row.outcome),
+        time_us=row.time_us,
+        relative_to_anchor=row.relative_to_anchor,
+        samples_us=tuple(row.samples_us),
+        error=row.error,
+        seconds=row.seconds,
+        created_at=row.created_at,
+    )
+    require_sound_user_trial(trial)
+    return trial
+
+
+def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest:
+    """The record of this row, on the device as it is stored unless the caller knows it.
+
+    Raises:
+        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+    """
+    best = UserBest(
+        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        environment=environment_of(row.environment),
+        problem=Problem.from_document(row.problem),
+        config=UserConfig.from_document(row.kernel, row.config),
+        source_hash=row.source_hash,
+        time_us=row.time_us,
+        default=UserConfig.from_document(row.kernel, row.default_config),
+        default_time_us=row.default_time_us,
+        speedup_over_default=row.speedup_over_default,
+        speedup_low=row.speedup_low,
+        speedup_high=row.speedup_high,
+        trials=row.trials,
+        created_at=row.created_at,
+    )
+    require_sound_user_best(best)
+    return best

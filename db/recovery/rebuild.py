@@ -1,0 +1,146 @@
+"""What can still be read of a damaged store, in a fresh one beside which the damaged one is kept."""
+
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from blocktune.db.exchange.merging import Results
+from blocktune.db.recovery.salvage import Salvaged, salvaged
+from blocktune.db.store import ResultStore
+from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was saved.
+
+    kept: where the damaged file is now. user_rows: trials and winners of tuned functions. lost_at_least: trials and
+    winners that were seen and break a rule, or refer to what is lost. lost_at_most: with them those that may have stood
+    where nothing can be read; None where pages are missing, so that nobody can say.
+    """
+
+    place: str
+    kept: str
+    bests: int
+    trials: int
+    user_rows: int
+    lost_at_least: int
+    lost_at_most: int | None
+
+    @property
+    def losses(self) -> str:
+        """How many are lost, in words."""
+        if self.lost_at_most is None:
+            return f"at least {self.lost_at_least} are lost; how many more is unknown, since pages are missing"
+        if self.lost_at_least == self.lost_at_most:
+            return f"{self.lost_at_most} are lost"
+        return f"between {self.lost_at_least} and {self.lost_at_most} are lost"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Recovery | None:
+    """Makes a fresh store of what is readable in a damaged one; None where nothing is damaged.
+
+    Nobody should use the store meanwhile: what another process writes at the same time stays in the damaged file.
+
+    Raises:
+        UsageError: the store is no file.
+        StoreError: it is missing, locked, foreign or newer; nothing was changed.
+    """
+    place = StoreTarget.of(target)
+    if place.path is None:
+        raise UsageError(
+            f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
+        )
+    if not _is_damaged(place.path, lock_timeout_seconds):
+        return None
+    found = _salvaged(place.path)
+    fresh = place.path.with_name(f".{place.path.name}.recovering-{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    try:
+        bests, trials = _restored(found, fresh)
+        kept = _exchange(place.path, fresh)
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+    left_out = len(found.bests) - bests + len(found.trials) - trials
+    return Recovery(
+        place=place.label,
+        kept=str(kept),
+        bests=bests,
+        trials=trials,
+        user_rows=len(found.user_trials) + len(found.user_bests),
+        lost_at_least=found.lost_at_least + left_out,
+        lost_at_most=None if found.lost_at_most is None else found.lost_at_most + left_out,
+    )
+
+
+def _salvaged(path: Path) -> Salvaged:
+    try:
+        return salvaged(path)
+    except OSError as error:
+        raise StoreError(
+            f"A database must be readable to be recovered, but {path} is not: {error.strerror}. Give yourself read "
+            "permission, and try again."
+        ) from error
+
+
+def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
+    """Writes a new store. Returns how many winners and trials it took: of two of one shape one stays."""
+    with ResultStore.open(fresh) as store:
+        counts = store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)
+    with UserKernelStore.open(fresh) as users:
+        users.restore(found.user_trials, found.user_bests)
+    return counts.bests, counts.trials
+
+
+def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
+    """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
+    if not path.exists():
+        raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
+    if not path.is_file():  # a pipe would be read for ever
+        raise StoreError(f"A store is a file, but {path} is none. Correct --db or BLOCKTUNE_DB.")
+    if _is_text(path):
+        raise ForeignStoreError(
+            f"Only a database can be recovered, but {path} is a text file. `tune import` reads exports; correct --db "
+            "or BLOCKTUNE_DB."
+        )
+    try:
+        # upgraded where it is older and sound enough
+        with ResultStore.open(path, lock_timeout_seconds=lock_timeout_seconds) as store:
+            return not store.health().sound
+    except StoreCorruptError:
+        return True
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the file begins as no database does, damaged or not: with nothing but text."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            beginning = file.read(512)
+    except UnicodeDecodeError:
+        return False
+    return bool(beginning) and all(sign.isprintable() or sign.isspace() for sign in beginning)
+
+
+def _exchange(path: Path, fresh: Path) -> Path:
+    """Puts the fresh file in the place of the damaged one, which is kept with the commits that waited beside it."""
+    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    try:
+        for suffix in ("-wal", "-shm", ""):
+            if Path(f"{path}{suffix}").exists():
+                os.rename(f"{path}{suffix}", f"{kept}{suffix}")
+        fresh.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"A recovery needs to rename files in {path.parent}, but cannot: {error.strerror}. "
+            f"What was there is in {path.name} or {kept.name}; give the directory write permission and try again."
+        ) from error
+    return kept

@@ -1,0 +1,174 @@
+"""The records of a store in its damaged file, without a word of the file's own schema.
+
+What the pages hold is laid into a store of our own schema in memory, with the ids that it had, and read from there by
+the rules for every store. A row that breaks one is lost, and counted.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Column, Connection, Engine, String, Table, create_engine, select
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.user_rows import user_best_of, user_trial_of
+from blocktune.db.recovery.page_file import PageFile
+from blocktune.db.recovery.page_walk import FoundRecord, Walk, walk
+from blocktune.db.tables.models import BestRow, TrialRow
+from blocktune.db.tables.schema import CURRENT
+from blocktune.db.tables.user_models import Base, UserBestRow, UserTrialRow
+from blocktune.kernels.values.errors import SchemaTooNewError
+
+SMALLEST_ROW_BYTES = 60
+"""No trial or winner of a store takes less of a page."""
+
+RESULT_TABLES = tuple(row_type.__tablename__ for row_type in (TrialRow, BestRow, UserTrialRow, UserBestRow))
+
+Place = tuple[str, int]
+"""A row's table and id."""
+
+Row = TypeVar("Row", TrialRow, BestRow, UserTrialRow, UserBestRow)
+Record = TypeVar("Record", Trial, Best, UserTrial, UserBest)
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What could be read of trials and winners.
+
+    lost_at_least counts those that were seen and cannot be kept. lost_at_most adds what may have stood where nothing
+    can be read; None where nobody can say.
+    """
+
+    trials: tuple[Trial, ...]
+    bests: tuple[Best, ...]
+    user_trials: tuple[UserTrial, ...]
+    user_bests: tuple[UserBest, ...]
+    lost_at_least: int
+    lost_at_most: int | None
+
+
+def salvaged(path: Path) -> Salvaged:
+    """All trials and winners that can be read of a store's file and its write-ahead log. Changes neither.
+
+    Raises:
+        SchemaTooNewError: a newer blocktune wrote it.
+        OSError: the file cannot be read.
+    """
+    with PageFile(path) as file:
+        found = walk(file, smallest_record_bytes=SMALLEST_ROW_BYTES)
+    _require_known_version(found, path)
+    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as memory:
+        engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
+        with engine.begin() as connection:
+            Base.metadata.create_all(connection)
+            connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
+            places = _laid_in(connection, found.records)
+        records = _Records(engine)
+        trials = records.of(TrialRow, trial_of)
+        bests = records.of(BestRow, best_of)
+        user_trials = records.of(UserTrialRow, user_trial_of)
+        user_bests = records.of(UserBestRow, user_best_of)
+    lost = _results(places) - len(trials) - len(bests) - len(user_trials) - len(user_bests)
+    repeated = _results(places.elements()) - _results(places)
+    freed = _results(_places_of(found.freed).keys() - places.keys())  # deleted, unless the list of free pages is wrong
+    most = None if found.incomplete else lost + repeated + freed + found.hidden
+    return Salvaged(tuple(trials), tuple(bests), tuple(user_trials), tuple(user_bests), lost, most)
+
+
+def table_of(values: tuple[Any, ...]) -> Table | None:
+    """The table of ours that a record belongs to, by the number and kinds of its values; None if it is no table's.
+
+    SQLite writes NULL for an id, since the record's own number stands for it.
+    """
+    if not values or values[0] is not None:
+        return None
+    fitting = [table for table in Base.metadata.tables.values() if _may_have(table, len(values))]
+    return max(fitting, key=lambda table: _kinds_that_fit(table, values), default=None)
+
+
+def _may_have(table: Table, count: int) -> bool:
+    """Whether a record of the table can have this many values: columns that came later may be missing in old ones."""
+    later = sum(column.server_default is not None for column in table.columns)
+    return len(table.columns) - later <= count <= len(table.columns)
+
+
+def _kinds_that_fit(table: Table, values: tuple[Any, ...]) -> int:
+    return sum(isinstance(value, _kind(column)) for column, value in zip(table.columns, values, strict=False))
+
+
+def _kind(column: Column[Any]) -> type[Any]:
+    return str if isinstance(column.type, String) else int if column.type.python_type is int else object
+
+
+def _require_known_version(found: Walk, path: Path) -> None:
+    for record in found.records:
+        version = record.values[0] if len(record.values) == 1 else None
+        if isinstance(version, str) and version.isdecimal() and len(version) == len(CURRENT) and version > CURRENT:
+            raise SchemaTooNewError(
+                f"This blocktune reads schemas up to {CURRENT}, but {path} has schema {version}. "
+                "Update blocktune (`pip install --upgrade blocktune`), then recover again."
+            )
+
+
+def _laid_in(connection: Connection, records: Iterable[FoundRecord]) -> Counter[Place]:
+    """Writes records into the tables that they belong to. Returns how often each of their places came up: of several
+    records of one place the first one counts."""
+    places: Counter[Place] = Counter()
+    for record in records:
+        table = table_of(record.values)
+        if table is None:
+            continue
+        places[table.name, record.rowid] += 1
+        if places[table.name, record.rowid] == 1:
+            names = [column.name for column in table.columns][: len(record.values)]
+            marks = ", ".join("?" * len(names))
+            statement = f"INSERT OR IGNORE INTO {table.name} ({', '.join(names)}) VALUES ({marks})"
+            connection.exec_driver_sql(statement, (record.rowid, *record.values[1:]))
+    return places
+
+
+def _places_of(records: Iterable[FoundRecord]) -> Counter[Place]:
+    tables = ((table_of(record.values), record.rowid) for record in records)
+    return Counter((table.name, rowid) for table, rowid in tables if table is not None)
+
+
+def _results(places: Iterable[Place]) -> int:
+    """How many of the places are those of trials and winners."""
+    return sum(table in RESULT_TABLES for table, _ in places)
+
+
+class _Records:
+    """The records of a store whose rows may break any rule."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def of(self, row_type: type[Row], convert: Callable[[Row], Record]) -> list[Record]:
+        """The records of all rows that keep the rules."""
+        with Session(self._engine) as session:
+            ids = list(session.scalars(select(row_type.id).order_by(row_type.id)))
+            return list(self._readable(session, row_type, convert, ids))
+
+    def _readable(
+        self, session: Session, row_type: type[Row], convert: Callable[[Row], Record], ids: list[int]
+    ) -> Iterator[Record]:
+        """Those of some rows, all at once where none breaks a rule, else half by half."""
+        if not ids:
+            return
+        try:
+            query = select(row_type).where(row_type.id.between(ids[0], ids[-1]))
+            found = [convert(row) for row in session.scalars(query)]
+        except UNREADABLE:
+            middle = len(ids) // 2
+            for half in (ids[:middle], ids[middle:]) if middle else ():
+                yield from self._readable(session, row_type, convert, half)
+        else:
+            yield from found
