@@ -2,16 +2,20 @@
 
     comparison = compare(shape, store=store, device=current_device())
 
-Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best config of every other
-kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-4 (`fa4`) where it
-is installed, and on request PyTorch's FlexAttention (`flex`), `standard` attention and what stock autotune finds
-(`triton_autotune`). Each result is checked against the reference before
-anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as tuner/measure/protocol.py
-says, in one of two regimes: `burst`, in which the card rests before every round and stays cool, and `sustained`, in
-which it works without a break, as in training.
+Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best stored config of every
+other kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-4 (`fa4`)
+where it is installed, for 8-bit tensors our 16-bit default over the same numbers (`bfloat16`), and on request PyTorch's
+FlexAttention (`flex`), `standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked
+against the reference before
+anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as
+tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
+cool, and `sustained`, in which it works without a break, as in training. Clock and power of the whole measurement stand
+in the comparison.
 """
 
 import time
+from collections.abc import Collection
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
@@ -21,12 +25,13 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import FP8, SHORT_DTYPES, AttentionShape, Causal, Direction
 from blocktune.tuner.compare.fa4_peer import fa4_compute
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.compare.line_up import LineUp
 from blocktune.tuner.compare.peers import PEERS
 from blocktune.tuner.compare.report import Comparison, Entry
+from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.correctness.checks_of_shape import questions_of
@@ -72,13 +77,14 @@ def compare(
     """
 
     started = time.monotonic()
-    tuned = tuned_config(store, device, shape)
+    own = own_configs(store, device, shape)
     require_memory(shape, device)
-    contenders = find_contenders(shape, device, competing(), ())
     question, _ = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, question, clock or CudaClock(), bind or _bind)
-    line_up.invite_own({"tuned": tuned, "default": contenders.default, "paper": contenders.paper})
-    line_up.invite_own(best_of_others(store, device, shape, tuned))
+    line_up.invite_own(own)
+    if shape.dtype == FP8:
+        sixteen = sixteen_bit_config(shape, device)
+        line_up.invite(Entry(name=SIXTEEN_BITS, config=sixteen), partial(sixteen_bit_compute, shape, question, sixteen))
     for name, backend in PEERS.items():
         line_up.invite_torch(name, backend)
     line_up.invite(Entry(name="fa4"), partial(fa4_compute, shape, question))
@@ -87,18 +93,42 @@ def compare(
     if standard:
         line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device))
     if compiler is not None:
+        contenders = find_contenders(shape, device, competing(), ())
         line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)
     monitor = GpuMonitor(device.uuid, own_processes=1)
-    rounds, before, after = line_up.time(regime, monitor)
+    rounds, load = line_up.time(regime, monitor)
     return Comparison(
         shape=shape,
         regime=regime,
         entries=line_up.timed_entries(rounds),
         rounds=len(rounds),
         seconds=time.monotonic() - started,
-        before=before,
-        after=after,
+        load=load,
     )
+
+
+def own_configs(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> dict[str, KernelConfig | None]:
+    """Return our configs that take part, by their names; None for a rule that has no config for the shape.
+
+    Raises:
+        NoFeasibleConfigError: the store has no config for the shape that was measured with the present kernels.
+    """
+    tuned = tuned_config(store, device, shape)
+    contenders = find_contenders(shape, device, competing(), ())
+    named = {"tuned": tuned, "default": contenders.default, "paper": contenders.paper}
+    return named | best_of_others(store, device, shape, tuned)
+
+
+def compile_ahead(
+    store: ResultStore, device: DeviceSpec, shapes: Collection[AttentionShape], compiler: Compiler
+) -> None:
+    """Compile our contenders of all shapes side by side, so that none compiles while the GPU waits for its turn.
+
+    A config that does not compile is reported when it is its turn.
+    """
+    wanted = [(shape, config) for shape in shapes for config in own_configs(store, device, shape).values() if config]
+    wanted += [(sixteen_bits(shape), sixteen_bit_config(shape, device)) for shape in shapes if shape.dtype == FP8]
+    wait([compiler.submit(config.kernel, config, shape, device.limits.cc) for shape, config in dict.fromkeys(wanted)])
 
 
 def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig:

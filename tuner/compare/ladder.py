@@ -5,8 +5,9 @@
 
 Standard attention, FlashAttention v1, v1 with its paper's blocks, v2, v2 padded, v2 with keys transposed, v2 tuned, and
 the kernel for Hopper. v1 to transposed, but for the paper's, have the same blocks wherever all of them can run these,
-so that each shows one change. On a GPU all steps are checked against the reference and timed in turns (tuner/measure/protocol.py);
-elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with the reason.
+so that each shows one change. On a GPU all steps are checked against the reference and timed in turns
+(tuner/measure/protocol.py); elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with
+the reason.
 """
 
 import functools
@@ -33,7 +34,6 @@ from blocktune.tuner.compare.ladder_steps import (
     Step,
     bytes_of,
     columns_of,
-    further_bytes,
     grid_of,
     last_timed,
     predicted_standard_us,
@@ -45,7 +45,7 @@ from blocktune.tuner.compare.report import Entry
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.correctness.forward import Question, make_questions, require_memory
-from blocktune.tuner.cost.model import missing_rates, predict
+from blocktune.tuner.cost.model import missing_rates, predict_us
 from blocktune.tuner.measure.bench import WrongResultError
 from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
 from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -211,6 +211,7 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
     step = replace(
         step,
         occupied=occupied,
+        shared=result.shared,
         softmax=kernel.softmax_cost(config),
         grid_blocks=grid_of(config, shape),
         columns=columns_of(step.name, shape),
@@ -218,18 +219,10 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
     )
     if occupied.blocks_per_sm == 0:
         return replace(step, problem=f"{config.label} needs more of an SM than {device.name} has")
-    return step if missing_rates(device) else replace(step, predicted_us=_predicted_us(step, kernel, shape, device))
-
-
-def _predicted_us(step: Step, kernel: AttentionKernel, shape: AttentionShape, device: DeviceSpec) -> float:
-    """The cost model's time, and not less than the least bytes take; a kernel that runs before is added."""
-    assert step.config is not None
-    assert step.occupied is not None
-    assert step.traffic is not None
-    bytes_a_us = 1e3 * float(device.memory_gbs or 0)
-    config, folded = kernel.as_forward(step.config, shape)
-    total = predict(folded, config, step.occupied.resources, step.occupied, device, step.softmax).total_us
-    return max(total + further_bytes(step.name, shape) / bytes_a_us, step.traffic.least / bytes_a_us)
+    if missing_rates(device):
+        return step
+    predicted = predict_us(kernel, config, shape, device, result.resources, shared=result.shared)
+    return replace(step, predicted_us=predicted)
 
 
 def _timed(
@@ -252,7 +245,7 @@ def _timed(
         else:
             checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
             line_up.invite(Entry(name=step.name, config=step.config), checked)
-    rounds, _, _ = line_up.time(Regime.BURST, GpuMonitor(device.uuid, own_processes=1))
+    rounds, _ = line_up.time(Regime.BURST, GpuMonitor(device.uuid, own_processes=1))
     entries = {entry.name: entry for entry in line_up.timed_entries(rounds)}
     return [
         replace(step, timing=entries[step.name].timing, problem=entries[step.name].problem)

@@ -1,7 +1,7 @@
 """The steps of the ladder from standard attention to the fastest kernel, and what the models say about each.
 
-`tuner/compare/ladder.py` climbs it. A step's `idea` says what it changes; `why` compares what the models count before and
-after. Neither says how fast anything is: times are measured, or predicted and marked as such.
+`tuner/compare/ladder.py` climbs it. A step's `idea` says what it changes; `why` compares what the models count before
+and after. Neither says how fast anything is: times are measured, or predicted and marked as such.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.report import Timing
-from blocktune.tuner.cost.roofline import roofline
+from blocktune.tuner.cost.roofline import library_instruction, roofline
 from blocktune.tuner.occupancy.calculator import Occupancy
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import standard_traffic
 
@@ -55,6 +56,10 @@ KERNELS = {
 }
 """The kernels that a step may take; standard attention is PyTorch's."""
 
+STANDARD_MEMORY_SHARE = 0.36
+"""What PyTorch's three operations reach of the rate of device memory while they move scores and probabilities: 69 GB in
+40.0 ms on an H200 (results/h200.ladder.json)."""
+
 NOTABLE = 0.02
 """Relative difference below which two counts are called the same."""
 
@@ -81,6 +86,7 @@ class Step:
     config: KernelConfig | None = None
     problem: str = ""
     occupied: Occupancy | None = None
+    shared: SharedAccesses | None = None
     softmax: SoftmaxCost | None = None
     grid_blocks: int | None = None
     columns: int = 0
@@ -114,6 +120,7 @@ class Step:
             "limiters": [str(name) for name in occupied.limiters] if occupied else [],
             "tensor_cores": self.tensor_cores,
             "resources": occupied and occupied.resources.to_json(),
+            "shared_accesses": self.shared and self.shared.to_json(),
             "why": self.why,
         }
 
@@ -125,12 +132,6 @@ def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
         return Bytes(counted=total, least=total)
     counted, least = (traffic_of(config, shape, perfect_l2=perfect).total_bytes for perfect in (False, True))
     return Bytes(counted=counted, least=least)
-
-
-def further_bytes(name: str, shape: AttentionShape) -> int:
-    """Of the kernel that runs before the attention."""
-    keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * shape.head_dim * shape.element_bytes
-    return 2 * keys if name == TRANSPOSED else 0
 
 
 def columns_of(name: str, shape: AttentionShape) -> int:
@@ -146,21 +147,23 @@ def grid_of(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def predicted_standard_us(shape: AttentionShape, device: DeviceSpec) -> float:
-    """Product, softmax, product, one after another, each at the lower of the device's two ceilings.
+    """Product, softmax, product, one after another, each at its ceiling of arithmetic or at what PyTorch's operations
+    reach of device memory.
 
     Raises:
         UsageError: a rate of the device is unknown.
     """
     traffic = standard_traffic(shape)
-    line = roofline(shape, traffic, device)
+    line = roofline(shape, traffic, device, instruction=library_instruction(shape.dtype))
     pairs = 2 * shape.batch * shape.num_heads * shape.seqlen_q * shape.seqlen_k
     first = traffic.q_read + traffic.k_read + traffic.s_written
     second = traffic.p_read + traffic.v_read + traffic.o_written
+    bytes_a_us = 1e3 * STANDARD_MEMORY_SHARE * line.memory_gbs
 
     def product_us(dim: int, moved: int) -> float:
-        return max(pairs * dim / line.peak_tflops / 1e6, moved / line.memory_gbs / 1e3)
+        return max(pairs * dim / line.peak_tflops / 1e6, moved / bytes_a_us)
 
-    softmax_us = (traffic.s_read + traffic.p_written) / line.memory_gbs / 1e3
+    softmax_us = (traffic.s_read + traffic.p_written) / bytes_a_us
     return product_us(shape.head_dim, first) + softmax_us + product_us(shape.head_dim_v, second)
 
 
@@ -171,6 +174,7 @@ def why(before: Step, after: Step, device: DeviceSpec) -> str:
         *_grid(before, after, device),
         *_occupancy(before, after),
         *_products(before, after),
+        *_conflicts(before, after),
         *_softmax(before, after),
         *_spills(before, after),
     ]
@@ -210,6 +214,16 @@ def _products(before: Step, after: Step) -> list[str]:
     elif after.tensor_cores == "none" and before.tensor_cores is None:
         facts.append("products without tensor cores")
     return facts
+
+
+def _conflicts(before: Step, after: Step) -> list[str]:
+    """Conflicts of the banks of shared memory, where a loop reads it by itself."""
+    old, new = before.shared, after.shared
+    if new is None or not (new.load_excess or (old and old.load_excess)):
+        return []
+    instead = f" instead of {old.ways:.1f}" if old and old.loads else ""
+    share = f"{100 * new.conflict_share:.0f} % of them by bank conflicts" if new.load_excess else "no bank conflicts"
+    return [f"shared memory: {new.ways:.1f} wavefronts a load{instead}, {share}"]
 
 
 def _softmax(before: Step, after: Step) -> list[str]:

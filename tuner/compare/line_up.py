@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from blocktune.db.records.records import Regime, Telemetry
+from blocktune.db.records.records import Regime
+from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.base.paper_rule import SMALLEST_BLOCK
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -17,21 +18,21 @@ from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.features import FeatureQuestion
 from blocktune.tuner.correctness.forward import Question, softmax_scale
+from blocktune.tuner.measure.load import Load, Monitor, Watch
 from blocktune.tuner.measure.protocol import (
     FINAL_HEAT_SECONDS,
+    LOAD_SECONDS,
     REST_SECONDS,
     Clock,
     Rounds,
-    Thunk,
     column,
     timed_rounds,
 )
-from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.search.starting_configs import Contenders
 
 ROUNDS_SECONDS = 1.2
-"""Wall time of all rounds of a shape, within `ROUNDS`."""
+"""Wall time of all rounds of a shape in bursts, within `ROUNDS`."""
 ROUNDS = (9, 41)
 
 
@@ -120,18 +121,28 @@ class LineUp:
             entry = Entry(name=name, config=tuning.winner, tuning=tuning)
             self.invite(entry, functools.partial(self._own, tuning.winner))
 
-    def time(self, regime: Regime, monitor: GpuMonitor) -> tuple[Rounds, Telemetry, Telemetry]:
-        """The paired rounds of all who passed, and the state of the GPU before and after."""
+    def time(self, regime: Regime, monitor: Monitor) -> tuple[Rounds, Load | None]:
+        """Return the paired rounds of all who passed, and how the GPU worked meanwhile; no load without rounds."""
         if not self._runs:
-            return (), Telemetry(), Telemetry()
-        self._clock.heat(self._runs[0], FINAL_HEAT_SECONDS[regime])
+            return (), None
+        take = self._sustained if regime is Regime.SUSTAINED else self._bursts
+        return take(monitor)
+
+    def _sustained(self, monitor: Monitor) -> tuple[Rounds, Load]:
+        before_seconds, timed_seconds = LOAD_SECONDS
+        self._clock.loaded_rounds(self._runs, before_seconds)
+        with Watch(monitor) as watch:
+            rounds = self._clock.loaded_rounds(self._runs, timed_seconds)
+        return rounds, watch.load()
+
+    def _bursts(self, monitor: Monitor) -> tuple[Rounds, Load]:
+        self._clock.heat(self._runs[0], FINAL_HEAT_SECONDS[Regime.BURST])
         estimate_us = sum(self._clock.rounds(self._runs, 1)[0])
-        rest_seconds = REST_SECONDS if regime is Regime.BURST else 0.0
-        wanted = int(ROUNDS_SECONDS / (rest_seconds + 1e-6 * estimate_us))
+        wanted = int(ROUNDS_SECONDS / (REST_SECONDS + 1e-6 * estimate_us))
         count = max(ROUNDS[0], min(ROUNDS[1], wanted))
-        before = monitor.sample()
-        rounds = timed_rounds(self._clock, self._runs, count, regime)
-        return rounds, before, monitor.sample()
+        with Watch(monitor) as watch:
+            rounds = timed_rounds(self._clock, self._runs, count, Regime.BURST)
+        return rounds, watch.load()
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
         """All contenders, those that were timed with their times."""

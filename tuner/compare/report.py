@@ -2,13 +2,14 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from blocktune.db.records.records import Regime, Telemetry
+from blocktune.db.records.records import Regime
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.stock_autotune import StockTuning
+from blocktune.tuner.measure.load import Load
 from blocktune.tuner.search.verdict import speedup
 
 FEW_QUERIES = 16
@@ -60,15 +61,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All contenders of one shape, from one run of paired rounds; before and after: the GPU around them."""
+    """All contenders of one shape, from one run of paired rounds. load: how the GPU worked during them; None
+    where nobody was timed."""
 
     shape: AttentionShape
     regime: Regime
     entries: tuple[Entry, ...]
     rounds: int
     seconds: float
-    before: Telemetry = field(default_factory=Telemetry)
-    after: Telemetry = field(default_factory=Telemetry)
+    load: Load | None = None
 
     def entry(self, name: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
@@ -81,8 +82,7 @@ class Comparison:
             "rounds": self.rounds,
             "seconds": round(self.seconds, 3),
             "contenders": [entry.to_json() for entry in self.entries],
-            "before": asdict(self.before),
-            "after": asdict(self.after),
+            "load": None if self.load is None else self.load.to_json(),
         }
 
 

@@ -10,21 +10,25 @@ import os
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from platformdirs import user_cache_dir
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
-FORMAT = 1
+FORMAT = 2
 """Raised when an entry's meaning changes; entries of another format are compiled again."""
 
 REMEMBERED = frozenset({Outcome.OK, Outcome.INFEASIBLE, Outcome.COMPILE_ERROR})
 """A timeout is not remembered: a less busy machine may finish the compile."""
+
+Record = TypeVar("Record", KernelResources, SharedAccesses)
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +36,8 @@ _log = logging.getLogger(__name__)
 class ResourceCache:
     """Compile results by `compile_key`, in the user's cache folder unless another is given."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = Path(user_cache_dir("blocktune")) / "resources" if folder is None else folder
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = Path(user_cache_dir("blocktune")) / "resources" if folder is None else file_path(folder)
         self._writable = True
 
     def get(self, key: str) -> CompileResult | None:
@@ -79,6 +83,7 @@ def _entry(result: CompileResult) -> dict[str, Any]:
         "config": result.config.to_json(),
         "outcome": str(result.outcome),
         "resources": None if result.resources is None else result.resources.to_json(),
+        "shared": None if result.shared is None else result.shared.to_json(),
         "error": result.error,
         "seconds": result.seconds,
     }
@@ -98,16 +103,18 @@ def _result(entry: dict[str, Any]) -> CompileResult | None:
     return CompileResult(
         config=KernelConfig.from_json(entry["config"]),
         outcome=outcome,
-        resources=None if entry["resources"] is None else _resources(entry["resources"]),
+        resources=None if entry["resources"] is None else _checked(KernelResources, entry["resources"]),
+        shared=None if entry["shared"] is None else _checked(SharedAccesses, entry["shared"]),
         error=str(entry["error"]),
         seconds=float(entry["seconds"]),
         cached=True,
     )
 
 
-def _resources(data: dict[str, Any]) -> KernelResources:
-    for field in fields(KernelResources):
+def _checked(kind: type[Record], data: dict[str, Any]) -> Record:
+    """The record with these fields, each of its type and none below 0."""
+    for field in fields(kind):
         value = data[field.name]
         if type(value) is not field.type or (type(value) is int and value < 0):
             raise UsageError(f"`{field.name}` must be a {field.type} from 0 on, but got {value!r}.")
-    return KernelResources(**data)
+    return kind(**data)

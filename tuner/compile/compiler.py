@@ -4,7 +4,7 @@ The compile fills Triton's disk cache under the very key that a later launch loo
 build, the source's hash (function, signature, attributes, constants), the backend's hash (ptxas version and
 architecture), the options' hash and the environment variables that Triton names. A `CompileSpec` states signature,
 attributes, constants and options as the JIT derives them from the tensors, so a launch on a GPU of that architecture
-compiles nothing (`tests/tuner/test_compile_key.py`).
+compiles nothing (`tests/tuner/compile/test_compile_key.py`).
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from blocktune.kernels.stored import provenance as identity
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
@@ -37,12 +38,14 @@ class CompileResult:
     """How one compile ended.
 
     outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
-    resources is None unless it is `OK`. seconds: time of the compile, also when it was looked up. cached: looked up.
+    resources and shared are None unless it is `OK`; shared: how the loop reads shared memory. seconds: time of the
+    compile, also when it was looked up. cached: looked up.
     """
 
     config: KernelConfig
     outcome: Outcome
     resources: KernelResources | None = None
+    shared: SharedAccesses | None = None
     error: str = ""
     seconds: float = 0.0
     cached: bool = False
@@ -51,9 +54,16 @@ class CompileResult:
 def compile_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
 ) -> KernelResources:
+    """The resources of what `compile_config` compiles."""
+    return compile_config(kernel, config, shape, cc)[0]
+
+
+def compile_config(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+) -> tuple[KernelResources, SharedAccesses]:
     """Compiles in this process, or takes the code from Triton's cache. Needs no GPU.
 
-    All that the config launches is compiled; the resources are those of `compile_spec`'s function.
+    All that the config launches is compiled; resources and accesses are those of `compile_spec`'s function.
 
     A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless.
 
@@ -71,7 +81,7 @@ def compile_resources(
     for spec in specs:
         compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
         _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
-    return _resources_of(compiled)
+    return _resources_of(compiled), shared_accesses(compiled.asm["ptx"])
 
 
 def source_of(spec: CompileSpec) -> "ASTSource":

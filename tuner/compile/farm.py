@@ -29,6 +29,7 @@ from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code
 from blocktune.tuner.compile.process import WorkerLostError, WorkerProcess
 from blocktune.tuner.compile.worker import find_kernels
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 COMPILE_TIMEOUT_S = 60.0
 
@@ -173,11 +174,12 @@ class CompileFarm:
             process.end()
 
     def _remembered(self, job: _Job, answer: dict[str, Any]) -> CompileResult:
-        resources = answer["resources"]
+        resources, shared = answer["resources"], answer["shared"]
         result = CompileResult(
             config=job.config,
             outcome=Outcome(answer["outcome"]),
             resources=None if resources is None else KernelResources(**resources),
+            shared=None if shared is None else SharedAccesses(**shared),
             error=answer["error"],
             seconds=answer["seconds"],
         )

@@ -6,7 +6,7 @@ error, of which the parent reads the end when this process dies.
 
     {"ready": true}
     {"kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "timeout_s": 60}
-    {"outcome": "ok", "resources": {…}, "error": "", "seconds": 1.2, "transient": false}
+    {"outcome": "ok", "resources": {…}, "shared": {…}, "error": "", "seconds": 1.2, "transient": false}
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.compiler import compile_resources
+from blocktune.tuner.compile.compiler import compile_config
 
 MAX_ERROR_TEXT = 2000
 
@@ -46,8 +46,9 @@ def _compile(get_kernel: GetKernel, job: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         config, shape = KernelConfig.from_json(job["config"]), AttentionShape.from_json(job["shape"])
-        resources = compile_resources(get_kernel(job["kernel"]), config, shape, tuple(job["cc"])).to_json()
-        answer = {"outcome": str(Outcome.OK), "resources": resources, "error": "", "transient": False}
+        resources, shared = compile_config(get_kernel(job["kernel"]), config, shape, tuple(job["cc"]))
+        found = {"resources": resources.to_json(), "shared": shared.to_json()}
+        answer = found | {"outcome": str(Outcome.OK), "error": "", "transient": False}
     except Exception as error:
         answer = _failure(error)
     return answer | {"seconds": time.perf_counter() - start}
@@ -60,6 +61,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {
         "outcome": str(Outcome.INFEASIBLE if isinstance(error, OutOfResources) else Outcome.COMPILE_ERROR),
         "resources": None,
+        "shared": None,
         "error": text[:MAX_ERROR_TEXT],
         "transient": isinstance(error, (OSError, MemoryError)) or _KILLED_CHILD in text,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.kernel import Launch, Thunk
 from blocktune.kernels.values.features import NO_FEATURES
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.feature_reference import Group
@@ -19,7 +19,6 @@ from blocktune.tuner.correctness.features import empty_lse, empty_out
 from blocktune.tuner.correctness.forward import ROWS_PER_TILE, Question, Tolerance, softmax_scale, tile_norms
 from blocktune.tuner.correctness.head_groups import chosen_groups
 from blocktune.tuner.correctness.inputs import Inputs, make_inputs
-from blocktune.tuner.measure.protocol import Thunk
 
 GRADIENTS = ("dq", "dk", "dv")
 

@@ -1,7 +1,8 @@
 """Attention with any features, some query rows of one group of heads at a time: the right answers of large shapes.
 
-It says what `kernels/values/reference.py` says of whole tensors, over entries of any length and layout, in bounded memory, and
-can be differentiated by autograd. Rows that see no key have the output 0, the log-sum-exp -inf and no gradients.
+It says what `kernels/values/reference.py` says of whole tensors, over entries of any length and layout, in bounded
+memory, and can be differentiated by autograd. Rows that see no key have the output 0, the log-sum-exp -inf and no
+gradients.
 """
 
 from collections.abc import Iterator

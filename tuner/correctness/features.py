@@ -1,4 +1,5 @@
-"""The question of a forward with features: as `tuner/correctness/forward.py` asks it, of entries of any length and layout.
+"""The question of a forward with features: as `tuner/correctness/forward.py` asks it, of entries of any length and
+layout.
 
 It covers some groups of heads, the first and the last among them, with all their query rows.
 """
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.kernel import Launch, Thunk
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.feature_reference import Group
 from blocktune.tuner.correctness.forward import (
@@ -23,7 +24,6 @@ from blocktune.tuner.correctness.forward import (
 )
 from blocktune.tuner.correctness.head_groups import MIN_GROUPS, chosen_groups
 from blocktune.tuner.correctness.inputs import Inputs, make_inputs
-from blocktune.tuner.measure.protocol import Thunk
 
 
 class FeatureQuestion:

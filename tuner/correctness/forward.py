@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.kernel import Launch, Thunk
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs, scaled_queries
-from blocktune.tuner.measure.protocol import Thunk
 
 REFERENCE_FLOPS = 2e12
 """About 0.1 s on a data-centre GPU and a second on a small one."""

@@ -8,7 +8,7 @@ but for bytes, which tuner/traffic/by_kernel.py counts for each kernel. `tuner/c
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.db.store import ResultStore
@@ -17,24 +17,18 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.features import NO_FEATURES, MaskKind
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.cost.model import CostBreakdown, missing_rates, parts_of, predict, predict_second
-from blocktune.tuner.cost.roofline import Roofline, block_intensity, roofline, waves_of
+from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.cost.breakdown import CostBreakdown
+from blocktune.tuner.cost.model import density_of, folded_forward, missing_rates, predict_launches
+from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_instruction, roofline, waves_of
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tile_budget import OnChip
 from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes
-from blocktune.tuner.traffic.model import (
-    Traffic,
-    standard_memory_problem,
-    standard_traffic,
-    v1_traffic,
-    v2_traffic,
-)
-from blocktune.tuner.traffic.sparse import USUAL_DENSITY
+from blocktune.tuner.traffic.model import Traffic, standard_memory_problem, standard_traffic, v1_traffic, v2_traffic
 
 UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
 """Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
@@ -66,6 +60,7 @@ class Analysis:
     density: float
     budget: OnChip | None
     standard_problem: str | None
+    shared: SharedAccesses | None
     measured_us: float | None
 
     @property
@@ -113,6 +108,7 @@ class Analysis:
             "density": self.density,
             "on_chip": self.budget and self.budget.to_json(),
             "standard_problem": self.standard_problem,
+            "shared_accesses": self.shared and self.shared.to_json(),
             "measured_us": self.measured_us,
             "model_error": self.model_error,
         }
@@ -125,6 +121,7 @@ def analyse(
     device: DeviceSpec,
     resources: KernelResources,
     *,
+    shared: SharedAccesses | None = None,
     measured_us: float | None = None,
 ) -> Analysis:
     """Asks every model about a compiled config.
@@ -135,14 +132,15 @@ def analyse(
         shape: the problem.
         device: the one that it was compiled for.
         resources: of the compiled code.
+        shared: how that code reads shared memory, if that is known.
         measured_us: what it takes there, if that is known.
     """
     occupied, missing = occupancy(resources, device.limits), missing_rates(device)
     fits = occupied.blocks_per_sm > 0
-    density = USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
-    blocks, folded = _folded(kernel, config, shape, density)
+    density = density_of(shape)
+    blocks, folded = folded_forward(kernel, config, shape)
     traffic = _traffic(shape, config)
-    lines = {name: roofline(shape, moved, device, density=density) for name, moved in traffic.items() if not missing}
+    lines = {} if missing else _rooflines(shape, traffic, device, density, resources.tensor_cores)
     return Analysis(
         device=device,
         shape=shape,
@@ -150,11 +148,10 @@ def analyse(
         occupied=occupied,
         alternatives=steps_down(kernel, config, shape, device.limits),
         waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
-        breakdown=predict(
-            folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts_of(folded, shape)
-        ).followed_by(predict_second(kernel, config, shape, device))
+        breakdown=predict_launches(kernel, config, shape, device, resources, shared=shared)
         if fits and not missing
         else None,
+        shared=shared,
         missing_rates=missing,
         traffic=traffic,
         rooflines=lines,
@@ -193,15 +190,15 @@ def measured_time_us(
     return times[-1] if times else None
 
 
-def _folded(
-    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, density: float
-) -> tuple[KernelConfig, AttentionShape]:
-    """The forward with this config's grid and tiles; under a block mask with so many of the keys that a query sees."""
-    blocks, folded = kernel.as_forward(config, shape)
-    if density == 1.0:
-        return blocks, folded
-    seen = density * folded.visible_pairs / folded.seqlen_q
-    return blocks, replace(folded, seqlen_k=max(1, round(seen)), causal=Causal.NONE, features=NO_FEATURES)
+def _rooflines(
+    shape: AttentionShape, traffic: Mapping[str, Traffic], device: DeviceSpec, density: float, instruction: str
+) -> dict[str, Roofline]:
+    """By algorithm; standard attention is PyTorch's, whose products are not those of the code."""
+    instructions = dict.fromkeys(traffic, instruction) | {"standard": library_instruction(shape.dtype)}
+    return {
+        name: roofline(shape, moved, device, density=density, instruction=instructions[name])
+        for name, moved in traffic.items()
+    }
 
 
 def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:

@@ -62,10 +62,13 @@ class CostConstants:
     launch_us: float = 3.0
     """From the event before a launch to its first block, and from the last one to the event behind it."""
 
-    merge_us: float = 3.0
+    next_launch_us: float = 2.0
+    """A launch before or after the longest one, besides what it moves."""
+
+    merge_us: float = 4.0
     """A second launch, which waits for the first and merges what its blocks found out about shares of the keys."""
 
-    overlapped_merge_us: float = 1.2
+    overlapped_merge_us: float = 3.0
     """The same where it is launched early and only waits for the first one's last block."""
 
     memory_share: float = 0.92

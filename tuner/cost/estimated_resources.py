@@ -1,11 +1,10 @@
 """Registers, shared memory and spills of a launch as they will roughly be once it is compiled."""
 
-from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import AttentionKernel, SecondLaunch
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import MAX_REGISTERS_PER_THREAD, WARP_SIZE, ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.portable.backward.shared_memory import WARPGROUP_ROWS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.occupancy.calculator import registers_for
@@ -36,7 +35,7 @@ def estimated_resources(
         available = min(launched + given, MAX_REGISTERS_PER_THREAD)
     return KernelResources(
         registers=launched if copying else min(needed, launched),
-        shared_bytes=kernel.shared_bytes(config, shape, device.limits),
+        shared_bytes=kernel.launch_bytes(config, shape, device.limits),
         spill_bytes=4 * max(0, needed - available),
         num_warps=warps,
         tensor_cores=device.limits.mma,

@@ -1,92 +1,31 @@
 """Predicts the time of a config from the rates of a device: a ranking, not a stopwatch.
 
-What a key tile costs a multiprocessor is counted for each unit: matrix products, exponentials, the other arithmetic of
-the softmax, spilled registers, bytes from L2. `round_cycles` says how much of it overlaps, given how many warpgroups
-are resident; causal skipping, waves, prologue and epilogue and the bytes of device memory come on top.
+What a key tile costs a multiprocessor is counted for each unit, and how much of it overlaps, in `tuner/cost/rounds.py`;
+causal skipping, waves, prologue and epilogue and the bytes of device memory come on top here, and launches before and
+after the longest one.
 
-    breakdown = predict(shape, config, resources, occupancy(resources, device.limits), device)
+    breakdown = predict_launches(kernel, config, shape, device, resources)
     print(f"{breakdown.total_us:.0f} us, bound by {breakdown.binding}")
 """
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
-from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.limits import WARP_SIZE
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.estimated_resources import estimated_second_resources
-from blocktune.tuner.cost.queueing import round_cycles
+from blocktune.tuner.cost.rounds import L2_BYTES_PER_CLOCK, Rounds, joined
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
-from blocktune.tuner.traffic.visited_tiles import Visits, visits_of
-
-L2_BYTES_PER_CLOCK = 64.0
-"""Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B a clock, 47 an SM; NVIDIA,
-"Ampere Architecture In-Depth"), but requests of neighbours for the same keys are answered together."""
-
-ADDED_BYTES_PER_CLOCK = 16.0
-"""Of one SM: float32 additions in L2, four a clock. Measured on an H200: 12 to 17 B, by atomics and by the copy engine
-alike, while the block waits."""
-
-LOCAL_BYTES_PER_CLOCK = 64.0
-"""Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
-
-OPERAND_BYTES_PER_CLOCK = 128.0
-"""Of one SM: shared memory feeds both operands of a score product, one bank's word each of 32 banks a clock."""
-
-WARPGROUP_ROWS = 64
-"""Rows of a warpgroup that walks along the keys on its own, since other warps copy for it."""
-
-MMA_ROWS = 16
-"""Rows of a matrix instruction's result that one warp holds."""
-
-MASK_INSTRUCTIONS = 2.0
-"""A comparison and a selection more for every score of a masked tile."""
-
-OLDER_MMA_SHARE = 0.6
-"""`mma.sync` reaches this share of the matrix rate where a newer instruction exists (Hopper and later)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostBreakdown:
-    """The prediction, in microseconds.
-
-    Every term but the last two is what its unit would take if it alone worked, evenly on all SMs; they overlap, so the
-    total is less than their sum. latency_us: waiting of the resident warpgroups for no unit. edge_us: launches, and
-    prologues and epilogues of blocks. tail_us: what an uneven last wave adds.
-    """
-
-    tensor_us: float
-    exp_us: float
-    arithmetic_us: float
-    spill_us: float
-    l2_us: float
-    hbm_us: float
-    latency_us: float
-    edge_us: float
-    tail_us: float
-    total_us: float
-
-    @property
-    def binding(self) -> str:
-        """The largest term: `tensor`, `exp`, `arithmetic`, `spill`, `l2`, `hbm`, `latency`, `edge` or `tail`."""
-        terms = {name.removesuffix("_us"): time for name, time in asdict(self).items() if name != "total_us"}
-        return max(terms, key=lambda name: terms[name])
-
-    def followed_by(self, second: "CostBreakdown | None") -> "CostBreakdown":
-        """Both launches, one after the other."""
-        if second is None:
-            return self
-        return CostBreakdown(**{name: time + getattr(second, name) for name, time in asdict(self).items()})
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"binding": self.binding}
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.traffic.by_kernel import traffic_of
+from blocktune.tuner.traffic.launches import Passes
+from blocktune.tuner.traffic.sparse import USUAL_DENSITY
 
 
 def predict(
@@ -98,11 +37,14 @@ def predict(
     softmax: SoftmaxCost | None = None,
     parts: int = 1,
     constants: CostConstants = CONSTANTS,
+    *,
+    shared: SharedAccesses | None = None,
+    least_bytes: int = 0,
 ) -> CostBreakdown:
-    """The predicted time of a compiled config.
+    """Return the predicted time of one launch of a compiled config.
 
     Args:
-        shape: the problem.
+        shape: the problem, as a plain forward.
         config: its block sizes.
         resources: of the compiled code.
         occupied: the answer of `occupancy` for these resources on this device.
@@ -110,6 +52,8 @@ def predict(
         softmax: what the kernel's softmax costs; None is the textbook form.
         parts: shares that the keys of every query are cut into; a second launch merges more than one.
         constants: what the model takes for granted.
+        shared: how the code reads shared memory; None where it is not known.
+        least_bytes: of device memory, where the launch moves more than inputs and outputs.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
@@ -117,7 +61,35 @@ def predict(
     require_rates(device)
     if occupied.blocks_per_sm == 0:
         raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
-    return _Model(shape, config, resources, occupied, device, softmax or SoftmaxCost(), parts, constants).breakdown()
+    softmax = softmax or SoftmaxCost()
+    rounds = Rounds(shape, config, resources, device, softmax, shared, constants)
+    return _Launch(shape, config, rounds, occupied, device, softmax, parts, constants, least_bytes).breakdown()
+
+
+def predict_launches(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    resources: KernelResources,
+    constants: CostConstants = CONSTANTS,
+    *,
+    shared: SharedAccesses | None = None,
+) -> CostBreakdown:
+    """Return the predicted time of everything that a call of a compiled config launches.
+
+    Raises:
+        UsageError: a rate of the device is unknown, or the config does not fit it.
+    """
+    occupied, softmax = occupancy(resources, device.limits), kernel.softmax_cost(config)
+    blocks, folded = folded_forward(kernel, config, shape)
+    least = traffic_of(config, shape, perfect_l2=True).total_bytes if softmax.round_trip else 0
+    longest = predict(
+        folded, blocks, resources, occupied, device, softmax, parts_of(folded, shape), constants,
+        shared=shared, least_bytes=least,
+    )  # fmt: skip
+    both = longest.followed_by(predict_second(kernel, config, shape, device, constants))
+    return both.beside(_moving_us(kernel, config, shape, device, constants))
 
 
 def predict_us(
@@ -127,17 +99,15 @@ def predict_us(
     device: DeviceSpec,
     resources: KernelResources,
     constants: CostConstants = CONSTANTS,
+    *,
+    shared: SharedAccesses | None = None,
 ) -> float:
     """The predicted time of a compiled config in microseconds.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
-    occupied = occupancy(resources, device.limits)
-    blocks, folded = kernel.as_forward(config, shape)
-    parts = parts_of(folded, shape)
-    first = predict(folded, blocks, resources, occupied, device, kernel.softmax_cost(config), parts, constants)
-    return first.followed_by(predict_second(kernel, config, shape, device, constants)).total_us
+    return predict_launches(kernel, config, shape, device, resources, constants, shared=shared).total_us
 
 
 def predict_second(
@@ -147,7 +117,7 @@ def predict_second(
     device: DeviceSpec,
     constants: CostConstants = CONSTANTS,
 ) -> CostBreakdown | None:
-    """The predicted time of the launch behind the longest one, whose resources are estimated; None if there is none.
+    """The predicted time of the launch after the longest one, whose resources are estimated; None if there is none.
 
     Raises:
         UsageError: a rate of the device is unknown, or the launch does not fit it.
@@ -158,6 +128,24 @@ def predict_second(
     resources = estimated_second_resources(launch, device)
     occupied = occupancy(resources, device.limits)
     return predict(launch.shape, launch.config, resources, occupied, device, launch.softmax, 1, constants)
+
+
+def folded_forward(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape
+) -> tuple[KernelConfig, AttentionShape]:
+    """Return the plain forward with the grid and tiles of a config's longest launch; under a block mask, with as many
+    of the keys as a query sees."""
+    blocks, folded = kernel.as_forward(config, shape)
+    density = density_of(shape)
+    if density == 1.0:
+        return blocks, folded
+    seen = density * folded.visible_pairs / folded.seqlen_q
+    return blocks, replace(folded, seqlen_k=max(1, round(seen)), causal=Causal.NONE, features=NO_FEATURES)
+
+
+def density_of(shape: AttentionShape) -> float:
+    """The share of pairs that a block mask is taken to leave; 1 without one."""
+    return USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
 
 
 def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
@@ -180,165 +168,78 @@ def require_rates(device: DeviceSpec) -> None:
     if missing:
         raise UsageError(
             f"A prediction needs the rates of the device, but {', '.join(missing)} of {device.name} is unknown. "
-            "Add its row to kernels/gpus.csv, or name a similar device of `tune devices`."
+            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
         )
 
 
-class _Model:
-    """One prediction; cycles are those of one SM, for one key tile of one block unless said otherwise."""
+def _moving_us(
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    device: DeviceSpec,
+    constants: CostConstants,
+) -> float:
+    """Of the launches that only move bytes."""
+    if not kernel.moving_passes:
+        return 0.0
+    traffic = traffic_of(config, shape, perfect_l2=True)
+    passes = [one for one in traffic.passes if one.name in kernel.moving_passes] if isinstance(traffic, Passes) else []
+    moved = sum(one.total_bytes for one in passes)
+    rate = constants.memory_share * float(device.memory_gbs or 0) * 1e3
+    return len(passes) * constants.next_launch_us + moved / rate
+
+
+class _Launch:
+    """One launch: its rounds, in blocks, in waves, beside device memory."""
 
     def __init__(
         self,
         shape: AttentionShape,
         config: KernelConfig,
-        resources: KernelResources,
+        rounds: Rounds,
         occupied: Occupancy,
         device: DeviceSpec,
         softmax: SoftmaxCost,
         parts: int,
         constants: CostConstants,
+        least_bytes: int,
     ) -> None:
-        self._shape, self._config, self._resources, self._device = shape, config, resources, device
-        self._softmax, self._parts, self._constants = softmax, parts, constants
-        self._warps = resources.num_warps - softmax.copying_warps  # that compute
-        self._visits: Visits = visits_of(shape, config.block_m, config.block_n)
+        self._shape, self._config, self._rounds, self._device = shape, config, rounds, device
+        self._softmax, self._parts, self._constants, self._least_bytes = softmax, parts, constants, least_bytes
+        self._visits = rounds.visits
         self._heads = shape.batch * shape.num_heads
         self._grid = self._visits.query_tiles * self._heads
         self._blocks = min(occupied.blocks_per_sm, -(-self._grid // device.num_sms))
-        share = self._computed_share()
-        self._tensor = share * self._tensor_cycles()
-        self._exp = share * self._scores / device.limits.exp_per_clock
-        self._arithmetic = share * self._arithmetic_cycles()
-        spilled = self._constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
-        self._spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
-        self._load = config.block_n * self._row_bytes / L2_BYTES_PER_CLOCK
-        added = 4 * config.block_n * padded_width(shape.head_dim) if softmax.adds_walked else 0
-        self._adding = added / ADDED_BYTES_PER_CLOCK
 
     def breakdown(self) -> CostBreakdown:
+        rounds, blocks = self._rounds, self._blocks
         tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles an SM
-        edges = self._grid / self._device.num_sms * self._edge_cycles() / self._blocks
-        even = tiles * self._tile_cycles(self._blocks) + edges
-        whole = self._makespan_cycles()
-        hbm = self._hbm_bytes() / (self._constants.memory_share * self._memory_gbs * 1e3)
+        edges = self._grid / self._device.num_sms * self._edge_cycles() / blocks
+        even = tiles * rounds.tile_cycles(blocks) + edges
+        whole = self._makespan_cycles(late=True)
+        hbm = self._hbm_bytes() / (self._constants.memory_share * float(self._device.memory_gbs or 0) * 1e3)
         launches = self._constants.launch_us + self._merge_us()
         return CostBreakdown(
-            tensor_us=self._us(tiles * self._tensor),
-            exp_us=self._us(tiles * self._exp),
-            arithmetic_us=self._us(tiles * self._arithmetic),
-            spill_us=self._us(tiles * self._spill),
-            l2_us=self._us(tiles * (self._load + self._adding)),
+            tensor_us=self._us(tiles * rounds.tensor),
+            exp_us=self._us(tiles * rounds.exp),
+            arithmetic_us=self._us(tiles * rounds.arithmetic),
+            spill_us=self._us(tiles * rounds.spill),
+            shared_us=self._us(tiles * rounds.shared),
+            l2_us=self._us(tiles * (rounds.load + rounds.adding)),
             hbm_us=hbm,
-            latency_us=self._us(tiles * self._waiting_cycles(self._blocks) / self._blocks),
+            latency_us=self._us(tiles * rounds.waiting_cycles(blocks) / blocks),
             edge_us=launches + self._us(edges),
             tail_us=self._us(max(0.0, whole - even)),
-            total_us=launches + _joined(self._us(whole), hbm, self._constants.burstiness),
+            total_us=launches + self._beside_memory_us(whole, hbm),
         )
 
-    # ---- what one key tile needs
-
-    def _computed_share(self) -> float:
-        """How much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its own
-        diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
-        groups = self._config.block_m // WARPGROUP_ROWS
-        if not self._softmax.copying_warps or self._shape.causal is Causal.NONE or groups < 2:
-            return 1.0
-        own = visits_of(self._shape, WARPGROUP_ROWS, self._config.block_n)
-        beyond = self._visits.query_tiles * groups - own.query_tiles
-        return (own.total + beyond * own.longest) / (self._visits.total * groups)
-
-    @property
-    def _scores(self) -> int:
-        return self._config.block_m * self._config.block_n
-
-    @property
-    def _row_bytes(self) -> int:
-        """Of one key and its value; also of one query and its output."""
-        return (self._shape.head_dim + self._shape.head_dim_v) * self._shape.element_bytes
-
-    @property
-    def _lanes(self) -> int:
-        """Float32 operations an SM issues a clock: 64 on Volta, Turing and the A100, 128 on all others."""
-        return 64 if self._device.limits.cc <= (8, 0) else 128
-
-    def _tensor_cycles(self) -> float:
-        """Dimensions are padded to powers of two, as Triton multiplies them."""
-        width = padded_width(self._shape.head_dim)
-        flops = self._softmax.products * self._scores * (width + padded_width(self._shape.head_dim_v))
-        instruction = self._resources.tensor_cores
-        if instruction == "none":
-            return flops / (2 * self._lanes)
-        rate = float(self._device.tensor_flops_per_clock or 0)
-        if self._shape.element_bytes == 4:
-            rate /= 2  # tf32
-        elif self._shape.element_bytes == 1:
-            rate *= 2
-        if instruction == "mma" and self._device.limits.mma != "mma":
-            rate *= OLDER_MMA_SHARE
-        starved = 0.0
-        if instruction == "wgmma":  # with few keys, reading both operands of the scores takes longer than their product
-            read = self._scores * (1 / WARPGROUP_ROWS + 1 / self._config.block_n) * width * self._shape.element_bytes
-            starved = max(0.0, read / OPERAND_BYTES_PER_CLOCK - 2 * self._scores * width / rate)
-        return flops / rate + starved
-
-    def _arithmetic_cycles(self) -> float:
-        masked = MASK_INSTRUCTIONS * self._visits.masked / self._visits.total
-        operations = self._scores * (self._softmax.instructions_per_score + masked)
-        operations += self._config.block_m * self._constants.row_operations
-        if self._softmax.rescales:
-            operations += self._config.block_m * padded_width(self._shape.head_dim_v)
-        operations += self._softmax.address_instructions * self._config.block_n * self._row_bytes / 16
-        return operations / self._lanes
-
-    # ---- how they overlap
-
-    def _tile_cycles(self, blocks: int) -> float:
-        """Cycles an SM takes for one key tile when so many blocks are resident. Warpgroups for which others copy wait
-        for the same tile at the same time; else one may compute while another waits."""
-        waiting = self._late_cycles(blocks)
-        if self._softmax.copying_warps:
-            return self._round_cycles(blocks, 0.0) + waiting / blocks + self._adding
-        return self._round_cycles(blocks, waiting) + self._adding
-
-    def _waiting_cycles(self, blocks: int) -> float:
-        """Of a warpgroup in every round, for no unit."""
-        return self._idle_cycles() + self._late_cycles(blocks)
-
-    def _idle_cycles(self) -> float:
-        """The same where every tile is there in time."""
-        rows_a_warp = self._config.block_m // self._warps
-        return self._constants.round_latency_cycles + (
-            self._constants.cross_warp_cycles if rows_a_warp < MMA_ROWS else 0.0
-        )
-
-    def _late_cycles(self, blocks: int) -> float:
-        """Waiting for a tile, which is requested as many rounds of its block ahead as there are free buffers."""
-        held = self._constants.held_rounds if self._softmax.products_overlap else 0.0
-        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._round_cycles(blocks, 0.0)
-        latency = (
-            self._constants.load_latency_cycles
-            + self._constants.memory_latency_cycles / self._visits.query_tiles
-            + self._load
-        )
-        return latency * math.exp(-self._constants.latency_regularity * ahead / latency)
-
-    def _round_cycles(self, blocks: int, late: float) -> float:
-        """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
-        per_block = self._warps / self._device.limits.sub_partitions
-        # warpgroups that a copying warp feeds wait for tiles, not for each other
-        drift = 1.0 if self._softmax.copying_warps else self._constants.second_warpgroup
-        strands = blocks * (1 + (per_block - 1) * drift if per_block > 1 else per_block)
-        softmax = _joined(self._exp, self._arithmetic, self._constants.softmax_overlap)
-        compute = round_cycles(
-            self._tensor / per_block,
-            (softmax / per_block, self._spill / per_block),
-            self._idle_cycles() + late,
-            max(1.0, strands),
-            products_overlap=self._softmax.products_overlap,
-        )
-        return _joined(compute * per_block / min(1.0, strands), self._load, self._constants.burstiness)
-
-    # ---- the whole grid
+    def _beside_memory_us(self, whole: float, hbm_us: float) -> float:
+        """A launch of so many cycles, and its bytes. Warps that walk alone keep the memory busy while others of them
+        wait for it, so that its rate and its latency are not paid one after the other."""
+        if self._softmax.lone_warps:
+            bare = self._us(self._makespan_cycles(late=False))
+            return max(self._us(whole), joined(bare, hbm_us, self._constants.burstiness))
+        return joined(self._us(whole), hbm_us, self._constants.burstiness)
 
     def _merge_us(self) -> float:
         """Of the second launch, beside the bytes that it moves."""
@@ -349,43 +250,41 @@ class _Model:
     def _edge_cycles(self) -> float:
         """Of a block beside its rounds. Where products overlap, the first softmax and the last product have nothing to
         overlap with."""
-        fixed = self._constants.next_tile_cycles if self._softmax.persistent else self._constants.block_start_cycles
-        alone = min(self._tensor / 2, self._exp + self._arithmetic) if self._softmax.products_overlap else 0.0
-        return fixed + alone + self._config.block_m * self._row_bytes / L2_BYTES_PER_CLOCK
+        rounds, softmax = self._rounds, self._softmax
+        fixed = self._constants.next_tile_cycles if softmax.persistent else self._constants.block_start_cycles
+        alone = min(rounds.tensor / 2, rounds.exp + rounds.arithmetic) if softmax.products_overlap else 0.0
+        return fixed + alone + self._config.block_m * rounds.row_bytes / L2_BYTES_PER_CLOCK
 
-    def _block_cycles(self, blocks: int, visited: float) -> float:
+    def _block_cycles(self, blocks: int, visited: float, *, late: bool) -> float:
         """How long a block runs that visits so many key tiles, among so many resident ones."""
-        return visited * blocks * self._tile_cycles(blocks) + self._edge_cycles()
+        return visited * blocks * self._rounds.tile_cycles(blocks, late=late) + self._edge_cycles()
 
-    def _makespan_cycles(self) -> float:
+    def _makespan_cycles(self, *, late: bool) -> float:
         """Full attention: equal blocks in waves, the last of which may be partly filled and is faster for it. Causal:
         unequal blocks, the longest first, which leaves about a mean block uneven at the end."""
         slots = self._blocks * self._device.num_sms
-        mean = self._block_cycles(self._blocks, self._visits.mean)
+        mean = self._block_cycles(self._blocks, self._visits.mean, late=late)
         if self._shape.causal is not Causal.NONE:
-            longest = self._block_cycles(self._blocks, self._visits.longest)
+            longest = self._block_cycles(self._blocks, self._visits.longest, late=late)
             return max(longest, (self._grid / slots + self._constants.uneven_end) * mean)
         waves, rest = divmod(self._grid, slots)
         left = -(-rest // self._device.num_sms)
-        return waves * mean + (self._block_cycles(left, self._visits.mean) if left else 0.0)
+        return waves * mean + (self._block_cycles(left, self._visits.mean, late=late) if left else 0.0)
 
     def _hbm_bytes(self) -> float:
         """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What a
         share of the keys gave is written and read in float32: an output, its maximum and its sum."""
-        shape = self._shape
-        queries = shape.batch * shape.num_heads * shape.seqlen_q * self._row_bytes
-        keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * self._row_bytes
+        shape, row_bytes = self._shape, self._rounds.row_bytes
+        queries = shape.batch * shape.num_heads * shape.seqlen_q * row_bytes
+        keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * row_bytes
         slots = self._blocks * self._device.num_sms
         heads_in_flight = min(self._heads, -(-slots // self._visits.query_tiles))
-        in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * self._row_bytes
+        in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * row_bytes
         fits = self._device.l2_bytes is None or in_flight <= self._device.l2_bytes
         rows = shape.batch * shape.num_heads * shape.seqlen_q if self._parts > 1 else 0
         merged = 2 * 4 * rows * (shape.head_dim_v + 2)
-        return queries + merged + keys * (1 if fits else -(-self._visits.query_tiles // slots))
-
-    @property
-    def _memory_gbs(self) -> float:
-        return float(self._device.memory_gbs or 0)
+        again = 1 if fits else -(-self._visits.query_tiles // slots)
+        return max(self._least_bytes, queries + merged + keys * again)
 
     def _us(self, cycles: float) -> float:
         """At the sustained clock, derived from the advertised matrix rate: it is given at less than the boost clock."""
@@ -394,8 +293,3 @@ class _Model:
         if device.tensor_tflops and device.tensor_flops_per_clock:
             clock_mhz = device.tensor_tflops * 1e6 / (device.tensor_flops_per_clock * device.num_sms)
         return cycles / (self._constants.sustained_clock * clock_mhz)
-
-
-def _joined(first: float, second: float, exponent: float) -> float:
-    """Two times of which much overlaps: from their sum, with exponent 1, to the longer one."""
-    return float((first**exponent + second**exponent) ** (1 / exponent))

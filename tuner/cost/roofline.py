@@ -12,10 +12,12 @@ Patterson, CACM 52(4), 2009). The model in `tuner/cost/model.py` predicts a time
 from dataclasses import dataclass
 from typing import Any
 
+from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.cost.model import CostBreakdown
+from blocktune.tuner.cost.breakdown import CostBreakdown
+from blocktune.tuner.cost.rounds import matrix_rate
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves
 from blocktune.tuner.traffic.model import Traffic
 
@@ -66,7 +68,14 @@ class Roofline:
         }
 
 
-def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec, *, density: float = 1.0) -> Roofline:
+def roofline(
+    shape: AttentionShape,
+    traffic: Traffic,
+    device: DeviceSpec,
+    *,
+    density: float = 1.0,
+    instruction: str | None = None,
+) -> Roofline:
     """The problem with one algorithm's traffic under the ceilings of a device.
 
     Args:
@@ -74,31 +83,46 @@ def roofline(shape: AttentionShape, traffic: Traffic, device: DeviceSpec, *, den
         traffic: of one algorithm.
         device: with its rates.
         density: the share of pairs that a block mask leaves, which the shape does not know.
+        instruction: of the code's matrix products, `none` for plain multiply-adds; None is what Triton uses there.
 
     Raises:
         UsageError: a rate of the device is unknown.
     """
-    peak_tflops, memory_gbs = _ceilings(device)
-    if shape.element_bytes == 4:
-        peak_tflops /= 2  # tf32
-    elif shape.element_bytes == 1:
-        peak_tflops *= 2
     return Roofline(
         flops=round(shape.flops * density),
         hbm_bytes=traffic.total_bytes,
-        peak_tflops=peak_tflops,
-        memory_gbs=memory_gbs,
+        peak_tflops=peak_tflops(device, shape.dtype, instruction or device.limits.mma),
+        memory_gbs=_known(device, "memory_gbs"),
     )
 
 
-def ridge_point(device: DeviceSpec) -> float:
-    """FLOP a byte at which a device's 16-bit matrix products and its memory take equally long.
+def peak_tflops(device: DeviceSpec, dtype: str, instruction: str) -> float:
+    """Return the peak rate of matrix products of a type: of tensor cores, or of plain multiply-adds, which are as fast
+    in every type. Where the rate of tensor cores is not advertised, it is derived from the clock.
 
     Raises:
         UsageError: a rate of the device is unknown.
     """
-    peak_tflops, memory_gbs = _ceilings(device)
-    return peak_tflops * 1e3 / memory_gbs
+    if instruction == "none":
+        return 2 * device.limits.multiply_adds_per_clock * device.num_sms * _known(device, "clock_mhz") / 1e6
+    peak = device.tensor_tflops
+    if peak is None and device.tensor_flops_per_clock and device.clock_mhz:
+        peak = device.tensor_flops_per_clock * device.num_sms * device.clock_mhz / 1e6
+    return (peak or _known(device, "tensor_tflops")) * matrix_rate(dtype)
+
+
+def library_instruction(dtype: str) -> str:
+    """Return how PyTorch multiplies: on tensor cores, but float32 only where its settings allow TF32."""
+    return "none" if dtype == "float32" and not allows_tf32() else "mma"
+
+
+def ridge_point(device: DeviceSpec) -> float:
+    """FLOP a byte at which a device's 16-bit matrix products, as Triton makes them, and its memory take equally long.
+
+    Raises:
+        UsageError: a rate of the device is unknown.
+    """
+    return peak_tflops(device, "bfloat16", device.limits.mma) * 1e3 / _known(device, "memory_gbs")
 
 
 def block_intensity(shape: AttentionShape, block_m: int) -> float:
@@ -127,15 +151,16 @@ def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: 
     return Waves(grid_blocks=tiles * shape.batch * shape.num_heads, resident_blocks=occupied.blocks_per_sm * num_sms)
 
 
-def _ceilings(device: DeviceSpec) -> tuple[float, float]:
-    """Peak TFLOP/s of 16-bit products and GB/s; where the first is not advertised, from the clock."""
-    peak_tflops, memory_gbs = device.tensor_tflops, device.memory_gbs
-    if peak_tflops is None and device.tensor_flops_per_clock and device.clock_mhz:
-        peak_tflops = device.tensor_flops_per_clock * device.num_sms * device.clock_mhz / 1e6
-    if peak_tflops is None or memory_gbs is None:
-        missing = "memory_gbs" if memory_gbs is None else "tensor_tflops"
+def _known(device: DeviceSpec, name: str) -> float:
+    """A rate of the device.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    rate: float | None = getattr(device, name)
+    if rate is None:
         raise UsageError(
-            f"A roofline needs both ceilings of the device, but {missing} of {device.name} is unknown. "
-            "Add its row to kernels/gpus.csv, or name a similar device of `tune devices`."
+            f"A roofline needs both ceilings of the device, but {name} of {device.name} is unknown. "
+            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
         )
-    return peak_tflops, memory_gbs
+    return rate

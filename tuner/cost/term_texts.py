@@ -10,11 +10,13 @@ TERMS = {
     "exp": "exponentials of the softmax",
     "arithmetic": "other arithmetic of the softmax",
     "spill": "registers spilled to local memory",
+    "shared": "reads and writes of shared memory",
     "l2": "keys and values from L2",
     "hbm": "device memory",
     "latency": "waiting for no unit: barriers, reductions, first results",
     "edge": "launches, prologues and epilogues of blocks",
     "tail": "an uneven last wave",
+    "beside": "launches before and after that only move bytes",
 }
 """Of a forward."""
 
@@ -25,12 +27,15 @@ LIFTS = {
     "arithmetic": "a schedule without a running maximum (`schedule` 2) has the least of it; more resident blocks hide "
     "it behind products.",
     "spill": "smaller blocks or more warps leave more registers for each row.",
+    "shared": "taller blocks use every operand that they read for more products; the bank conflicts that are listed "
+    "are of the compiler's layouts, which no parameter changes.",
     "l2": "a larger block_m uses every key more often; block_n does not matter to it.",
     "hbm": "no block sizes reduce what must be read at least once; splitting the keys over more blocks would keep more "
     "reads in flight.",
     "latency": "more resident blocks or warps fill it: see what the occupancy needs.",
     "edge": "fewer, longer blocks have fewer of them: a larger block_m, if the grid still fills the GPU.",
     "tail": "another block_m changes the number of waves; many small blocks end more evenly.",
+    "beside": "no block sizes do: these launches move the same bytes whatever they are.",
 }
 """What would make each term of a forward smaller."""
 

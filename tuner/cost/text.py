@@ -2,8 +2,8 @@
 
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis
-from blocktune.tuner.cost.model import OLDER_MMA_SHARE
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
+from blocktune.tuner.cost.rounds import OLDER_MMA_SHARE
 from blocktune.tuner.cost.term_texts import lifts_of, terms_of
 from blocktune.tuner.occupancy.text import explain as explain_occupancy
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
-from blocktune.kernels.base.paper_rule import paper_config
+from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -175,7 +175,7 @@ class Replay:
         """What a search without neighbours tries first: the default and the paper's rule."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
         able = self.serving
-        named = [able[0].default_config(shape, limits), paper_config(able[0], shape, limits)] if able else []
+        named = [able[0].default_config(shape, limits), first_paper_config(able, shape, limits)] if able else []
         return tuple(config for config in named if config in self._trials)
 
 

@@ -1,9 +1,9 @@
 """A sweep: every trial of one shape on one device with one software, and the compact file that keeps it.
 
-The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold a list
-for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is absent.
-What all trials share stands beside them once. Numbers are cut to what a clock can tell (`DECIMALS`). Equal sweeps give
-equal bytes. Reading goes the same way back, through the same checks as an import.
+The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold
+a list for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is
+absent. What all trials share stands beside them once. Numbers are cut to what a clock can tell (`DECIMALS`). Equal
+sweeps give equal bytes. Reading goes the same way back, through the same checks as an import.
 """
 
 import gzip
@@ -23,6 +23,7 @@ from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -137,13 +138,13 @@ def _newest(trials: Sequence[Trial]) -> Sweep:
     return Sweep(device=device, environment=environment, shape=trials[-1].shape, trials=tuple(kept.values()))
 
 
-def save_sweep(sweep: Sweep, folder: Path) -> Path:
+def save_sweep(sweep: Sweep, folder: str | Path) -> Path:
     """Writes the file into a folder that exists, in one step, and returns its path.
 
     Raises:
         UsageError: the folder cannot be written to.
     """
-    path = folder / sweep.file_name
+    path = file_path(folder) / sweep.file_name
     text = json.dumps(_document(sweep), sort_keys=True, separators=(",", ":"), allow_nan=False)
     new = path.with_name(f".{path.name}.new")
     try:
@@ -154,23 +155,24 @@ def save_sweep(sweep: Sweep, folder: Path) -> Path:
     return path
 
 
-def load_sweep(path: Path) -> Sweep:
+def load_sweep(path: str | Path) -> Sweep:
     """The sweep in a file, every field of which was checked.
 
     Raises:
         ImportRejectedError: the file is no sweep, too large, or a field is unknown, missing or absurd.
     """
+    path = file_path(path)
     return _sweep(_unpacked(path), path)
 
 
-def sweep_files(places: Iterable[Path]) -> list[Path]:
+def sweep_files(places: Iterable[str | Path]) -> list[Path]:
     """The files themselves, and those of the folders, by name.
 
     Raises:
         UsageError: a place does not exist or is a folder without sweeps.
     """
     found: list[Path] = []
-    for place in places:
+    for place in map(file_path, places):
         inside = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place] if place.exists() else []
         if not inside:
             raise UsageError(

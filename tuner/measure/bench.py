@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.db.records.records import Outcome
-from blocktune.kernels.base.kernel import AttentionKernel, Launch
+from blocktune.kernels.base.kernel import AttentionKernel, Launch, Thunk
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.checks_of_shape import questions_of
@@ -20,7 +20,6 @@ from blocktune.tuner.measure.protocol import (
     RACE_ROUNDS,
     Clock,
     Rounds,
-    Thunk,
     candidate_rounds,
     column,
     final_rounds,
@@ -30,7 +29,7 @@ from blocktune.tuner.measure.protocol import (
 
 Tell = Callable[[str], None]
 """Tells the parent which stage begins, because each has its own deadline: `running` after the first launch returned,
-so that everything is compiled, and `timing` when the timed rounds begin."""
+so that everything is compiled, `timing` when the timed rounds begin and `checking` when they are over."""
 
 
 class WrongResultError(Exception):
@@ -107,6 +106,7 @@ class Bench:
         estimate = self._clock.rounds(runs, 1)[0]
         tell("timing")
         rounds = timed_rounds(self._clock, runs, final_rounds(estimate), regime)
+        tell("checking")
         for launch in launches:
             self._verify(launch, self._plain)
         return [list(column(rounds, index)) for index in range(len(runs))]
@@ -139,6 +139,7 @@ class Bench:
         stopped = self._terms.race and anchor is not None and behind > RACE_MARGIN
         if not stopped:
             rounds += timed_rounds(self._clock, contenders, count - RACE_ROUNDS, self._terms.regime)
+        tell("checking")
         self._last_timed = time.monotonic()
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 

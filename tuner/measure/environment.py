@@ -1,6 +1,9 @@
 """The software that a measurement depends on, as found on this machine."""
 
+import os
+import subprocess
 from importlib.metadata import version
+from pathlib import Path
 
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -33,3 +36,35 @@ def predicting_environment(device: DeviceSpec) -> Environment:
         torch=version("torch"),
         protocol=PROTOCOL_VERSION,
     )
+
+
+COMMIT_VARIABLE = "BLOCKTUNE_COMMIT"
+"""Environment variable with the commit of the sources, for a copy of them that has no history."""
+
+
+_SOURCES = Path(__file__).resolve().parents[1]
+
+
+def source_commit(root: Path = _SOURCES) -> str:
+    """Return the commit of the sources that measure, with `+` after it if they were changed since.
+
+    Args:
+        root: the folder that holds the rooms.
+
+    Returns:
+        What `COMMIT_VARIABLE` says, or Git; empty where neither knows, as in an installed package.
+    """
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named or not (root / ".git").exists():
+        return named or ""
+    commit = _git(root, "rev-parse", "HEAD")
+    return commit + ("+" if commit and _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return what Git prints; nothing where it fails or is missing."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

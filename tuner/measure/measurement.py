@@ -77,7 +77,7 @@ class Finals:
     """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
 
     failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
-    rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU as the rounds began.
+    rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU during them.
     """
 
     samples_us: Mapping[KernelConfig, tuple[float, ...]]

@@ -12,9 +12,12 @@
    a candidate's contender is the anchor config, finalists contend with each other. Heat and power move the clock by
    5-10 %, but they move both sides of a round, so the ratio inside a round is what is compared.
 5. The time of a config is the median of its rounds; its `relative_to_anchor` is the median of the rounds' ratios.
-6. The regime (`Regime` in db/records/records.py) says whether the GPU may rest: in bursts it does before every round, for too
+6. The regime (`Regime` in db/records/records.py) says whether the GPU may rest: in bursts it does before every round,
+for too
    short a time for its clocks to fall, and what decides is timed without heating up first; under sustained load it has
    worked for a second before what decides is timed, and nothing rests. The regime is part of a time's identity.
+   `tune bench` compares under a load that never pauses (`CudaClock.loaded_rounds`), because contenders that differ in
+   power would otherwise let the clock recover, and records clock and power of the whole measurement in every row.
 7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
    which is to know every config equally well, has no race.
 
@@ -22,12 +25,16 @@ Whoever changes any of this increases `PROTOCOL_VERSION`: times of different ver
 no race; a candidate that took twice the anchor's time got two rounds. Its finals were the same.
 """
 
+import collections
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from blocktune.db.records.records import Regime
+from blocktune.kernels.base.kernel import Thunk
 
 PROTOCOL_VERSION = 2
 
@@ -39,6 +46,10 @@ HEAT_SECONDS = 0.05
 
 FINAL_HEAT_SECONDS = {Regime.BURST: 0.05, Regime.SUSTAINED: 1.0}
 """Load before the finalists' rounds, which decide."""
+
+LOAD_SECONDS = (2.0, 3.0)
+"""Unbroken load before and during the rounds of a comparison under sustained load. The power limit holds the clock
+after about a second."""
 
 REST_SECONDS = 0.01
 """Rest before every round of a burst; too short for the clocks to fall."""
@@ -64,8 +75,8 @@ exceed the band of the finals, which take in who is nearly as fast (tuner/search
 FLUSH_PER_L2 = 2
 MIN_FLUSH_BYTES = 64 << 20
 _MAX_HEAD_START = 256
+MIN_LOADED_ROUNDS = 9
 
-Thunk = Callable[[], None]
 Rounds = tuple[tuple[float, ...], ...]
 """Times in microseconds: one row a round, one column a contender."""
 
@@ -78,6 +89,9 @@ class Clock(Protocol):
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
         """Times every launch once a round, in rotating order, each with a cold L2 cache."""
+
+    def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
+        """Time every launch once a round for this long, without a pause in the work of the GPU."""
 
     def synchronize(self) -> None:
         """Waits for all launches; raises what they failed with."""
@@ -157,6 +171,37 @@ class CudaClock:
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
+    def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
+        """Time every launch once a round for this long, without a pause in the work of the GPU.
+
+        Every round begins with an untimed one, which keeps the load up while the host enqueues the rest. The host waits
+        for a round only after it has enqueued the next one. A round in which the GPU still caught up with the host is
+        left out, and the rounds after it get a longer head start of flushes.
+        """
+        rounds: list[tuple[float, ...]] = []
+        waiting: collections.deque[_Round] = collections.deque()
+        flushes, end = 0, time.monotonic() + seconds
+        for number in itertools.count():
+            if time.monotonic() >= end and len(rounds) >= MIN_LOADED_ROUNDS:
+                break
+            waiting.append(self._enqueue(launches, rotated(len(launches), number), flushes))
+            if waiting[-1].late:
+                flushes = min(2 * flushes or 1, _MAX_HEAD_START)
+            if len(waiting) > 1:
+                rounds += waiting.popleft().finished()
+        return (*rounds, *(times for each in waiting for times in each.finished()))
+
+    def _enqueue(self, launches: Sequence[Thunk], order: Sequence[int], flushes: int) -> "_Round":
+        """Enqueue an untimed round, a head start and a timed round."""
+        for index in order:
+            launches[index]()
+        for _ in range(flushes):
+            self._flush.zero_()
+        event = self._torch.cuda.Event
+        spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
+        late = self._timed(launches, order, spans)
+        return _Round(spans=spans, last=spans[order[-1]][1], late=late, counts=not late or flushes == _MAX_HEAD_START)
+
     def _round(self, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[float, ...]:
         while True:
             times, late = self._attempt(launches, order)
@@ -168,9 +213,15 @@ class CudaClock:
         """One round and whether the GPU caught up with the host, so that the host's time leaked in."""
         event = self._torch.cuda.Event
         spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
-        late = False
         for _ in range(self._head_start):
             self._flush.zero_()
+        late = self._timed(launches, order, spans)
+        self.synchronize()
+        return tuple(1e3 * start.elapsed_time(end) for start, end in spans), late
+
+    def _timed(self, launches: Sequence[Thunk], order: Sequence[int], spans: Sequence[tuple[Any, Any]]) -> bool:
+        """Enqueue every launch between its events, after a flush; return whether the GPU caught up with the host."""
+        late = False
         for index in order:
             start, end = spans[index]
             self._flush.zero_()
@@ -178,5 +229,23 @@ class CudaClock:
             launches[index]()
             end.record()
             late = start.query() or late
-        self.synchronize()
-        return tuple(1e3 * start.elapsed_time(end) for start, end in spans), late
+        return late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """A round that the GPU works on.
+
+    spans: the events of every launch. last: the event that it ends with. late: whether the GPU caught up with the host.
+    counts: whether its times do.
+    """
+
+    spans: Sequence[tuple[Any, Any]]
+    last: Any
+    late: bool
+    counts: bool
+
+    def finished(self) -> list[tuple[float, ...]]:
+        """Wait for the round and return its times in microseconds, or nothing if it does not count."""
+        self.last.synchronize()
+        return [tuple(1e3 * start.elapsed_time(end) for start, end in self.spans)] if self.counts else []

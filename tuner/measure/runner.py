@@ -1,5 +1,6 @@
 """Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
 
+import contextlib
 import os
 import statistics
 import sys
@@ -13,6 +14,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.measure.load import Monitor, Watch
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
 
@@ -43,12 +45,6 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Ends all processes; harmless when repeated."""
-
-
-class Monitor(Protocol):
-    """Reads the state of the GPU."""
-
-    def sample(self) -> Telemetry: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,16 +243,18 @@ class GpuRunner:
         """The result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
         assert self._child is not None
         stage, seconds = "compiling", self.deadlines.compiling
+        watching = contextlib.ExitStack()
         try:
             self._child.send(command)
             while True:
                 answer = self._receive(seconds)
+                watching.close()  # the rounds are over, if it was them
                 if "stage" not in answer:
                     result: dict[str, Any] = answer["result"]
                     return result
                 stage, seconds = answer["stage"], running_seconds
                 if stage == "timing" and self.monitor is not None:
-                    self._telemetry = self.monitor.sample()
+                    self._begin_watch(watching, self.monitor)
         except ChildTimeoutError as error:
             self.close()
             outcome = Outcome.COMPILE_TIMEOUT if stage == "compiling" else Outcome.RUN_TIMEOUT
@@ -264,6 +262,18 @@ class GpuRunner:
         except ChildDiedError as error:
             self.close()
             raise _Failed(Outcome.RUN_ERROR, str(error)) from error
+        finally:
+            watching.close()
+
+    def _begin_watch(self, watching: contextlib.ExitStack, monitor: Monitor) -> None:
+        """Sample the GPU until `watching` is closed, and keep what was seen."""
+
+        def keep(watch: Watch) -> None:
+            self._telemetry = watch.telemetry()
+
+        watch = Watch(monitor)
+        watching.callback(keep, watch)
+        watching.enter_context(watch)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         """The worker's next answer, a stage or a result."""

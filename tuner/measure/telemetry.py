@@ -22,7 +22,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_named
 
 _log = logging.getLogger(__name__)
 
-_WATT = 1000  # NVML counts milliwatts
+_MILLI = 1000  # NVML counts milliwatts and millijoules
 _HEAT_OR_POWER_FAULT = 0x08 | 0x20 | 0x40 | 0x80
 """Clock event reasons of `nvml.h`: hardware slowdown, software and hardware thermal slowdown, hardware power brake. The
 power cap (0x04) is left out: large GPUs run into it whenever they work."""
@@ -70,7 +70,7 @@ def _spec_of(nvml: Any, handle: Any) -> DeviceSpec | None:
     cc = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
     entry = entry_by_driver_name(name) if name else None
     if entry is None or tuple(cc or entry.cc) != entry.cc:
-        _log.warning("NVML sees %r of compute capability %s, which kernels/gpus.csv does not hold.", name, cc)
+        _log.warning("NVML sees %r of compute capability %s, which kernels/hardware/gpus.csv does not hold.", name, cc)
         return None
     return replace(device_named(entry.id), source="nvml", uuid=uuid)
 
@@ -106,7 +106,14 @@ class GpuMonitor:
         if self._nvml is None or self._handle is None:
             return 0
         limit = _ask(self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
-        return round(limit / _WATT) if limit else 0
+        return round(limit / _MILLI) if limit else 0
+
+    def energy_j(self) -> float | None:
+        """Return the energy in joules that the GPU has used since its driver was loaded; None when unknown."""
+        if self._nvml is None or self._handle is None:
+            return None
+        energy_mj = _ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return None if energy_mj is None else energy_mj / _MILLI
 
     def sample(self) -> Telemetry:
         """The state now."""
@@ -119,7 +126,7 @@ class GpuMonitor:
             sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
             temperature_c=_ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            power_w=None if power is None else power / _WATT,
+            power_w=None if power is None else power / _MILLI,
             throttle_reasons=_ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
             other_processes=None if users is None else max(0, len(users) - self._own_processes),
         )

@@ -7,11 +7,14 @@
 
 Shared memory has 32 banks; bank = (byte address / 4) mod 32, and each delivers one 4-byte word a cycle to any number of
 lanes (CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x; later ones behave alike). A warp whose
-lanes access 8 or 16 bytes each is served in phases of half or a quarter of its lanes. A phase takes as many
-**wavefronts** as its busiest bank has distinct words to deliver: the degree of the conflict.
+lanes access 8 or 16 bytes each is served in phases of half or a quarter of its lanes; of twice as many, where all lanes
+agree in pairs (each with its neighbour, or with the one beyond), so that the words of a phase fit the 128 bytes that
+come back (NVIDIA on its developer forum, "Unexpected shared memory bank conflict", for compute capability 7.x). A phase
+takes as many **wavefronts** as its busiest bank has distinct words to deliver: the degree of the conflict.
 
-Triton's own layouts for operands of `tl.dot` are swizzled and rarely conflict, so this explains and prunes nothing.
-`tests/tuner/test_bank_conflicts.py` compares it with the compiler's own count.
+Triton's own layouts for operands of matrix instructions are swizzled and rarely conflict; those of plain multiply-adds
+are not (`tuner/occupancy/shared_accesses.py` counts compiled code). `tests/tuner/occupancy/test_bank_conflicts.py`
+compares the degrees with the compiler's own count, and the wavefronts with a profiler's.
 """
 
 from collections.abc import Sequence
@@ -74,7 +77,7 @@ def wavefronts(addresses: Sequence[int], access_bytes: int = WORD_BYTES) -> Wave
             too many lanes.
     """
     _check(addresses, access_bytes)
-    lanes = min(WARP_SIZE, PHASE_BYTES // access_bytes)
+    lanes = min(WARP_SIZE, PHASE_BYTES // access_bytes * (2 if _agree_in_pairs(addresses) else 1))
     phases = (addresses[first : first + lanes] for first in range(0, len(addresses), lanes))
     return Wavefronts(phases=tuple(_degree(phase, access_bytes) for phase in phases))
 
@@ -120,6 +123,19 @@ def xor_swizzled(addresses: Sequence[int], row_bytes: int, *, unit_bytes: int = 
             "permutation would leave the row. Take fewer phases."
         )
     return tuple(address ^ (address // row_bytes % phases * unit_bytes) for address in addresses)
+
+
+def _agree_in_pairs(addresses: Sequence[int]) -> bool:
+    """Whether every lane has the address of lane i xor 1, or every lane that of lane i xor 2."""
+    return any(
+        all(
+            addresses[lane] == addresses[lane ^ apart]
+            for lane in range(len(addresses))
+            if lane ^ apart < len(addresses)
+        )
+        for apart in (1, 2)
+        if len(addresses) > apart
+    )
 
 
 def _check(addresses: Sequence[int], access_bytes: int) -> None:

@@ -5,8 +5,8 @@
     requirement(3, resources.num_warps, result.limits)  # at most 168 registers and 76,800 B
 
 `blocktune.tuner.occupancy.text.explain(result)` says it in words. The model is NVIDIA's own, limit for limit and tie
-for tie: `tests/tuner/test_occupancy_differential.py` compares it with `cuda_occupancy.h`. What that model lacks is kept
-apart: `tensor_memory_blocks` and `Waves` here, spills in `KernelResources`.
+for tie: `tests/tuner/occupancy/test_occupancy_differential.py` compares it with `cuda_occupancy.h`. What that model
+lacks is kept apart: `tensor_memory_blocks` and `Waves` here, spills in `KernelResources`.
 """
 
 from collections.abc import Mapping

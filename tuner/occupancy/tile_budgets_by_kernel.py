@@ -7,7 +7,14 @@ over keys. tuner/occupancy/tile_budget.py has the forward of FlashAttention-2, w
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from blocktune.kernels.base.flash_kernel import IN_ORDER, padded_width
+from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
+    IN_ORDER,
+    WARPGROUP_ROWS,
+    WARPGROUP_WARPS,
+    operand_widths,
+    padded_width,
+)
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.historical.padded import padded_shape
 from blocktune.kernels.hopper.backward.layout import PANEL, is_wide, width_of
@@ -17,11 +24,12 @@ from blocktune.kernels.hopper.forward.short_kernel import PANEL as OUTPUT_PANEL
 from blocktune.kernels.hopper.forward.short_kernel import output_panels
 from blocktune.kernels.hopper.fp8.kernel import tile_width as fp8_tile_width
 from blocktune.kernels.hopper.fp8.steps import sums_are_shared
-from blocktune.kernels.portable.decode.kernel import WARPGROUP_ROWS, WARPGROUP_WARPS
+from blocktune.kernels.portable.backward.fused import copies
+from blocktune.kernels.portable.backward.shared_memory import adding_bytes
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.occupancy.tile_budget import FLOAT32_BYTES, OnChip, Place, Tile, on_chip
+from blocktune.tuner.occupancy.tile_budget import OnChip, Place, Tile, on_chip, plain_on_chip
 
 Budget = Callable[[KernelConfig, AttentionShape, ComputeLimits], OnChip | None]
 
@@ -38,21 +46,18 @@ def _as_plain(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
     return on_chip(replace(config, kernel=FlashForward.name, extra=(("schedule", schedule),)), shape, limits)
 
 
-def _historical(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """Plain multiply-adds take all tiles as float32."""
-    return _as_plain(config, replace(shape, dtype="float32") if limits.mma == "none" else shape, limits)
-
-
 def _padded(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    return _historical(config, padded_shape(shape), limits)
+    return _as_plain(config, padded_shape(shape), limits)
 
 
 def _v1(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """One tile of each operand, as float32 for plain multiply-adds. The output and the statistics of a tile of queries
-    are in registers while it meets a tile of keys, and in device memory between two of these."""
-    m, n, element = config.block_m, config.block_n, FLOAT32_BYTES if limits.mma == "none" else shape.element_bytes
+    """One tile of each operand, as float32 for plain multiply-adds, with P where Q was. The output and the statistics
+    of a tile of queries are in registers while it meets a tile of keys, and in device memory between two of these."""
+    m, n, plain = config.block_m, config.block_n, limits.mma == "none"
+    element = FLOAT32_BYTES if plain else shape.element_bytes
     width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
-    operands = _shared("Q", m, width, element), _shared("K", n, width, element), _shared("V", n, width_v, element)
+    queries = _shared("P, after Q", m, n, element) if plain and n > width else _shared("Q", m, width, element)
+    operands = queries, _shared("K", n, width, element), _shared("V", n, width_v, element)
     tiles = (*operands, *_softmax(m, n, width_v, shape.element_bytes))
     return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
 
@@ -129,22 +134,24 @@ def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: Comput
 
 
 def _decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """Packed rows of a group; `FlashDecode.shared_bytes` says which products read which memory."""
+    """Packed rows of a group; `FlashDecode.shared_bytes` says which products read which memory. A share's output leaves
+    in float32 when the loop has ended."""
     m, n, short = config.block_m, config.block_n, shape.element_bytes
-    width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
-    cores = limits.mma not in ("none", "mma")
-    whole = cores and m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
-    depth = 0 if limits.mma == "none" else config.num_stages - (0 if whole and short == 2 else 1)
+    width, width_v = operand_widths(shape)
+    if limits.mma == "none":
+        return plain_on_chip(config, shape, (width, width_v))
+    whole = limits.mma != "mma" and m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+    depth = config.num_stages - (0 if whole and short == 2 else 1)
     keys = [_shared("K or V, in turns", n, max(width, width_v), short)]
     if depth and config.num_stages > 1:
         keys = [_shared("K", n, width, short, depth), _shared("V", n, width_v, short, depth)]
-    in_shared = limits.mma != "none" and short == 2
-    exchanged = in_shared and not whole and m < width_v
-    queries = _shared("Q", m, width, short) if in_shared else _held("Q", m, width, short)
+    exchanged = short == 2 and not whole and m < width_v
+    queries = _shared("Q", m, width, short) if short == 2 else _held("Q", m, width, short)
     softmax = _softmax(m, n, width_v, short)
     if exchanged:
         softmax = [_shared("P", m, n, short) if tile.name == "P" else tile for tile in softmax]
-    return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=0, num_warps=config.num_warps)
+    leaving = m * width_v * FLOAT32_BYTES if short == 2 and whole and config.parameters["splits"] > 1 else 0
+    return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=leaving, num_warps=config.num_warps)
 
 
 def _hopper_decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -191,6 +198,21 @@ def _dense_backward(config: KernelConfig, shape: AttentionShape, limits: Compute
     place = Place.TENSOR_MEMORY if limits.mma == "tcgen05" else Place.REGISTERS
     tiles = (*owned, *walked, *_gradients(m, n, *widths, 2, place))
     return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
+
+
+def _fused_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+    """The same, and what it takes to add a tile's share of dQ."""
+    found = _dense_backward(config, shape, limits)
+    if found is None:
+        return None
+    more = adding_bytes(config, shape, limits, by_copy_engine=copies(config))
+    width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
+    listed = {
+        "K": _shared("K, for dQ", n, width, 2),
+        "dS": _shared("dS", n, m, 2),
+        "dQ": _shared("dQ on its way out", m, width, FLOAT32_BYTES),
+    }
+    return replace(found, tiles=(*found.tiles, *(listed[name] for name in more)))
 
 
 def _sparse_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
@@ -241,13 +263,13 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_fwd_tma": on_chip,
     "flash_fwd_general": _as_plain,
     "flash_fwd_sparse": _as_plain,
-    "flash_fwd_transposed": _historical,
+    "flash_fwd_transposed": _as_plain,
     "flash_fwd_fp8": _hopper_fp8,
     "flash_fwd_padded": _padded,
     "flash_fwd_hopper": _hopper_forward,
     "flash_fwd_hopper_short": _hopper_short_forward,
     "flash_bwd_hopper": _hopper_backward,
-    "flash_bwd_fused": _dense_backward,
+    "flash_bwd_fused": _fused_backward,
     "flash_bwd_split": _dense_backward,
     "flash_bwd_sparse": _sparse_backward,
     "flash_decode": _decode,

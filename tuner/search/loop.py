@@ -1,6 +1,7 @@
 """The search: compile ahead, measure what is ready, learn, and keep every trial the moment it ends."""
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,9 @@ from blocktune.tuner.search.report import Progress
 
 TICK_SECONDS = 0.5
 """How often progress is told while nothing happens."""
+
+PACE_TRIALS = 3
+"""Trials before the time left is estimated: the first ones wait for processes that start."""
 
 Predict = Callable[[KernelConfig, KernelResources], float | None]
 """Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
@@ -122,8 +126,17 @@ class Search:
         self._ready: list[_Ready] = []
         self._started = time.monotonic()
         self._since: float | None = None
+        self._last = self._started
+        self._promised = math.inf  # when the search ends by the earliest estimate so far
         for trial in known:
             proposals.recall(trial.config, _score(trial))
+
+    @property
+    def ended_by(self) -> str:
+        """The bound that has ended the search, `trials` or `seconds`; empty where every config was tried."""
+        if len(self.trials) >= self._proposals.size:
+            return ""
+        return "seconds" if self._is_over() else "trials"
 
     def run(self) -> None:
         """Searches until the limit or until nothing is left to try.
@@ -245,8 +258,9 @@ class Search:
 
     def _keep(self, trial: Trial) -> None:
         self._record(trial)
+        self._last = time.monotonic()
         if self._since is None:
-            self._since = time.monotonic()
+            self._since = self._last
         self.trials[trial.config] = trial
         self._proposals.tell(trial.config, _score(trial))
 
@@ -259,10 +273,7 @@ class Search:
             key=lambda trial: _score(trial) or 0.0,
             default=None,
         )
-        elapsed = time.monotonic() - self._started
         total = min(self._limit.trials, max(len(self.trials), self._proposals.size))
-        fresh = len(self.trials) - self._resumed
-        eta = (total - len(self.trials)) * elapsed / fresh if fresh else None
         self._on_progress(
             Progress(
                 phase="search" if self._runner is not None else "compile",
@@ -272,10 +283,21 @@ class Search:
                 outcomes=Counter(trial.outcome for trial in self.trials.values()),
                 best=best.config if best else None,
                 best_us=(best.time_us or best.predicted_us) if best else None,
-                elapsed_seconds=elapsed,
-                eta_seconds=None if eta is None else min(eta, max(0.0, self._seconds_left())),
+                elapsed_seconds=time.monotonic() - self._started,
+                eta_seconds=self._time_left(total),
             )
         )
+
+    def _time_left(self, total: int) -> float | None:
+        """Seconds until the end by the pace so far; None before a pace is known, and when the end is later than that.
+        It never counts up: of all estimates the earliest end holds."""
+        fresh, now = len(self.trials) - self._resumed, time.monotonic()
+        if fresh < PACE_TRIALS:
+            return None
+        pace = (self._last - self._started) / fresh
+        ends = self._last + (total - len(self.trials)) * pace
+        self._promised = min(self._promised, ends, now + self._seconds_left())
+        return self._promised - now if self._promised > now else None
 
 
 def _score(trial: Trial) -> float | None:

@@ -40,8 +40,25 @@ class Budget:
 MEASURED_BUDGET = Budget(trials=64, seconds=60.0)
 """Default with a GPU: three times the measurements after which replayed searches are at the best (docs/search.md)."""
 
-PREDICTED_BUDGET = Budget(trials=160, seconds=240.0)
-"""Default without a GPU: two cores compile a config in about 0.7 s, so this takes two to three minutes there."""
+PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
+"""Default without a GPU. The model orders the configs before any is compiled, and its first choice is seldom beaten by
+a later one (docs/search.md), so few of them are compiled: on two cores about ten in this time."""
+
+
+def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budget:
+    """Return the bounds that a search keeps to. Who gives one bound means that one: the other's default must not end
+    the search first.
+
+    Args:
+        budget: what was given.
+        present: whether the device is here, so that configs are measured.
+        exhaustive: whether every config is tried, whatever the budget; seconds that were given hold all the same.
+    """
+    if exhaustive:
+        return Budget(seconds=budget.seconds)
+    if budget.trials is None and budget.seconds is None:
+        return MEASURED_BUDGET if present else PREDICTED_BUDGET
+    return budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +85,9 @@ class TuningReport:
     best: as stored, or as it would be. reason: why this config won. occupancy: of the winner. outcomes: trials of the
     shape's current kernels by outcome, `resumed` of them from earlier runs. dropped: configs that a rule dropped, by
     rule. unsupported: kernels that cannot compute the shape. stored: whether `best` was stored. interrupted: the user
-    ended the run early; every trial until then is kept. notes: what disturbed the measuring.
+    ended the run early; every trial until then is kept. ended_by: the bound that ended the search before every config
+    was tried, `trials` or `seconds`; empty if none did. notes: what disturbed the measuring. predicted_us: what the
+    model says of the tried configs.
     """
 
     best: Best
@@ -82,7 +101,9 @@ class TuningReport:
     seconds: float
     stored: bool
     interrupted: bool = False
+    ended_by: str = ""
     notes: tuple[str, ...] = ()
+    predicted_us: Mapping[KernelConfig, float | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
@@ -98,8 +119,8 @@ class TuningReport:
                 "origin": str(best.origin),
                 "reason": self.reason,
             },
-            "default": _entry(best.default, best.default_time_us),
-            "paper": _entry(best.paper, best.paper_time_us),
+            "default": self._rival(best.default, best.default_time_us),
+            "paper": self._rival(best.paper, best.paper_time_us),
             "speedup_over_default": _speedup(best),
             "occupancy": self.occupancy.to_json() if self.occupancy else None,
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
@@ -115,12 +136,15 @@ class TuningReport:
             "seconds": round(self.seconds, 3),
             "stored": self.stored,
             "interrupted": self.interrupted,
+            "ended_by": self.ended_by,
             "notes": list(self.notes),
         }
 
-
-def _entry(config: KernelConfig | None, time_us: float | None) -> dict[str, Any] | None:
-    return None if config is None else {"kernel": config.kernel, "config": config.to_json(), "time_us": time_us}
+    def _rival(self, config: KernelConfig | None, time_us: float | None) -> dict[str, Any] | None:
+        if config is None:
+            return None
+        times = {"time_us": time_us, "predicted_us": self.predicted_us.get(config)}
+        return {"kernel": config.kernel, "config": config.to_json()} | times
 
 
 def _speedup(best: Best) -> dict[str, float | None] | None:

@@ -1,11 +1,11 @@
 """Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
-from blocktune.kernels.base.paper_rule import paper_config
+from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
@@ -13,13 +13,19 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.search.space import SearchSpace
 
+USUAL_HEAD_DIM = 64
+
+MOST_REASONS = 4
+"""Kernels whose reasons an error names; further ones mostly say the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contenders:
     """The space, with the named configs in it.
 
     default: what the dispatcher takes without any tuning, whichever kernels are searched, so that tuning never makes a
-    call slower. paper: the paper's rule; None where it cannot run. neighbours: winners of near shapes.
+    call slower. paper: the paper's rule in the first kernel that can express it;
+    None where none can. neighbours: winners of near shapes.
     """
 
     space: SearchSpace
@@ -52,7 +58,7 @@ def find_contenders(
     space = SearchSpace.build(shape, limits, kernels)
     able = kernels_for(shape, limits)
     if not able or not space.feasible:
-        raise _nothing_feasible(space, device)
+        raise _nothing_feasible(space, kernels, device)
     names = {kernel.name: kernel for kernel in kernels}
     neighbours = [
         best.config
@@ -60,18 +66,28 @@ def find_contenders(
         if best.config.kernel in names and not names[best.config.kernel].violations(best.config, shape, limits)
     ]
     default = able[0].default_config(shape, limits)
-    paper = paper_config(able[0], shape, limits)
+    paper = first_paper_config(able, shape, limits)
     named = (default, *(() if paper is None else (paper,)), *neighbours)
     return Contenders(
         space=space.with_configs(named), default=default, paper=paper, neighbours=tuple(dict.fromkeys(neighbours))
     )
 
 
-def _nothing_feasible(space: SearchSpace, device: DeviceSpec) -> NoFeasibleConfigError:
-    reasons = [f"{kernel}: {reason}" for kernel, reason in space.unsupported.items()]
-    reasons += [f"{count} configs: {rule}" for rule, count in space.dropped_counts.items()]
-    return NoFeasibleConfigError(
-        f"At least one config must be able to run {space.shape.label} on {device.name}, but none is. "
-        + "; ".join(reasons)
-        + ". Search other kernels, or take a smaller head dimension."
-    )
+def _nothing_feasible(
+    space: SearchSpace, kernels: Sequence[AttentionKernel], device: DeviceSpec
+) -> NoFeasibleConfigError:
+    reasons = [space.unsupported[name].rstrip(".") for name in _nearly_able(space, kernels)]
+    shown = reasons[:MOST_REASONS]
+    shown += [f"{len(reasons) - MOST_REASONS} other kernels refuse it too"] if len(reasons) > MOST_REASONS else []
+    shown += [f"{count} configs: {rule}" for rule, count in space.dropped_counts.items()]
+    return NoFeasibleConfigError(f"No config can run {space.shape.label} on {device.name}: {'; '.join(shown)}.")
+
+
+def _nearly_able(space: SearchSpace, kernels: Sequence[AttentionKernel]) -> list[str]:
+    """The kernels whose refusal says something: those that would compute the shape with usual head dimensions; else
+    those of its direction, data type and features; else all."""
+    usual = replace(space.shape, head_dim=USUAL_HEAD_DIM, head_dim_v=USUAL_HEAD_DIM)
+    refusing = [kernel for kernel in kernels if kernel.name in space.unsupported]
+    but_for_dims = [kernel.name for kernel in refusing if kernel.unsupported(usual, space.limits) is None]
+    of_kind = [kernel.name for kernel in refusing if kernel.kind_problem(space.shape) is None]
+    return but_for_dims or of_kind or [kernel.name for kernel in refusing]

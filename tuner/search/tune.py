@@ -34,12 +34,11 @@ from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdi
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
 from blocktune.tuner.search.report import (
-    MEASURED_BUDGET,
-    PREDICTED_BUDGET,
     Budget,
     Progress,
     TuningReport,
     disturbance_notes,
+    effective_budget,
 )
 from blocktune.tuner.search.starting_configs import find_contenders
 from blocktune.tuner.search.strategies import Problem, make_proposals
@@ -96,7 +95,8 @@ def tune(
     if not is_present(device):
         require_rates(device)
         require_no_regime(regime, device)
-    limit = _limit(budget or Budget(), is_present(device), exhaustive)
+    bounds = effective_budget(budget or Budget(), present=is_present(device), exhaustive=exhaustive)
+    limit = Limit(trials=bounds.trials or _UNBOUNDED, seconds=bounds.seconds or _UNBOUNDED)
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
@@ -110,14 +110,6 @@ def farm_for(device: DeviceSpec) -> CompileFarm:
     left to the host, which must stay ahead of the GPU."""
     present = is_present(device)
     return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
-
-
-def _limit(budget: Budget, present: bool, exhaustive: bool) -> Limit:
-    """The bounds of the search. Who gives one bound means that one: the other's default must not end the run first."""
-    if budget.trials is None and budget.seconds is None and not exhaustive:
-        budget = MEASURED_BUDGET if present else PREDICTED_BUDGET
-    trials = None if exhaustive else budget.trials
-    return Limit(trials=trials or _UNBOUNDED, seconds=budget.seconds or _UNBOUNDED)
 
 
 class _Run:
@@ -146,6 +138,7 @@ class _Run:
         )
         self._knowledge = Knowledge.of(self._subject, store, all_rounds=not terms.race)
         self._interrupted = False
+        self._ended_by = ""
 
     def execute(
         self, limit: Limit, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
@@ -196,6 +189,7 @@ class _Run:
         """The search, the finals, and what is stored of them; Ctrl-C ends either with the best so far."""
         try:
             search.run()
+            self._ended_by = search.ended_by
             trials = list(search.trials.values())
             require_result(trials, self._subject.shape)
             if runner is None:
@@ -273,7 +267,9 @@ class _Run:
             seconds=time.monotonic() - self._started,
             stored=stored,
             interrupted=self._interrupted,
+            ended_by=self._ended_by,
             notes=disturbance_notes(trials, finals),
+            predicted_us={trial.config: trial.predicted_us for trial in trials},
         )
 
     def _environment(self, device: DeviceSpec) -> Environment:

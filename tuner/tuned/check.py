@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.correctness.forward import ROWS_PER_TILE, tile_norms
-from blocktune.tuner.measure.protocol import Thunk
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest relative error of 64 rows, in the Frobenius norm: some roundings to the data type, and for float32 sums of

@@ -57,11 +57,13 @@ def tune_function(
         command: starts the process that measures.
 
     Raises:
-        UsageError: the function is not importable, the arguments are not its own, or a CUDA graph is being captured.
+        UsageError: the function is not importable, the arguments are not its own or not in a sequence and a mapping, or
+            a CUDA graph is being captured.
         NoDeviceError: no argument is on a GPU, and no device was named.
         NoFeasibleConfigError: no config fulfils the constraints, runs and is right.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
+    _require_collections(args, kwargs)
     arguments = function.bound(args, kwargs or {})
     _require_tunable(function)
     device = device or _device_of(arguments)
@@ -74,6 +76,18 @@ def tune_function(
         report = run.known_report(limit) or run.execute(limit, seed, command)
     function.reload()
     return report
+
+
+def _require_collections(args: object, kwargs: object) -> None:
+    """Raises:
+    UsageError: the arguments of the call stand where their sequence or their mapping belongs.
+    """
+    if isinstance(args, Tensor) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping | None):
+        given = ", ".join(type(value).__name__ for value in (args, kwargs) if value is not None)
+        raise UsageError(
+            f"`tune_function` takes the arguments of the call as a list and a dictionary, but got {given}. "
+            "Write tune_function(function, [x, y], {'name': value})."
+        )
 
 
 def _require_tunable(function: TunedFunction) -> None:

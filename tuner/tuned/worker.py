@@ -1,7 +1,7 @@
 """The child process that runs candidates of a tuned function: `python -m blocktune.tuner.tuned.worker`.
 
-It speaks the protocol of `tuner/measure/worker.py`. The object under `shape` names the function, the hash of its source, and
-the arguments as `save_arguments` describes them; configs are those of `UserConfig`.
+It speaks the protocol of `tuner/measure/worker.py`. The object under `shape` names the function, the hash of its
+source, and the arguments as `save_arguments` describes them; configs are those of `UserConfig`.
 """
 
 from collections.abc import Callable

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -97,7 +98,8 @@ class Verification:
 
 
 def why_due(best: Best, environment: Environment) -> str:
-    """Why a winner of this device ought to be verified here; empty when it was measured with what is here now.
+    """Why a winner of this device ought to be verified here; empty when it was measured with what is here now and
+    against the default that the kernels have now.
 
     Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
     """
@@ -113,7 +115,15 @@ def why_due(best: Best, environment: Environment) -> str:
         for name in names
         if (old := getattr(best.environment, name)) != (new := getattr(environment, name))
     )
-    return ", ".join(changed)
+    return ", ".join(changed) or why_speedup_is_due(best)
+
+
+def why_speedup_is_due(best: Best) -> str:
+    """Return why a measured winner's speed-up over today's default is not known; empty where it is."""
+    today = with_todays_rivals(best)
+    if best.origin is Origin.PREDICTED or today.default is None or today.speedup_over_default is not None:
+        return ""
+    return f"it was not timed against {today.default.label}, the default"
 
 
 def verify(

@@ -37,6 +37,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.orders: list[tuple[Any, ...]] = []
         self.heated: list[float] = []
+        self.loaded: list[float] = []
 
     def heat(self, launch: Callable[[], None], seconds: float) -> None:
         launch()
@@ -50,6 +51,10 @@ class FakeClock:
         self.orders.append(tuple(launches))
         drift = len(self.orders)
         return tuple(tuple(self.place[id(launch)] * drift for launch in launches) for _ in range(count))
+
+    def loaded_rounds(self, launches: Sequence[Callable[[], None]], seconds: float) -> tuple[tuple[float, ...], ...]:
+        self.loaded.append(seconds)
+        return self.rounds(launches, 9)
 
     def synchronize(self) -> None:
         pass
@@ -137,7 +142,11 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
     assert line_up.ROUNDS[0] <= comparison.rounds <= line_up.ROUNDS[1]
     firsts = {order[0] for order in clock.orders}
     assert len(firsts) == (3 if regime is Regime.BURST else 1), "the clock itself rotates within one call"
-    assert clock.heated == [bench.FINAL_HEAT_SECONDS[regime]]
+    bursts = regime is Regime.BURST
+    assert clock.heated == ([bench.FINAL_HEAT_SECONDS[regime]] if bursts else [])
+    assert clock.loaded == ([] if bursts else [*bench.LOAD_SECONDS])
+    assert comparison.load is not None
+    assert comparison.to_json()["load"]["samples"] == comparison.load.samples >= 1
 
 
 def test_a_backend_that_is_not_there_is_named(

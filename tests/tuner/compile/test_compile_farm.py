@@ -16,15 +16,14 @@ from blocktune.db.records.records import Outcome
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from tests.support.programs import ROOT
 
-FOLDER = Path(__file__).parent
 MakeFarm = Callable[..., CompileFarm]
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("BLOCKTUNE_TEST_PID", str(os.getpid()))
     monkeypatch.setenv("BLOCKTUNE_TEST_PIDS", str(tmp_path / "pids"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
@@ -40,7 +39,11 @@ def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
     farms: list[CompileFarm] = []
 
     def make(**options: Any) -> CompileFarm:
-        given = {"workers": 1, "cache": ResourceCache(tmp_path / "cache"), "kernels": "compile_fakes:get_kernel"}
+        given = {
+            "workers": 1,
+            "cache": ResourceCache(tmp_path / "cache"),
+            "kernels": "tests.support.compile_fakes:get_kernel",
+        }
         farms.append(CompileFarm(**given | options))
         return farms[-1]
 
@@ -168,7 +171,7 @@ def test_farm_worker_that_cannot_start_raises_what_it_said(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
     future = submit(make_farm(), fakes, "product")
-    with pytest.raises(RuntimeError, match="No module named 'compile_fakes'"):
+    with pytest.raises(RuntimeError, match="No module named 'tests'"):
         future.result()
 
 
@@ -176,10 +179,10 @@ PARENT = """
 import os
 os.environ["BLOCKTUNE_TEST_PID"] = str(os.getpid())
 from pathlib import Path
-from tests.support import compile_fakes
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.cache import ResourceCache
-farm = CompileFarm(workers=1, cache=ResourceCache(Path("cache")), kernels="compile_fakes:get_kernel")
+from tests.support import compile_fakes
+farm = CompileFarm(workers=1, cache=ResourceCache(Path("cache")), kernels="tests.support.compile_fakes:get_kernel")
 farm.submit("sleeping", compile_fakes.config("sleeping"), compile_fakes.SHAPE, (9, 0)).result()
 """
 

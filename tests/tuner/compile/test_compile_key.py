@@ -29,7 +29,6 @@ def zeros(device: Any) -> torch.Tensor:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     from tests.support import compile_fakes
 

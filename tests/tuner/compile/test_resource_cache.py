@@ -12,7 +12,7 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compile.cache import ResourceCache
+from blocktune.tuner.compile.cache import FORMAT, ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
 
 KEY = "ab" * 32
@@ -53,7 +53,7 @@ def test_resource_cache_forgets_timeouts(tmp_path: Path) -> None:
         b"",
         b"\xff\x00",
         b"[]",
-        b'{"format": 1}',
+        json.dumps({"format": FORMAT}).encode(),
         lambda entry: entry | {"outcome": "wrong_result"},
         lambda entry: entry | {"resources": None},
         lambda entry: entry | {"resources": entry["resources"] | {"registers": "168"}},

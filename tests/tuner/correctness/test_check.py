@@ -1,8 +1,6 @@
 """The check accepts what computes attention, in every data type and alignment, and finds what is wrong where it is."""
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +8,6 @@ import torch
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.correctness import forward as check
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support.fake_kernels import SHAPE, attention
 
 

@@ -17,7 +17,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
-from blocktune.tuner.cost.model import CostBreakdown
+from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import BACKWARD_LIFTS, BACKWARD_TERMS, DECODE_LIFTS, LIFTS, TERMS
 from blocktune.tuner.cost.text import explain
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -76,7 +76,7 @@ def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None
     assert found.waves is not None
     assert found.budget is None
     assert "Bound by" in explain(found)
-    with pytest.raises(UsageError, match=r"Add a line to tuner/io_kernels\.py"):
+    with pytest.raises(UsageError, match=r"Add a line to tuner/traffic/by_kernel\.py"):
         analyse(kernel, config, replace(SHAPE, features=Features(window=(3, 0))), H200, resources)
 
 

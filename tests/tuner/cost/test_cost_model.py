@@ -16,22 +16,29 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import (
-    ADDED_BYTES_PER_CLOCK,
     CostBreakdown,
     missing_rates,
     parts_of,
     predict,
+    predict_launches,
     predict_second,
     predict_us,
 )
 from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.cost.rounds import ADDED_BYTES_PER_CLOCK
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.traffic.by_kernel import traffic_of
+from blocktune.tuner.traffic.launches import Passes
+
+pytestmark = pytest.mark.triton_free
 
 H200 = device_named("h200")
 
 
 class Kernel:
     """The part of AttentionKernel that the model asks; shared memory as Hopper's code has it."""
+
+    moving_passes = ()
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         del config
@@ -50,6 +57,8 @@ class Kernel:
         del limits
         buffers = 2 * config.num_stages if config.num_stages > 1 else 1
         return (config.block_m + buffers * config.block_n) * shape.head_dim * shape.element_bytes
+
+    launch_bytes = shared_bytes
 
 
 KERNEL: Any = Kernel()
@@ -284,7 +293,13 @@ def test_a_backward_in_two_passes_takes_as_long_as_both() -> None:
     queries = predict_second(kernel, blocks, problem, H200)
     assert queries is not None
     both = keys.followed_by(queries)
-    assert predict_us(kernel, blocks, problem, H200, resources) == both.total_us == keys.total_us + queries.total_us
+    assert both.total_us == keys.total_us + queries.total_us
+    found = predict_launches(kernel, blocks, problem, H200, resources)
+    assert found == both.beside(found.beside_us)
+    moved = traffic_of(blocks, problem, perfect_l2=True)
+    assert isinstance(moved, Passes)
+    delta_us = sum(one.total_bytes for one in moved.passes if one.name == "delta") / 4.8e6
+    assert delta_us < found.beside_us < delta_us + 10  # and a launch
     assert both.tensor_us == keys.tensor_us + queries.tensor_us
     assert queries.tensor_us == pytest.approx(0.75 * keys.tensor_us, rel=0.1)  # three products after four
     narrow = KernelConfig.of(kernel.name, blocks.parameters | {"dq_block_m": 32, "dq_block_n": 32})

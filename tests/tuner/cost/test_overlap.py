@@ -5,6 +5,8 @@ import pytest
 from blocktune.tuner.cost import queueing as overlap
 from blocktune.tuner.cost.queueing import round_cycles
 
+pytestmark = pytest.mark.triton_free
+
 
 def test_one_strand_overlaps_nothing() -> None:
     assert round_cycles(100.0, (60.0, 40.0), 25.0, 1) == pytest.approx(225.0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from blocktune.kernels.base import precision
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
@@ -14,6 +15,8 @@ from blocktune.tuner.cost.roofline import block_intensity, exp_over_products, ri
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v2_traffic
+
+pytestmark = pytest.mark.triton_free
 
 H200, A100 = device_named("h200"), device_named("a100_sxm4_80")
 
@@ -64,10 +67,14 @@ def test_prefill_that_reads_keys_once_is_bound_by_arithmetic_and_standard_attent
     assert standard.least_us > 5 * flash.least_us
 
 
-def test_float32_products_run_at_half_the_rate() -> None:
+@pytest.mark.parametrize(("allowed", "share"), [(True, 1 / 2), (False, 1 / 6)])
+def test_float32_takes_one_or_three_products_at_half_the_rate(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool, share: float
+) -> None:
+    monkeypatch.setattr(precision, "allows_tf32", lambda: allowed)
     shape = complete_shape(8192, 128, dtype="fp32")
     found = roofline(shape, v2_traffic(shape, 128, 64, perfect_l2=True), H200)
-    assert found.peak_tflops == pytest.approx(989.4 / 2, rel=1e-3)
+    assert found.peak_tflops == pytest.approx(989.4 * share, rel=1e-3)
 
 
 def test_an_unadvertised_peak_follows_from_the_clock() -> None:

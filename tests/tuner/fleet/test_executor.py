@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,8 +23,9 @@ from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, St
 from blocktune.tuner.fleet.local_executor import LocalExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget, Progress
+from tests.support.programs import program
 
-FAKE = Path(__file__).parent / "fake_job_worker.py"
+pytestmark = pytest.mark.triton_free
 
 
 def gpu(number: int, name: str = "h200") -> DeviceSpec:
@@ -48,7 +48,7 @@ class Host:
 
     def executor(self, gpus: int, **options: Any) -> LocalExecutor:
         (self._folder / "script.json").write_text(json.dumps(self.script))
-        command = (sys.executable, "-P", str(FAKE), str(self._folder))
+        command = (*program("fake_job_worker"), str(self._folder))
         return LocalExecutor([gpu(number) for number in range(gpus)], command=command, **options)
 
     def run(self, gpus: int, *batches: int) -> list[Event]:

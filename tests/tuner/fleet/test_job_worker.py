@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from blocktune.tuner.fleet.local_executor import LocalExecutor, worker_command
 from blocktune.tuner.fleet.worker import make_job, serve
 from blocktune.tuner.measure.child_process import Child, ChildDiedError
 from blocktune.tuner.search.report import Budget, Progress
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+from tests.support.programs import program
+
+pytestmark = pytest.mark.triton_free
 
 TRIALS = 40
 SHAPES = tuple(dataclasses.replace(landscape.SHAPE, batch=batch) for batch in (1, 2, 3, 4))
@@ -40,7 +40,7 @@ def test_two_workers_keep_everything_in_one_store_and_a_second_run_answers_from_
     with ResultStore.open(place):
         pass
     jobs = [job(shape, database=str(place), budget=Budget(trials=TRIALS)) for shape in SHAPES]
-    command = (sys.executable, "-P", str(Path(__file__).parent / "landscape_job_worker.py"))
+    command = program("landscape_job_worker")
     reports = {}
     for resumed in (0, TRIALS):
         events = list(LocalExecutor([gpu(0), gpu(1)], command=command).run(jobs))

@@ -1,8 +1,6 @@
 """Fitting the cost model's constants: it finds what made the times, keeps within bounds, and needs no unit."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,9 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab import calibration
 from blocktune.tuner.lab.calibration import BOUNDS, calibrate, misfit
 from blocktune.tuner.lab.sweep_file import Sweep
+from tests.tuner.lab import test_replay as recorded
 
-sys.path.insert(0, str(Path(__file__).parent))
-import test_replay as recorded
+pytestmark = pytest.mark.triton_free
 
 OTHER = CostConstants(block_start_cycles=9000.0, round_latency_cycles=120.0)
 

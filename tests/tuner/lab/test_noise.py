@@ -2,9 +2,7 @@
 
 import dataclasses
 import random
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +15,9 @@ from blocktune.tuner.lab.noise import BLOCK_SECONDS, CONFIGS, Study, near_config
 from blocktune.tuner.lab.noise_report import columns, summarize
 from blocktune.tuner.measure.measurement import Finals, Measurement
 from blocktune.tuner.search.verdict import TIE_BAND
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 FIRST, SECOND, BROKEN, THIRD, FOURTH, FIFTH = landscape.SPACE.feasible[:6]
 SECONDS = {"setup": 8.0, "measure": 0.4, "finals": 4.0, "duel": 1.5}

@@ -21,6 +21,8 @@ from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import SearchSpace
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 SHAPE = complete_shape(2048, 64)
 KERNEL = get_kernel("flash_fwd")

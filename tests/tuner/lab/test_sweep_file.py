@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +14,9 @@ from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.tuner.lab import sweep_file
 from blocktune.tuner.lab.sweep_file import DECIMALS, SUFFIX, Sweep, load_sweep, save_sweep, sweep_files, sweeps_of
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -39,6 +39,7 @@ class FakeGpu:
     def __init__(self) -> None:
         self.host_us = 0.0
         self.gpu_us = 0.0
+        self.idle_us = 0.0
         self.log: list[str] = []
         self.cuda = SimpleNamespace(
             Event=self.new_event,
@@ -54,6 +55,7 @@ class FakeGpu:
 
     def work(self, name: str, *, host_us: float, gpu_us: float) -> None:
         self.host_us += host_us
+        self.idle_us += max(0.0, self.host_us - self.gpu_us)
         self.gpu_us = max(self.gpu_us, self.host_us) + gpu_us
         self.log.append(name)
 
@@ -66,8 +68,12 @@ class FakeGpu:
 
         event.record = record
         event.query = lambda: event.at <= self.host_us
+        event.synchronize = lambda: self.wait_until(event.at)
         event.elapsed_time = lambda end: (end.at - event.at) / 1e3
         return event
+
+    def wait_until(self, at_us: float) -> None:
+        self.host_us = max(self.host_us, at_us)
 
     def synchronize(self) -> None:
         self.host_us = self.gpu_us = max(self.host_us, self.gpu_us)
@@ -105,3 +111,35 @@ def test_heating_is_by_time(gpu: FakeGpu) -> None:
     launches: list[int] = []
     bench.CudaClock().heat(lambda: launches.append(1), 0.02)
     assert len(launches) >= 4
+
+
+@pytest.fixture
+def fake_time(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time as the host of the fake GPU has it."""
+    monkeypatch.setattr(bench.time, "monotonic", lambda: gpu.host_us / 1e6)
+
+
+@pytest.mark.usefixtures("fake_time")
+def test_a_load_never_pauses_while_it_is_timed(gpu: FakeGpu) -> None:
+    launches = [lambda: gpu.work("a", host_us=10.0, gpu_us=500.0), lambda: gpu.work("b", host_us=10.0, gpu_us=800.0)]
+    clock = bench.CudaClock()
+    clock.loaded_rounds(launches, 0.1)
+    idle_us, began_us = gpu.idle_us, gpu.gpu_us
+    rounds = clock.loaded_rounds(launches, 1.0)
+    assert set(rounds) == {(500.0, 800.0)}
+    assert len(rounds) > 300, "every other launch of 0.65 ms is timed"
+    assert gpu.idle_us - idle_us < 100.0, "the GPU waits for the very first launch alone"
+    assert gpu.gpu_us - began_us > 1e6
+
+    idle_us = gpu.idle_us
+    for _ in range(300):
+        clock.rounds(launches, 1)
+    assert gpu.idle_us - idle_us > 300.0, "rounds that the host waits for let the GPU rest"
+
+
+@pytest.mark.usefixtures("fake_time")
+def test_under_load_a_slow_host_does_not_leak_in_either(gpu: FakeGpu) -> None:
+    launches = [lambda: gpu.work("a", host_us=1.0, gpu_us=20.0), lambda: gpu.work("b", host_us=60.0, gpu_us=10.0)]
+    rounds = bench.CudaClock().loaded_rounds(launches * 2, 0.05)
+    assert len(rounds) >= bench.MIN_LOADED_ROUNDS
+    assert set(rounds) == {(20.0, 10.0) * 2}

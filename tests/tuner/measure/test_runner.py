@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +14,16 @@ import pytest
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
-from blocktune.tuner.measure.measurement import REPEATED, Measurement
+from blocktune.tuner.measure.measurement import REPEATED, Measurement, Terms
 from blocktune.tuner.measure.runner import Deadlines, GpuRunner
+from tests.support.fake_kernels import SHAPE
+from tests.support.programs import program, python
 
-HERE = Path(__file__).parent
-WORKER = (sys.executable, "-P", str(HERE / "fake_worker.py"))
+WORKER = program("fake_worker")
 DEADLINES = Deadlines(setup=120.0, compiling=3.0, running=3.0, finals=20.0)
 
-sys.path.insert(0, str(HERE))
-from tests.support.fake_kernels import SHAPE  # noqa: E402
+
+pytestmark = pytest.mark.triton_free
 
 
 def config(kernel: str, block_m: int = 64) -> KernelConfig:
@@ -31,12 +31,19 @@ def config(kernel: str, block_m: int = 64) -> KernelConfig:
 
 
 class CountingMonitor:
+    """A GPU of 500 W whose clock rises with every sample."""
+
     def __init__(self) -> None:
         self.samples = 0
+        self.last_sampled = 0.0
 
     def sample(self) -> Telemetry:
         self.samples += 1
+        self.last_sampled = time.monotonic()
         return Telemetry(sm_clock_mhz=1000 + self.samples)
+
+    def energy_j(self) -> float:
+        return 500.0 * time.monotonic()
 
 
 def new_runner(**changes: Any) -> GpuRunner:
@@ -76,6 +83,26 @@ def test_a_right_config_is_timed_against_the_anchor(runner: GpuRunner) -> None:
     assert second.seconds > 0
     assert second.telemetry.sm_clock_mhz is not None
     assert runner.measure(config("honest")).relative_to_anchor == 1.0  # measured again it is the anchor still
+
+
+def test_the_gpu_is_sampled_from_the_first_round_to_the_last_and_no_longer() -> None:
+    monitor = CountingMonitor()
+    runner = new_runner(monitor=monitor, terms=Terms(race=False))
+    try:
+        brief = runner.measure(config("honest"))
+        assert brief.telemetry.power_w is None, "shorter than NVML's power is averaged over"
+        before = monitor.samples
+        slow = runner.measure(config("slow"))
+        ended = time.monotonic()
+    finally:
+        runner.close()
+    taken = monitor.samples - before
+    assert slow.outcome is Outcome.OK, slow.error
+    assert slow.telemetry.power_w == pytest.approx(500.0, rel=0.02)
+    assert taken > 10
+    assert slow.telemetry.sm_clock_mhz == pytest.approx(1000 + before + taken / 2, abs=2), "the middle of the rounds"
+    assert ended - monitor.last_sampled > 0.4, "two checks follow the rounds"
+    assert monitor.samples == before + taken
 
 
 @pytest.mark.parametrize(
@@ -170,7 +197,7 @@ class ScriptedRunner(GpuRunner):
 
     def script(self, *states: Telemetry) -> "ScriptedRunner":
         self.states, self.asked, self._is_set_up = list(states), 0, True
-        self.monitor = SimpleNamespace(sample=self.next_state)  # type: ignore[assignment]
+        self.monitor = SimpleNamespace(sample=self.next_state, energy_j=lambda: None)  # type: ignore[assignment]
         return self
 
     def next_state(self) -> Telemetry:
@@ -235,11 +262,11 @@ def test_a_worker_that_cannot_start_is_an_error() -> None:
 
 def test_the_worker_dies_with_a_parent_that_is_killed() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_runner import *\n"
+        f"from {__name__} import *\n"
         "runner = new_runner(); runner.measure(config('honest')); print(group_of(runner), flush=True)\n"
         "runner.deadlines = Deadlines(running=600); runner.measure(config('hang'))"
     )
-    with subprocess.Popen([sys.executable, "-P", "-c", code, str(HERE)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         group = int(parent.stdout.readline())
         time.sleep(0.5)

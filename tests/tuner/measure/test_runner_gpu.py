@@ -1,10 +1,8 @@
 """The worker on a real GPU: real kernels are right and timed, planted faults cost one candidate each."""
 
 import statistics
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +20,10 @@ from blocktune.tuner.measure.runner import Deadlines, GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.verdict import speedup
+from tests.support.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
-WORKER = (sys.executable, "-P", str(Path(__file__).parent / "planted_worker.py"))
+WORKER = program("planted_worker")
 SHAPE = complete_shape(1024, 64, batch=2, heads=8, causal=True)
 
 

@@ -14,6 +14,8 @@ from blocktune.db.records.records import Telemetry
 from blocktune.tuner.measure import telemetry
 from blocktune.tuner.measure.telemetry import GpuMonitor, canonical_uuid, disturbances, gpu_lock, nvml_devices
 
+pytestmark = pytest.mark.triton_free
+
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 

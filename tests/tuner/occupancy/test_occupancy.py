@@ -23,7 +23,7 @@ from blocktune.tuner.occupancy.calculator import (
 )
 from blocktune.tuner.occupancy.text import explain
 
-VECTORS = Path(__file__).parents[1] / "data" / "occupancy_golden.csv"
+VECTORS = Path(__file__).parents[2] / "data" / "occupancy_golden.csv"
 GOLDEN = list(csv.DictReader(VECTORS.read_text(encoding="utf-8").splitlines()))
 COLUMNS = {
     Limiter.WARPS: ("lim_warps", 1),

@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from concurrent.futures import Future, as_completed
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import SearchSpace
+from tests.support.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 SHAPE = complete_shape(1024, 64, batch=2, heads=8)
@@ -85,16 +84,13 @@ def test_every_compiled_config_has_the_drivers_occupancy(compiled: dict[KernelCo
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute (ncu) is not on the PATH")
 def test_a_few_configs_have_the_limits_of_nsight_compute(compiled: dict[KernelConfig, Occupancy]) -> None:
     configs = sorted(compiled, key=lambda config: config.label)[:: max(1, len(compiled) // 6)][:6]
-    target = Path(__file__).parent / "ncu_target.py"
     command = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:flash_fwd"]
     command += [
         "--print-units",
         "base",
         "--metrics",
         ",".join([*NCU_LIMITS, *OTHERS]),
-        sys.executable,
-        "-P",
-        str(target),
+        *program("ncu_target"),
     ]
     found = subprocess.run(
         [*command, *(json.dumps(config.to_json()) for config in configs)],

@@ -12,7 +12,8 @@ from blocktune.tuner.occupancy.tile_budget import OnChip, Place, on_chip
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
-MOST_BARRIER_BYTES = 256
+MOST_BARRIER_BYTES = 1024
+"""As much as a swizzled tile's alignment, where the one barrier lies before it."""
 
 
 def config(block_m: int, block_n: int, num_warps: int, num_stages: int, schedule: int = 0) -> KernelConfig:

@@ -7,7 +7,6 @@ import pytest
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
-from blocktune.kernels.portable.backward.shared_memory import pass_bytes
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
@@ -31,16 +30,6 @@ def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     return replace(plain, direction=kernel.direction, features=Features(**features.get(kernel.name, {})))
 
 
-def expected_bytes(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Of the pass that is listed: a backward in two reports the hungrier one."""
-    own = config.parameters
-    if kernel.name == "flash_bwd_sparse":
-        return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
-    if kernel.name == "flash_bwd_split":
-        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
-    return kernel.shared_bytes(config, shape, limits)
-
-
 def budgets(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Iterator[tuple[OnChip, int]]:
     """(budget, bytes by the kernel) of every fifth config, if the kernel computes the shape there."""
     if kernel.unsupported(shape, limits) is not None:
@@ -48,7 +37,7 @@ def budgets(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimit
     for config in list(configs_of(kernel))[::5]:
         found = budget_of(config, shape, limits)
         if found is not None and not kernel.rule_violations(config, shape, limits):
-            yield found, expected_bytes(kernel, config, shape, limits)
+            yield found, kernel.launch_bytes(config, shape, limits)
 
 
 @pytest.mark.parametrize("name", [name for name in BUDGETS if name != "flash_fwd_tma"])

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.records.records import Outcome
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+from tests.support.programs import program
+
+pytestmark = pytest.mark.triton_free
 
 MEMORY = Path("/dev/shm")
 KILLS = 50 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 4
@@ -27,8 +27,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_killed_runs_lose_nothing_and_measure_nothing_twice(folder: Path) -> None:
-    script = Path(__file__).with_name("killed_runs.py")
-    command = [sys.executable, "-P", str(script), str(folder), str(KILLS), "0"]
+    command = [*program("killed_runs"), str(folder), str(KILLS), "0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)

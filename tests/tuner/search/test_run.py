@@ -3,7 +3,6 @@
 import dataclasses
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,19 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
-from blocktune.tuner.search.report import Budget, Progress, TuningReport
+from blocktune.tuner.search.report import (
+    MEASURED_BUDGET,
+    PREDICTED_BUDGET,
+    Budget,
+    Progress,
+    TuningReport,
+    effective_budget,
+)
 from blocktune.tuner.search.tune import tune
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+from tests.support.programs import python
 
-HERE = Path(__file__).parent
+pytestmark = pytest.mark.triton_free
 
 DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
 SMALL = Budget(trials=60)
@@ -101,6 +106,28 @@ def test_the_report_as_json_has_the_promised_names(store: ResultStore) -> None:
     assert data["schema"] == 1
     assert data["outcomes"]["ok"] > 40
     assert sum(data["dropped"].values()) == len(landscape.SPACE.dropped)
+
+
+@pytest.mark.parametrize(
+    ("budget", "present", "exhaustive", "bounds"),
+    [
+        (Budget(), True, False, MEASURED_BUDGET),
+        (Budget(), False, False, PREDICTED_BUDGET),
+        (Budget(trials=500), False, False, Budget(trials=500)),
+        (Budget(seconds=7.0), True, False, Budget(seconds=7.0)),
+        (Budget(trials=500, seconds=7.0), True, True, Budget(seconds=7.0)),
+        (Budget(), True, True, Budget()),
+    ],
+)
+def test_a_bound_that_is_given_lifts_the_default_of_the_other(
+    budget: Budget, present: bool, exhaustive: bool, bounds: Budget
+) -> None:
+    assert effective_budget(budget, present=present, exhaustive=exhaustive) == bounds
+
+
+def test_the_report_names_the_bound_that_ended_the_search(store: ResultStore) -> None:
+    assert run(store, Replay()).to_json()["ended_by"] == "trials"
+    assert run(store, Replay(), exhaustive=True, budget=None).ended_by == ""
 
 
 def test_a_finished_run_answers_from_the_store(store: ResultStore) -> None:
@@ -180,13 +207,12 @@ def test_an_interrupt_before_anything_was_found_is_an_interrupt(store: ResultSto
 
 KILLED_RUN = """
 import sys, time
-sys.path.insert(0, sys.argv[1])
-from tests.support import landscape
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
+from tests.support import landscape
 
 registry.KERNELS.clear()
 registry.KERNELS.update(landscape.KERNELS)
@@ -197,7 +223,7 @@ class Slow(ReplayRunner):
         print(config.label, flush=True)
         return super().measure(config)
 
-with ResultStore.open(sys.argv[2]) as store:
+with ResultStore.open(sys.argv[1]) as store:
     tune(landscape.SHAPE, device=landscape.DEVICE, store=store, budget=Budget(trials=60),
          compiler=landscape.InstantCompiler(), runner=Slow(landscape.measurements(0)))
 """
@@ -206,7 +232,7 @@ with ResultStore.open(sys.argv[2]) as store:
 @pytest.mark.parametrize("measured", [2, 17])
 def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measured: int) -> None:
     path = tmp_path / "store.db"
-    command = [sys.executable, "-P", "-c", KILLED_RUN, str(HERE), str(path)]
+    command = [*python(KILLED_RUN), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         begun = [process.stdout.readline().strip() for _ in range(measured)]

@@ -1,9 +1,8 @@
 """The search on synthetic landscapes: it finds the best within its budget, repeats nothing, and keeps every trial."""
 
 import dataclasses
-import sys
+import types
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ from blocktune.tuner.search.proposals import Enumeration, TpeProposals
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
 from blocktune.tuner.search.strategies import Problem, make_proposals
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
 
@@ -130,6 +129,51 @@ def test_every_trial_is_kept_before_the_next_begins() -> None:
     assert measured.bench_seconds == 0.1
 
 
+@pytest.mark.parametrize("paces", [(1.0,), (5.0, 0.1), (0.1, 0.1, 0.1, 9.0), (3.0, 0.5, 7.0, 0.2, 0.2)], ids=str)
+def test_the_time_left_never_counts_up(paces: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("blocktune.tuner.search.loop.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Timed(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            now[0] += paces[len(self.measured) % len(paces)]
+            return super().measure(config)
+
+    told: list[Progress] = []
+    search = new_search(Timed(landscape.measurements(0)), trials=60, on_progress=told.append)
+    search.run()
+    left = [progress.eta_seconds for progress in told]
+    known = [seconds for seconds in left if seconds is not None]
+    assert left[0] is None, "the first trial tells no pace"
+    assert len(known) > 1
+    assert known == sorted(known, reverse=True)
+    assert min(known) >= 0
+
+
+def test_a_time_budget_bounds_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("blocktune.tuner.search.loop.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Timed(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            now[0] += 1.0
+            return super().measure(config)
+
+    told: list[Progress] = []
+    limit = Limit(trials=1000, seconds=20.0)
+    search = new_search(Timed(landscape.measurements(0)), trials=1000, limit=limit, on_progress=told.append)
+    search.run()
+    assert search.ended_by == "seconds"
+    assert max(progress.eta_seconds or 0.0 for progress in told) <= 20.0
+
+
+@pytest.mark.parametrize(("trials", "ended_by"), [(30, "trials"), (10_000, "")])
+def test_a_search_tells_which_bound_ended_it(trials: int, ended_by: str) -> None:
+    search = new_search(ReplayRunner(landscape.measurements(0)), trials=trials)
+    search.run()
+    assert search.ended_by == ended_by
+
+
 def test_an_interrupt_loses_nothing() -> None:
     class Impatient(ReplayRunner):
         def measure(self, config: KernelConfig) -> Any:
@@ -213,7 +257,7 @@ def test_what_is_compiled_first_is_measured_while_the_rest_compiles() -> None:
     assert len(search.trials) == 20
     assert told[-1].done == told[-1].total == 20
     assert told[-1].best is not None
-    assert told[0].eta_seconds is not None
+    assert any(progress.eta_seconds is not None for progress in told)
     assert [progress.done for progress in told] == sorted(progress.done for progress in told)
 
 

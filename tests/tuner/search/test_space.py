@@ -2,16 +2,12 @@
 
 import dataclasses
 import math
-import sys
-from pathlib import Path
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import SearchSpace
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
 
 

@@ -1,9 +1,7 @@
 """The strategies: each tries what it should, nothing twice, and everything in the end."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.search.guided import GuidedProposals
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import DEFAULT, MOST_GUIDED, STRATEGIES, ModelOrder, Problem, make_proposals
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 SPACE = replace(landscape.SPACE, feasible=landscape.SPACE.feasible[::24])
 FIRST = [SPACE.feasible[7], landscape.SPACE.feasible[1], SPACE.feasible[3]]  # the second is not in the space

@@ -7,6 +7,8 @@ import pytest
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.search.verdict import PREDICTED_TIE, decide, decide_predicted, median_interval, speedup
 
+pytestmark = pytest.mark.triton_free
+
 DEFAULT, A, B = (KernelConfig("flash_fwd", block_m, 64, 4, 2) for block_m in (64, 128, 256))
 ORDER = (DEFAULT, A, B)
 

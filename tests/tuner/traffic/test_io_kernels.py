@@ -13,11 +13,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.traffic.backward import (
-    fused_backward_traffic,
-    split_backward_traffic,
-    standard_backward_traffic,
-)
+from blocktune.tuner.traffic.backward import fused_backward_traffic, split_backward_traffic, standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import COUNTS, traffic_of
 from blocktune.tuner.traffic.decode import decode_traffic
 from blocktune.tuner.traffic.forward import general_traffic

@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +17,13 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.by_kernel import traffic_of
+from tests.support.programs import program
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute (ncu) is not on the PATH"),
 ]
 
-TARGET = Path(__file__).parent / "traffic_target.py"
 SECTOR_BYTES = 32
 DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2_READ, L2_WRITTEN = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
@@ -64,7 +62,7 @@ def counted(shape: AttentionShape, config: KernelConfig) -> Counted:
     """What Nsight Compute counts, printed beside what the model does."""
     task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
     found = subprocess.run(
-        [*NCU, "--metrics", ",".join(METRICS), sys.executable, "-P", str(TARGET), task],
+        [*NCU, "--metrics", ",".join(METRICS), *program("traffic_target"), task],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

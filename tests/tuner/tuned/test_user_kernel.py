@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from blocktune.db.records.records import Outcome
 from blocktune.db.records.user_records import UserTrial
 from blocktune.db.user_store import UserKernelStore
@@ -26,8 +24,9 @@ from blocktune.tuner.tuned.check import CallQuestion
 from blocktune.tuner.tuned.run import UserSpace
 from blocktune.tuner.tuned.tune_function import tune_function
 from tests.support import user_functions
+from tests.support.programs import ROOT, program
 
-WORKER = (sys.executable, "-P", str(Path(__file__).parent / "fake_user_worker.py"))
+WORKER = program("fake_user_worker")
 NO_WORKER = ("false",)
 DEVICE = device_named("h200")
 
@@ -143,6 +142,14 @@ def test_tuning_needs_a_gpu(store: UserKernelStore) -> None:
 
 
 @pytest.mark.parametrize(
+    "given", [(torch.ones(2, 2),), ((torch.ones(2),), torch.ones(2)), (3,)], ids=["tensor", "two", "int"]
+)
+def test_arguments_that_are_not_in_a_list_are_refused_with_an_example(given: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match=r"as a list and a dictionary, but got .*tune_function\(function, \[x, y\]"):
+        tune_function(user_functions.softmax, *given)
+
+
+@pytest.mark.parametrize(
     "tensor",
     [
         torch.randn(3, 5, dtype=torch.float64),
@@ -213,6 +220,7 @@ def test_a_tolerance_of_ones_own() -> None:
 @pytest.mark.gpu
 def test_a_softmax_is_tuned_and_dispatched_on_the_gpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKTUNE_DB", str(path))
+    monkeypatch.syspath_prepend(str(ROOT))  # where the worker finds the function's module
     function, x = user_functions.softmax, torch.randn(2048, 3000, device="cuda")
     function.reload()
     assert function.explain(x).rung is UserRung.DEFAULT

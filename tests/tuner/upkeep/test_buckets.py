@@ -16,6 +16,8 @@ from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.upkeep.shape_buckets import plan_buckets
 
+pytestmark = pytest.mark.triton_free
+
 DEVICE = device_named("h200")
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.11")
 HASH = get_kernel("flash_fwd").source_hash

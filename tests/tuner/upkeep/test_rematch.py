@@ -1,8 +1,6 @@
 """Winners of searches that meet again: who agrees, who is slower, and who does not run any more."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,9 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.upkeep.agreement import rematch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 DEFAULT, BEST, TIED, SLOWER, WORST, BROKEN = landscape.SPACE.feasible[:6]
 TIMES_US = {DEFAULT: 100.0, BEST: 90.0, TIED: 90.4, SLOWER: 95.0, WORST: 103.0}

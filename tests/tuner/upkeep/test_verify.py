@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.upkeep.verify import RUNNERS_UP, Verification, verify, why_due
-
-sys.path.insert(0, str(Path(__file__).parent))
+from blocktune.tuner.upkeep.verify import RUNNERS_UP, Verification, verify, why_due, why_speedup_is_due
 from tests.support import landscape
+
+pytestmark = pytest.mark.triton_free
 
 UPGRADED = Environment(triton="3.9.0", ptxas="13.1", torch="2.15")
 DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
@@ -207,3 +206,16 @@ def test_only_what_changed_is_due(winner: Best) -> None:
     assert "source of" in why_due(dataclasses.replace(winner, kernel_hash="f" * 16), here)
     newer = dataclasses.replace(here, triton="99.0", driver="580.65.06")
     assert why_due(winner, newer) == f"triton {here.triton} became 99.0, driver unknown became 580.65.06"
+
+
+def test_a_winner_that_was_not_timed_against_todays_default_is_due(winner: Best) -> None:
+    assert winner.default == DEFAULT != winner.config
+    assert why_speedup_is_due(winner) == ""
+    stale = dataclasses.replace(winner, default=dataclasses.replace(DEFAULT, num_stages=7))
+    why = f"it was not timed against {DEFAULT.label}, the default"
+    assert why_due(stale, winner.environment) == why_speedup_is_due(stale) == why
+    unknown = dataclasses.replace(winner, speedup_over_default=None, speedup_low=None, speedup_high=None)
+    assert why_speedup_is_due(unknown) == why
+    assert why_speedup_is_due(dataclasses.replace(stale, config=DEFAULT)) == "", "it is compared with itself"
+    assert why_speedup_is_due(dataclasses.replace(stale, origin=Origin.PREDICTED)) == ""
+    assert why_speedup_is_due(dataclasses.replace(unknown, default=None)) == "", "a frozen file names none"

@@ -1,0 +1,57 @@
+"""What is told where no config can run."""
+
+import pytest
+
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.registry import competing, get_kernel, kernels_for
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import Direction
+from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.search.starting_configs import find_contenders
+
+H200 = device_named("h200")
+
+
+def refusal(**sizes: object) -> str:
+    kernels = [get_kernel(str(sizes.pop("kernel")))] if "kernel" in sizes else competing()
+    with pytest.raises(NoFeasibleConfigError) as caught:
+        find_contenders(complete_shape(**sizes), H200, kernels, ())  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dim", [7, 512])
+def test_only_kernels_that_would_compute_the_shape_but_for_its_head_dimension_are_named(dim: int) -> None:
+    text = refusal(seq=8192, dim=dim)
+    assert text.startswith(f"No config can run {complete_shape(8192, dim).label} on NVIDIA H200: ")
+    assert "`16 <= head_dim <= 256` must hold for flash_fwd, " in text
+    for stranger in ("flash_bwd", "flash_decode", "fp8", "sparse", "general"):
+        assert stranger not in text
+    assert len(text) < 400
+
+
+def test_a_kernel_that_was_named_tells_its_reason() -> None:
+    assert "`seqlen_q <= 32` must hold for flash_decode" in refusal(seq=1024, dim=64, kernel="flash_decode")
+
+
+def test_where_no_kernel_is_near_some_reasons_stand_for_all() -> None:
+    text = refusal(seq=64, dim=300, dtype="fp8")
+    assert "flash_fwd_fp8" in text
+    assert text.count(";") <= 4
+
+
+def test_every_kernel_tells_its_kind_apart_from_its_sizes() -> None:
+    shape = complete_shape(64, 7)
+    for kernel in competing():
+        problem = kernel.kind_problem(shape)
+        assert (problem is None) == (kernel.direction is Direction.FORWARD and "bfloat16" in kernel.dtypes)
+        assert kernel.unsupported(shape, H200.limits) is not None
+
+
+@pytest.mark.parametrize(("dim", "kernel", "block_m"), [(64, "flash_fwd_tma", 64), (128, "flash_fwd_hopper", 128)])
+def test_the_paper_s_rule_is_of_the_first_kernel_with_a_tile_as_small(dim: int, kernel: str, block_m: int) -> None:
+    """At most head_dim queries: Hopper's own kernels have 128 at least."""
+    shape = complete_shape(8192, dim)
+    found = find_contenders(shape, H200, kernels_for(shape, H200.limits), ())
+    assert found.paper is not None
+    assert (found.paper.kernel, found.paper.block_m) == (kernel, block_m)
+    assert found.paper in found.first
