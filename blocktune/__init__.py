@@ -17,19 +17,44 @@ if TYPE_CHECKING:
     from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
     from blocktune.kernels.api.rank_sync import sync_configs
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.selection.explanation import Explanation
+    from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
     from blocktune.kernels.tuned.function import tuned
     from blocktune.kernels.values.block_mask import BlockMask
     from blocktune.kernels.values.config import KernelConfig
-    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.kernels.values.errors import (
+        BlocktuneError,
+        NoDeviceError,
+        NoFeasibleConfigError,
+        StoreError,
+        UsageError,
+    )
+    from blocktune.kernels.values.features import Features
+    from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
     from blocktune.kernels.values.tree_mask import tree_words
+    from blocktune.tuner.search.tune import tune
+    from blocktune.tuner.tuned.tune_function import tune_function
 
     __version__: str
 
 __all__ = [
     "AttentionShape",
     "BlockMask",
+    "BlocktuneError",
+    "Causal",
+    "DeviceSpec",
+    "Direction",
     "Dispatcher",
+    "Explanation",
+    "Features",
+    "JsonConfigs",
     "KernelConfig",
+    "NoDeviceError",
+    "NoFeasibleConfigError",
+    "SqliteConfigs",
+    "StoreError",
+    "UsageError",
     "__version__",
     "attention",
     "attention_fp8",
@@ -41,14 +66,28 @@ __all__ = [
     "sync_configs",
     "tree_attention",
     "tree_words",
+    "tune",
+    "tune_function",
     "tuned",
 ]
 
 _HOMES = {
     "AttentionShape": "blocktune.kernels.values.shape",
     "BlockMask": "blocktune.kernels.values.block_mask",
+    "BlocktuneError": "blocktune.kernels.values.errors",
+    "Causal": "blocktune.kernels.values.shape",
+    "DeviceSpec": "blocktune.kernels.hardware.device",
+    "Direction": "blocktune.kernels.values.shape",
     "Dispatcher": "blocktune.kernels.dispatch.dispatcher",
+    "Explanation": "blocktune.kernels.selection.explanation",
+    "Features": "blocktune.kernels.values.features",
+    "JsonConfigs": "blocktune.kernels.stored.sources",
     "KernelConfig": "blocktune.kernels.values.config",
+    "NoDeviceError": "blocktune.kernels.values.errors",
+    "NoFeasibleConfigError": "blocktune.kernels.values.errors",
+    "SqliteConfigs": "blocktune.kernels.stored.sources",
+    "StoreError": "blocktune.kernels.values.errors",
+    "UsageError": "blocktune.kernels.values.errors",
     "attention": "blocktune.kernels.dispatch.dispatcher",
     "attention_fp8": "blocktune.kernels.api.fp8",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
@@ -59,6 +98,8 @@ _HOMES = {
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
+    "tune": "blocktune.tuner.search.tune",
+    "tune_function": "blocktune.tuner.tuned.tune_function",
     "tuned": "blocktune.kernels.tuned.function",
 }
 
@@ -76,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

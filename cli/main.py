@@ -4,6 +4,9 @@ Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where 
 serve, 7 a result differs from the reference, 130 interrupted.
 """
 
+import os
+import select
+import sys
 import warnings
 from typing import Annotated, Any, TextIO
 
@@ -12,9 +15,8 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
 from blocktune.cli.lab import noise, rematch, replay, sweeps
-from blocktune.cli.results import buckets, diff, freeze, gc, merge, store, verify
-from blocktune.cli.shared import lookup as best
-from blocktune.cli.shared.render import INTERRUPTED
+from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
+from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
 from blocktune.kernels.values.errors import BlocktuneError
 
@@ -26,11 +28,23 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except BlocktuneError as error:
-            typer.echo(f"error: {error}", err=True)
+            note(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            typer.echo("interrupted", err=True)
+            note("interrupted")
             raise typer.Exit(INTERRUPTED) from interrupt
+        except BrokenPipeError as error:
+            if not _reader_has_left(sys.stdout):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+            raise typer.Exit from error
+
+
+def _reader_has_left(stream: TextIO) -> bool:
+    """Return whether the reader of a pipe has closed it, as `head` does when it has seen enough."""
+    poll = select.poll()
+    poll.register(stream, 0)  # errors are always reported
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 app = typer.Typer(
@@ -96,10 +110,14 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """A warning for the person at the terminal: what it says, not where in the code it was raised."""
-    typer.echo(f"warning: {message}", err=True)
+    note(f"warning: {message}")
 
 
 def main() -> None:
     """Entry point of the console commands."""
     warnings.showwarning = show_warning
     app()
+
+
+if __name__ == "__main__":
+    main()

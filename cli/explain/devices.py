@@ -32,13 +32,15 @@ def devices(as_json: AsJson = False) -> None:
         print_table(_COLUMNS, [_present_row(device) for device in present], title="In this machine")
     else:
         note("No GPU or driver in this machine. Predict for one of these: tune run --device NAME --seq 8192 --dim 64")
-    print_table((*_COLUMNS, "sure"), [_known_row(entry) for entry in known], title="Catalogue")
+    print_table((*_COLUMNS, "sure"), [_known_row(entry) for entry in known], title="Catalogue", optional=_OPTIONAL)
     note(
         "sure: D read from a device, W from an NVIDIA document, S from two lists that agree, M from memory, unverified"
     )
 
 
 _COLUMNS = ("name", "device", "cc", "SMs", "memory GiB", "GB/s", "tensor TFLOP/s")
+_OPTIONAL = ("device", "tensor TFLOP/s", "memory GiB")
+"""Columns of the catalogue that a narrow terminal leaves out; `name` says which device it is."""
 
 
 def _present_row(device: "DeviceSpec") -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import typer
 
 from blocktune.cli.explain.checks import Level, examine
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.kernels.values.errors import StoreError
 
 
@@ -40,7 +40,7 @@ def doctor(
         print_table(("", "what", "is"), [(_MARKS[each.level], each.name, each.value) for each in findings])
         for finding in findings:
             if finding.meaning:
-                typer.echo(f"{_MARKS[finding.level]} {finding.name}: {finding.meaning}\n  {finding.fix}\n")
+                say(f"{_MARKS[finding.level]} {finding.name}: {finding.meaning}\n  {finding.fix}\n")
     if any(
         finding.name.startswith(("database", "results file")) and finding.level is Level.PROBLEM for finding in findings
     ):
@@ -48,7 +48,7 @@ def doctor(
 
 
 def _recover(db: str | None, as_json: bool) -> None:
-    from blocktune.db.recovery import recover
+    from blocktune.db.recovery.rebuild import recover
 
     found = recover(db)
     if as_json:
@@ -56,9 +56,9 @@ def _recover(db: str | None, as_json: bool) -> None:
     elif found is None:
         note("The database is sound; nothing was changed.")
     else:
-        note(f"saved {found.bests} winners and {found.trials} trials in {found.place}; at most {found.lost} are lost")
+        note(f"saved {found.bests} winners and {found.trials} trials in {found.place}; {found.losses}")
         if found.user_rows:
-            note(f"saved {found.user_rows} rows of kernels that others wrote (@tuned)")
+            note(f"saved {found.user_rows} trials and winners of tuned functions")
         note(f"the damaged database is {found.kept}")
 
 

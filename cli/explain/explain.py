@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.results.store import existing_store
+from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table
+from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table, say
+from blocktune.cli.shared.stores import existing_store
+from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -37,7 +39,10 @@ ALGORITHMS = {
 @with_shape_flags
 def explain(
     flags: ShapeFlags,
-    kernel: Annotated[str | None, typer.Option("--kernel", help="Start from this kernel's default.")] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
+    ] = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
     warps: Annotated[int | None, typer.Option("--warps", help="Warps of a block.")] = None,
@@ -71,15 +76,15 @@ def explain(
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
         more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": words(analysis)}
-        print_json(analysis.to_json() | more)
+        print_json(analysis.to_json() | {"shape": shape_json(shape)} | more)
         return
     if flags.assumed():
         note(flags.assumed())
-    typer.echo(f"{shape.label} on {spec.name}\n{chosen.subject.config.label}: {chosen.source}\n")
+    say(f"{shape.label} on {spec.name}\n{chosen.subject.config.label}: {chosen.source}\n")
     _show(analysis)
-    typer.echo(words(analysis))
+    say(words(analysis))
     if rival is not None:
-        typer.echo(rival.words(analysis))
+        say(rival.words(analysis))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +215,7 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
         )
     return _Choice(
         subject=Subject(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
-        source=Explanation.of(candidate, shape).reason,
+        source=Explanation.of(candidate, shape, device=device).reason,
         measured_us=candidate.time_us if candidate.rung is Rung.EXACT else None,
         winner=answer.winner if candidate.rung is Rung.EXACT else None,
     )
@@ -219,18 +224,18 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
 def _show(analysis: "Analysis") -> None:
     if analysis.breakdown is not None:
         print_table(("where the time goes", "", "of the whole"), _time_rows(analysis))
-        typer.echo("")
+        say("")
     print_table(("device memory", "bytes", "FLOP/B", "time at least", "ceiling"), _memory_rows(analysis))
-    typer.echo("")
+    say("")
     if analysis.passes:
         print_table(("launch", "reads, no cache", "writes", "reads, each once", "writes"), _pass_rows(analysis))
-        typer.echo("")
+        say("")
     if analysis.budget is not None:
         columns = ("on the chip", "rows x columns", "bytes", "where")
         print_table(
             columns, ((tile.name, _size(tile), f"{tile.bytes:,}", tile.place) for tile in analysis.budget.tiles)
         )
-        typer.echo("")
+        say("")
 
 
 def _time_rows(analysis: "Analysis") -> list[tuple[str, str, str]]:

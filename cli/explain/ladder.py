@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.explain.ladder_file import LadderFile
-from blocktune.cli.results.store import existing_store
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table
+from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table, say
+from blocktune.cli.shared.stores import existing_store
+from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import VerificationError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
@@ -71,7 +72,7 @@ def ladder(
     if file is not None:
         file.add(climbed.to_json(), _command(), datetime.now(UTC).isoformat(timespec="seconds"))
     if as_json:
-        print_json(climbed.to_json())
+        print_json(climbed.to_json() | {"shape": shape_json(shape)})
     else:
         show(climbed)
     wrong = [f"{step.name}: {step.problem}" for step in climbed.steps if step.problem.startswith(WRONG)]
@@ -96,10 +97,11 @@ def show(climbed: "Ladder") -> None:
     columns = ("step", "config", "time" if climbed.measured else "predicted", "TFLOP/s", "over the step before",
                "over v2", "device memory", "occupancy", "limited by", "tensor cores")  # fmt: skip
     rows = [_cells(step, climbed) for step in climbed.steps]
-    print_table(columns, rows, title=f"{climbed.shape.label} on {climbed.device.name}, {what}")
-    typer.echo("")
+    optional = ("tensor cores", "limited by", "occupancy", "over v2", "device memory")
+    print_table(columns, rows, title=f"{climbed.shape.label} on {climbed.device.name}, {what}", optional=optional)
+    say("")
     for step in climbed.steps:
-        typer.echo(_words(step))
+        say(_words(step))
 
 
 def _measured(store: "ResultStore", device: "DeviceSpec", shape: "AttentionShape") -> Iterator["KernelConfig"]:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
-from blocktune.cli.shared.render import print_json
+from blocktune.cli.shared.render import print_json, say
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -31,7 +32,10 @@ def occupancy(
         int | None, typer.Option("--carveout", min=0, max=100, help="Shared memory's part of the L1, in percent.")
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option("--kernel", help="Compile this kernel instead of giving --regs.")
+        str | None,
+        typer.Option(
+            "--kernel", help="Compile this kernel instead of giving --regs.", autocompletion=completion.kernels
+        ),
     ] = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
@@ -60,6 +64,7 @@ def occupancy(
         subject = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
+        _refuse_resources(regs, shared, static_shared, barriers)
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
         subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
         subject = subject.with_choices(choices, param or [])
@@ -69,7 +74,7 @@ def occupancy(
     if as_json:
         print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
     else:
-        typer.echo(text)
+        say(text)
 
 
 def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
@@ -102,6 +107,18 @@ def _resources_given(
         barriers=barriers,
         tensor_cores="none",
     )
+
+
+def _refuse_resources(regs: int | None, shared: int | None, static_shared: int, barriers: int) -> None:
+    """Refuse flags that a compiled kernel would silently ignore."""
+    given = {"--regs": regs, "--shared": shared, "--static-shared": static_shared or None}
+    given["--barriers"] = None if barriers == 1 else barriers
+    surplus = [name for name, value in given.items() if value is not None]
+    if surplus:
+        raise UsageError(
+            f"A `--kernel` is compiled, which gives its resources, but {' and '.join(surplus)} "
+            f"{'is' if len(surplus) == 1 else 'are'} given too. Leave out the kernel or the resources."
+        )
 
 
 def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":

@@ -10,7 +10,7 @@ import typer
 from blocktune.cli.lab.noise_file import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import note, print_json, print_table, say
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -55,7 +55,7 @@ def noise(
         return
     rows = [noise_cells(name, row) for name, row in document["summary"]["regimes"].items()]
     print_table(NOISE_COLUMNS, rows, title=f"{shape.label} on {device.name}")
-    typer.echo("\n" + "\n".join(noise_notes(document)))
+    say("\n" + "\n".join(noise_notes(document)))
 
 
 def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "tuple[KernelConfig, ...]":

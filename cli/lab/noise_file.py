@@ -1,56 +1,14 @@
-"""What `tune noise --out` and `tune rematch --out` keep, and the tables that are made of it."""
+"""What `tune noise --out` and `tune rematch --out` keep, and how their rows are shown."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from blocktune.cli.shared.json_files import read_document
-
-NOISE, REMATCH = ".noise.json", ".rematch.json"
-SUFFIXES = (NOISE, REMATCH)
-"""How the names of such files in results/ end."""
-
 NOISE_FORMAT, REMATCH_FORMAT, SCHEMA = "blocktune-noise", "blocktune-rematch", 1
-_FORMATS = {NOISE: NOISE_FORMAT, REMATCH: REMATCH_FORMAT}
 
-NO_NOISE = (
-    "No study of the noise is here yet: `tune noise --out results/DEVICE.noise.json` makes it, `make results` shows it."
-)
-NO_REMATCH = (
-    "No winners of repeated searches have met yet: `tune rematch --out results/DEVICE.rematch.json` lets them, "
-    "`make results` shows it."
-)
 NOISE_COLUMNS = ("regime", "candidate: time", "ratio to the anchor", "finals: time", "ratio", "drift of times, ratios",
                  "equal configs: a winner", "apart", "SM clock in finals", "power", "temperature")  # fmt: skip
 REMATCH_COLUMNS = ("shape", "regime", "same winner or tied", "different winners", "slowest / fastest winner",
                    "slower than the default")  # fmt: skip
-
-
-def block(path: Path) -> str:
-    """The tables of a file, or how it would come about.
-
-    Raises:
-        UsageError: it holds nothing of the kind that its name says.
-    """
-    noise = path.name.endswith(NOISE)
-    if not path.exists():
-        return NO_NOISE if noise else NO_REMATCH
-    document = read_document(path, "results", _FORMATS[NOISE if noise else REMATCH], SCHEMA)
-    return noise_table(document) if noise else rematch_table(document)
-
-
-def noise_table(document: Mapping[str, Any]) -> str:
-    """What a study found: one row a regime."""
-    environment = document["environment"]
-    software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "driver"))
-    rows = [noise_cells(name, row) for name, row in document["summary"]["regimes"].items()]
-    caption = (
-        f"{document['shape']['label']} on {document['device']} on {document['created_at'][:10]} ({software}, power "
-        f"limit {environment['power_limit_w']} W, protocol {environment['protocol']}), {document['seconds']:.0f} s of "
-        "one config and others near it, the regimes by turns; all values over the median of their own config and "
-        "regime, 5th to 95th percentile:"
-    )
-    return "\n\n".join((caption, _table(NOISE_COLUMNS, rows), *noise_notes(document)))
 
 
 def noise_cells(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -91,15 +49,6 @@ def noise_notes(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def rematch_table(document: Mapping[str, Any]) -> str:
-    """What became of the winners of repeated searches: one row a shape."""
-    caption = (
-        f"Winners of searches that began with nothing, on {document['device']} on {document['created_at'][:10]}, timed "
-        "against each other and the default afterwards, in one run of finals a shape:"
-    )
-    return f"{caption}\n\n{_table(REMATCH_COLUMNS, [rematch_cells(row) for row in document['rows']])}"
-
-
 def rematch_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["label"],
@@ -124,12 +73,3 @@ def _range(values: list[float] | None, unit: str) -> str:
         return "-"
     low, _, high = values
     return f"{low:.0f} {unit}" if round(low) == round(high) else f"{low:.0f} to {high:.0f} {unit}"
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(columns)
-    return "\n".join(_line(cells) for cells in (names, ["---"] + ["---:"] * (len(names) - 1), *rows))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

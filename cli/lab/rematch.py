@@ -11,7 +11,7 @@ import typer
 from blocktune.cli.lab.noise_file import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.options import AsJson
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def rematch(
     for row in rows:
         for entry in row["winners"]:
             told = f"{entry['over_default']:.3f} of the default's time" if entry["time_us"] else entry["problem"]
-            typer.echo(f"{row['label']}: {entry['searches']} x {entry['label']}, {told}")
+            say(f"{row['label']}: {entry['searches']} x {entry['label']}, {told}")
 
 
 def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[AttentionShape, Regime], list[Best]]":

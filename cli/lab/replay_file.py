@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from blocktune.tuner.lab.sweep_sources import SweepSources
 
 SUFFIX = ".replay.json"
 """How the names of such files in results/ end."""
@@ -55,8 +58,13 @@ def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {**report, "strategies": strategies, "random_as_good": alike}
 
 
-def replay_tables(document: Mapping[str, Any], part: str | None = None) -> str:
-    """The tables of a document, or one part of them.
+def replay_tables(document: Mapping[str, Any], part: str | None = None, sources: "SweepSources | None" = None) -> str:
+    """Return the tables of a document, or one part of them.
+
+    Args:
+        document: as `tune replay --out` writes it.
+        part: `strategies`, `model` or `racing`.
+        sources: what the sweeps are of; stands above the tables.
 
     Raises:
         UsageError: there is no such part.
@@ -66,7 +74,21 @@ def replay_tables(document: Mapping[str, Any], part: str | None = None) -> str:
         raise UsageError(
             f"A part of a replay is one of {', '.join(parts)}, but got {part!r}. Name one, or none for all."
         )
-    return "\n\n".join(make(document) for name, make in parts.items() if part in (None, name))
+    told = "" if sources is None else sources_text(sources)
+    tables = [make(document) for name, make in parts.items() if part in (None, name)]
+    return "\n\n".join([*([told] if told else []), *tables])
+
+
+def sources_text(sources: "SweepSources") -> str:
+    """Return which part of the sweeps is of older kernels, and which kernels they lack; nothing where neither is."""
+    parts = []
+    if sources.older:
+        count, names = sum(sources.older.values()), ", ".join(sources.older)
+        parts.append(f"{count} of the recorded configs are of older sources of their kernels ({names}).")
+    if sources.missing:
+        lacking = ", ".join(f"`{name}` in {count}" for name, count in sources.missing.items())
+        parts.append(f"Kernels that compete today and are not in all sweeps of their shapes: {lacking}.")
+    return f"Until the sweeps are recorded again: {' '.join(parts)}" if parts else ""
 
 
 def _strategies(document: Mapping[str, Any]) -> str:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.results.store import existing_store
-from blocktune.cli.shared.options import AsJson, Database, DeviceName
+from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def sweeps(
     partial: Annotated[
         bool, typer.Option("--partial", help="Also shapes of which not every config was tried with all rounds.")
     ] = False,
-    device: DeviceName = None,
+    device: OnlyDevice = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,7 +35,7 @@ def sweeps(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise StoreError("Sweeps need a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")
+            raise NoFeasibleConfigError("There are no sweeps to write: no database. Name one by --db or BLOCKTUNE_DB.")
         found = sweeps_of(store.trials(only))
     _make(folder)
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ HEADER = (
     "GB/s of keys and values",
 )
 TOGETHER = " All of a row was checked first and timed in turns in one run; gains are those of median times."
-SPARSE = " Operations of a block mask are counted as if every block took part; a quarter of them does."
+SPARSE = " Operations of a block mask are those of the blocks that take part, a quarter of all."
 TWO_PASSES, ONE_KERNEL = "flash_bwd_split", "flash_bwd_fused"
 PASSES_HEADER = ("head dim", "seqlen", "mask", "two passes", "one kernel", "one kernel over two passes", "faster")
 
@@ -50,7 +50,8 @@ def feature_tables(document: Mapping[str, Any], caption: str) -> str:
 
 
 def passes_table(document: Mapping[str, Any]) -> str:
-    """The best two-pass backward beside the best one-kernel one, in TFLOP/s; empty unless both took part in a row."""
+    """Return the best stored two-pass backward next to the best stored one-kernel one, in TFLOP/s; nothing unless both
+    took part in a row."""
     lines, ratios = [], []
     for row in document["rows"]:
         shape, entries = AttentionShape.from_json(row["shape"]), _by_name(row)
@@ -64,7 +65,8 @@ def passes_table(document: Mapping[str, Any]) -> str:
         return ""
     table = _table(PASSES_HEADER, (cells for _, cells in sorted(lines)))
     return (
-        f"Two passes (`{TWO_PASSES}`) against one kernel that adds up dq (`{ONE_KERNEL}`), the best config of each, "
+        f"Two passes (`{TWO_PASSES}`) against one kernel that adds up dq (`{ONE_KERNEL}`), the best stored config of "
+        "each, "
         f"TFLOP/s:\n\n{table}\n\nGeometric mean of one kernel's speed over two passes: {geometric_mean(ratios):.3f} "
         f"({len(ratios)} shapes)."
     )

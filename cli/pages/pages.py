@@ -12,21 +12,28 @@ from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab import noise_file as readme_noise
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.replay_file import read_replay, replay_tables
+from blocktune.cli.pages import differential_tables, shipped_tables
 from blocktune.cli.pages import gpu_test_tables as readme_gpu_runs
+from blocktune.cli.pages import noise_tables as readme_noise
 from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables, passes_table
+from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.lab.sweep_sources import sources_of
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
+)
+NO_LOAD = (
+    "No results under sustained load are here yet: those of this file do not say how the GPU worked. `tune bench "
+    "--regime sustained --out results/DEVICE-sustained.bench.json` measures them, `make results` shows them."
 )
 NO_REPLAY = (
     "No searches of recorded sweeps are here yet: `tune replay --out results/DEVICE.replay.json` makes them, "
@@ -34,19 +41,28 @@ NO_REPLAY = (
 )
 NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
 HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
-GUESTS = {"flex": "FlexAttention"}
+GUESTS = {"flex": "FlexAttention", "bfloat16": "16 bits"}
+LOAD = ("SM clock, MHz", "power, W")
+"""Further columns under sustained load."""
 FEW_QUERIES = 16
-OWN_COLUMNS = " A column with the name of a kernel has that kernel's own best config."
+OWN_COLUMNS = (
+    " A column with the name of a kernel has the best config of it that was stored, which its search may have left far "
+    "from its best."
+)
 MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
 REGIMES = {
     "burst": "short bursts, in which the card stays cool",
-    "sustained": "sustained load, in which the card is hot",
+    "sustained": "sustained load, without a break",
 }
 
 
 def results_block(document: Mapping[str, Any] | None) -> str:
     """The tables of one bench file; None: there is no such file."""
-    return _section(document) if document is not None and document["rows"] else NOTHING
+    if document is None or not document["rows"]:
+        return NOTHING
+    if document["regime"] == "sustained" and not all(row.get("load") for row in document["rows"]):
+        return NO_LOAD
+    return _section(document)
 
 
 def with_results(page: str, folder: Path) -> str:
@@ -60,22 +76,33 @@ def with_results(page: str, folder: Path) -> str:
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        if path.name.endswith(readme_noise.SUFFIXES):
+        if shipped_tables.is_shipped(path):
+            block = shipped_tables.block(path)
+        elif path.name.endswith(readme_noise.SUFFIXES):
             block = readme_noise.block(path)
+        elif path.name.endswith(differential_tables.SUFFIX):
+            block = differential_tables.block(path)
         elif path.name.endswith(readme_gpu_runs.SUFFIXES):
             block = readme_gpu_runs.block(path)
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
         elif path.name.endswith(REPLAY):
-            block = replay_tables(read_replay(path), match["part"]) if path.exists() else NO_REPLAY
+            block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
         elif path.name.endswith(FEATURES) and path.exists():
-            document = read_bench(path)
-            block = feature_tables(document, _measured(document)) if document["rows"] else NOTHING
+            document = with_todays_rivals(read_bench(path))
+            block = feature_tables(document, _measured(document) + left_out(document)) if document["rows"] else NOTHING
         else:
-            block = results_block(read_bench(path) if path.exists() else None)
+            block = results_block(with_todays_rivals(read_bench(path)) if path.exists() else None)
         return f"<!-- results {match['place']} -->\n{block}\n<!-- /results -->"
 
     return BLOCK.sub(filled, page)
+
+
+def _replay(path: Path, part: str | None, folder: Path) -> str:
+    """Return the tables of a replay, with what its sweeps are of."""
+    document = read_replay(path)
+    sources = sources_of(sorted((folder / "sweeps").glob("*.gz")), document.get("without") or ())
+    return replay_tables(document, part, sources)
 
 
 def pages(root: Path) -> list[Path]:
@@ -89,9 +116,9 @@ def _section(document: Mapping[str, Any]) -> str:
     for dim in sorted({row.shape.head_dim for row in rows}):
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=_Row.place)
         columns = _columns(own) + _guests(own)
-        header = (*HEADER, *(GUESTS.get(name, name) for name in columns))
+        header = (*HEADER, *(GUESTS.get(name, name) for name in columns), *(LOAD if _is_sustained(document) else ()))
         lines = [_line(header), _line(["---:", "---"] + ["---:"] * (len(header) - 2))]
-        lines += [row.line(columns) for row in own]
+        lines += [row.line(columns, with_load=_is_sustained(document)) for row in own]
         unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
         parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
     parts.append(_means(rows))
@@ -114,6 +141,7 @@ class _Row:
     """One shape of a bench, by contender."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
+        self.load: Mapping[str, Any] = row.get("load") or {}
         self.shape = AttentionShape.from_json(row["shape"])
         self.entries = {entry["name"]: entry for entry in row["contenders"]}
 
@@ -137,14 +165,21 @@ class _Row:
             shape.label,
         )
 
-    def line(self, further: Sequence[str] = ()) -> str:
+    def line(self, further: Sequence[str] = (), *, with_load: bool = False) -> str:
         """The row's cells; further: kernels, with their own best config, and guests."""
         over = (self._timing("tuned") or {}).get("over_cudnn")
         spread = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
         rates = [self._rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
-        return _line([length, MASKS[self.shape.causal], *rates, spread, *(self._rate_of(name) for name in further)])
+        load = self._load_cells() if with_load else ()
+        columns = (self._rate_of(name) for name in further)
+        return _line([length, MASKS[self.shape.causal], *rates, spread, *columns, *load])
+
+    def _load_cells(self) -> tuple[str, str]:
+        """Return the clock, lowest to highest, and the mean power while the row was timed."""
+        clock, power = self.load.get("sm_clock_mhz"), self.load.get("power_w")
+        return "-" if clock is None else f"{clock[0]} to {clock[2]}", "-" if power is None else f"{power:.0f}"
 
     def _rate_of(self, kernel: str) -> str:
         """The rate of a kernel's best config, which is the tuned one where the kernel has won."""
@@ -178,7 +213,23 @@ def _caption(document: Mapping[str, Any]) -> str:
         f"{_measured(document)} "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
         "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
-        "to tune, estimated for an empty cache." + (OWN_COLUMNS if _has_kernels(document) else "")
+        "to tune, estimated for an empty cache."
+        + left_out(document)
+        + (OWN_COLUMNS if _has_kernels(document) else "")
+        + (_held(document) if _is_sustained(document) else "")
+    )
+
+
+def _is_sustained(document: Mapping[str, Any]) -> bool:
+    return bool(document["regime"] == "sustained")
+
+
+def _held(document: Mapping[str, Any]) -> str:
+    """Return how many rows were timed at the power limit, by the samples that stand in them."""
+    held = sum(bool(row["load"]["at_power_limit"]) for row in document["rows"])
+    return (
+        f" Clock and power are those of the whole measurement of a row; in {held} of {len(document['rows'])} rows the "
+        "power limit held the clock down all the while."
     )
 
 
@@ -192,8 +243,14 @@ def _measured(document: Mapping[str, Any]) -> str:
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
         f"{environment['power_limit_w']} W), kernels {kernels}, by {commands}: "
-        f"{REGIMES[document['regime']]}, {shape.dtype}."
+        f"{REGIMES[document['regime']]}, {shape.dtype}.{_commits(document)}"
     )
+
+
+def _commits(document: Mapping[str, Any]) -> str:
+    """Return the commits that the rows were measured with; nothing for files that do not name them."""
+    commits = dict.fromkeys(commit[:10] for row in document["rows"] if (commit := row.get("commit")))
+    return f" Commit {' and '.join(commits)}." if commits else ""
 
 
 def _has_kernels(document: Mapping[str, Any]) -> bool:

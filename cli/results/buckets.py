@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.results.store import existing_store
-from blocktune.cli.shared.options import AsJson, Database, DeviceName
+from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
 from blocktune.cli.shared.render import note, percent, print_json, print_table
+from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -22,7 +22,7 @@ def buckets(
     apply: Annotated[
         bool, typer.Option("--apply", help="Store each bucket's config; without this flag it is only reported.")
     ] = False,
-    device: DeviceName = None,
+    device: OnlyDevice = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from blocktune.cli.shared.options import AsJson
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table
-from blocktune.cli.shared.winners import config_json
+from blocktune.cli.shared.winners import config_json, shape_json
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import Difference
@@ -65,7 +65,7 @@ def _json(each: "Difference") -> dict[str, Any]:
     return {
         "change": str(each.change),
         "device": subject.device.key,
-        "shape": subject.shape.to_json() | {"label": subject.shape.label},
+        "shape": shape_json(subject.shape),
         "before": _side(each.before),
         "after": _side(each.after),
         "ratio": each.ratio,

@@ -17,7 +17,8 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
     several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
 
     Raises:
-        UsageError: there is nothing to write, or the place cannot be written.
+        NoFeasibleConfigError: there is nothing to write.
+        UsageError: the place cannot be written.
     """
     from blocktune.db.user_store import UserKernelStore
 
@@ -36,7 +37,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
     if as_json:
         print_json({"files": written})
     else:
-        note(f"wrote {', '.join(written)}")
+        note(f"wrote {place}" if len(written) == 1 else f"wrote {len(written)} files into {place}")
 
 
 def _write(files: Files, place: Path, *, in_folder: bool) -> list[str]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.results.store import existing_store
-from blocktune.cli.shared.options import AsJson, Database, DeviceName
+from blocktune.cli.shared.options import AsJson, Database, OneDevice
 from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def freeze(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --all, the folder.")],
-    device: DeviceName = None,
+    device: OneDevice = None,
     every: Annotated[bool, typer.Option("--all", help="All devices, one file each in the folder OUT.")] = False,
     db: Database = None,
     as_json: AsJson = False,
@@ -34,7 +34,7 @@ def freeze(
     tune freeze frozen --all
     """
     from blocktune.db.exchange.document import frozen_document, save_text
-    from blocktune.kernels.stored.export_file import canonical_text
+    from blocktune.kernels.stored.json_pieces import canonical_text
 
     if every and device:
         raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")

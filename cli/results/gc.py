@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.results.store import existing_store
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import print_json
+from blocktune.cli.shared.render import print_json, say
+from blocktune.cli.shared.stores import existing_store
 
 if TYPE_CHECKING:
     from blocktune.db.tables.cleaning import CleanCounts, Rules
@@ -46,11 +46,11 @@ def present_rules() -> "Rules":
 
 def _show(counts: "CleanCounts", applied: bool) -> None:
     word = "dropped" if applied else "would drop"
-    typer.echo(f"{word} {counts.dead_kernel:,} trials of kernels whose source has changed")
-    typer.echo(f"{word} {counts.old_protocol:,} trials by an older measuring protocol")
-    typer.echo(f"{word} {counts.unreferenced:,} devices, shapes, configs, kernels and environments of these alone")
-    typer.echo(f"kept {counts.trials:,} trials and {counts.bests:,} winners")
+    say(f"{word} {counts.dead_kernel:,} trials of kernels whose source has changed")
+    say(f"{word} {counts.old_protocol:,} trials by an older measuring protocol")
+    say(f"{word} {counts.unreferenced:,} devices, shapes, configs, kernels and environments of these alone")
+    say(f"kept {counts.trials:,} trials and {counts.bests:,} winners")
     if applied and counts.bytes_before:
-        typer.echo(f"the file has {counts.bytes_after / 1e6:.1f} MB, before {counts.bytes_before / 1e6:.1f} MB")
+        say(f"the file has {counts.bytes_after / 1e6:.1f} MB, before {counts.bytes_before / 1e6:.1f} MB")
     elif not applied:
-        typer.echo("nothing was changed; `tune gc --apply` does it")
+        say("nothing was changed; `tune gc --apply` does it")

@@ -1,8 +1,6 @@
 """`tune list`, `tune export` and `tune import`: what the database holds."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.results.foreign_exports import write_configs
-from blocktune.cli.shared.options import AsJson, Database, DeviceName
+from blocktune.cli.shared.lookup import shipped_winners
+from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table
+from blocktune.cli.shared.stores import existing_store
 from blocktune.cli.shared.winners import speedup, winner_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.merging import ImportCounts
-    from blocktune.db.store import ResultStore
+    from blocktune.db.records.records import Best
+    from blocktune.kernels.hardware.device import DeviceSpec
 
 OutputFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; `-` is stdout.", allow_dash=True)]
 InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="An export to read.")]
@@ -28,44 +29,48 @@ Trust = Annotated[
 ]
 
 
-@contextmanager
-def existing_store(db: str | None) -> Iterator["ResultStore | None"]:
-    """The store, upgraded where it is older; None, with a message, where there is none: reading creates nothing."""
-    from blocktune.db.store import ResultStore
-    from blocktune.db.tables.location import StoreTarget
-
-    target = StoreTarget.of(db)
-    if target.path is not None and not target.path.exists():
-        note(f"There is no database at {target.label} yet; `tune run` makes it.")
-        yield None
-        return
-    with ResultStore.open(db) as store:
-        yield store
-
-
-def list_bests(device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
-    """List the stored winners.
+def list_bests(
+    device: OnlyDevice = None,
+    shipped: Annotated[bool, typer.Option("--shipped", help="What ships with the package, whatever you have.")] = False,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the stored winners; without any, those that ship with the package.
 
     \b
     tune list
     tune list --device h200 --json
+    tune list --shipped
     """
+    from blocktune.db.rivals import with_todays_rivals
+
     only = choose_device(device) if device else None
-    with existing_store(db) as store:
-        bests = store.bests(only) if store else []
+    found = [] if shipped else _stored(db, only)
+    source = "database" if found else "shipped"
+    found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
+    bests = [with_todays_rivals(best) for best in found]
     if as_json:
-        print_json({"bests": [winner_json(best) for best in bests]})
+        print_json({"bests": [winner_json(best) | {"source": source} for best in bests]})
         return
     rows = [
-        (best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us), speedup(best))
+        (source, best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us),
+         speedup(best))
         for best in bests
-    ]
-    print_table(("device", "shape", "config", "origin", "time", "against the default"), rows)
+    ]  # fmt: skip
+    print_table(_COLUMNS, rows, optional=("origin", "source"))
+
+
+_COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
+
+
+def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
+    with existing_store(db) as store:
+        return store.bests(only) if store else []
 
 
 def export(
     file: OutputFile,
-    device: DeviceName = None,
+    device: OneDevice = None,
     trials: Annotated[bool, typer.Option("--trials", help="Every trial too, not only the winners.")] = False,
     format_: Annotated[
         ExportFormat, typer.Option("--format", help="Ours, or one of others; vllm writes files into a folder.")
@@ -85,7 +90,7 @@ def export(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise StoreError("An export needs a database, but there is none. Name another one by --db or BLOCKTUNE_DB.")
+            raise NoFeasibleConfigError("There is nothing to export: no database. Name one by --db or BLOCKTUNE_DB.")
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:
         write_configs(document, format_, file, db=db, as_json=as_json)
@@ -134,6 +139,6 @@ def show_imported(counts: "ImportCounts", as_json: bool) -> None:
         print_json(asdict(counts))
         return
     note(
-        f"imported {counts.bests} winners and {counts.trials} trials; "
-        f"kept the database's own {counts.bests_kept} winners and {counts.trials_kept} trials"
+        f"stored {counts.bests} winners and {counts.trials} trials; "
+        f"left out {counts.bests_kept} winners that lost to others and {counts.trials_kept} trials that were not newer"
     )

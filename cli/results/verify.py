@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.results.store import existing_store
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table
-from blocktune.kernels.values.errors import NoFeasibleConfigError, VerificationError
+from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
+from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best, Environment
@@ -23,19 +23,25 @@ def verify(
     every: Annotated[
         bool, typer.Option("--all", help="Also winners that were measured with the software that is here.")
     ] = False,
+    unknown_speedup: Annotated[
+        bool, typer.Option("--unknown-speedup", help="Only winners that were not timed against today's default.")
+    ] = False,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Check and time winners and their runners-up again on this GPU, and store who wins now.
 
-    Without --all only those that are due: measured with another driver, Triton, ptxas, torch or kernel source, or
-    imported. What is verified counts as measured here. A winner that computes a wrong result is replaced, and ends the
-    command with 7 after all shapes. Ctrl-C keeps what was verified.
+    Without --all only those that are due: measured with another driver, Triton, ptxas, torch or kernel source or
+    against another default, or imported. What is verified counts as measured here. A winner that computes a wrong
+    result is replaced, and ends the command with 7 after all shapes. Ctrl-C keeps what was verified.
 
     \b
     tune verify
     tune verify --all --json
+    tune verify --unknown-speedup
     """
+    if every and unknown_speedup:
+        raise UsageError("--all and --unknown-speedup exclude each other, but got both. Leave one out.")
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -43,7 +49,7 @@ def verify(
     device = current_device()
     environment = measuring_environment(device, GpuMonitor(device.uuid))
     with existing_store(db) as store:
-        due = _due(store.bests(device), environment, every) if store else []
+        due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
         note(f"{len(due)} winners of {device.name} to verify")
         done = _verify_each(due, device, environment, store, as_json) if store and due else []
     if as_json:
@@ -58,11 +64,15 @@ def verify(
         raise NoFeasibleConfigError("Every winner that is due must be verified, but some could not be; see above.")
 
 
-def _due(bests: "list[Best]", environment: "Environment", every: bool) -> "list[tuple[Best, str]]":
-    """The winners to verify, each with the reason."""
+def _due(
+    bests: "list[Best]", environment: "Environment", every: bool, unknown_speedup: bool
+) -> "list[tuple[Best, str]]":
+    """Return the winners to verify, each with the reason."""
     from blocktune.kernels.values.config import Origin
-    from blocktune.tuner.upkeep.verify import why_due
+    from blocktune.tuner.upkeep.verify import why_due, why_speedup_is_due
 
+    if unknown_speedup:
+        return [(best, why) for best in bests if (why := why_speedup_is_due(best))]
     reasons = ((best, why_due(best, environment)) for best in bests)
     return [
         (best, why or "asked for") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
@@ -117,8 +127,8 @@ def _show(found: "Verification") -> None:
     ]
     print_table(COLUMNS, rows, title=found.before.shape.label)
     if found.after is None:
-        typer.echo(f"no winner any more: {found.reason}\n")
+        say(f"no winner any more: {found.reason}\n")
     elif found.after.config == found.before.config:
-        typer.echo(f"the winner stays: {found.reason}\n")
+        say(f"the winner stays: {found.reason}\n")
     else:
-        typer.echo(f"the winner is now {found.after.config.label}: {found.reason}\n")
+        say(f"the winner is now {found.after.config.label}: {found.reason}\n")

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.shared import completion
 from blocktune.cli.shared.render import note
+from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,12 @@ BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a til
 Stages = Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")]
 OwnParameters = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the kernel's own; may be repeated."),
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="A parameter of the kernel's own; may be repeated.",
+        autocompletion=completion.own_parameters,
+    ),
 ]
 
 
@@ -35,7 +42,7 @@ class Subject:
     limits: "ComputeLimits"
 
     def to_json(self) -> dict[str, Any]:
-        return {"config": self.config.to_json(), "shape": self.shape.to_json()}
+        return {"config": self.config.to_json(), "shape": shape_json(self.shape)}
 
     def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "Subject":
         """The same with the given choices in place of its own.

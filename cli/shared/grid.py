@@ -12,6 +12,7 @@ import typer
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH
 
 NEEDED = ("seq", "dim")
 """The shape flags without a default: given as flags or by the grid."""
@@ -41,6 +42,17 @@ class Grid:
         """
         return tuple(dict.fromkeys(flags.shape() for flags in self.flags))
 
+    def assumed(self) -> str:
+        """What was not given, as flags with where their values come from; empty when all sizes were given."""
+        if not self.many:
+            return self.flags[0].assumed()
+        missing = []
+        if any(flags.batch is None for flags in self.flags):
+            missing.append(f"--batch (batch * seq = {DEFAULT_TOKENS})")
+        if any(flags.heads is None for flags in self.flags):
+            missing.append(f"--heads (heads * dim = {DEFAULT_WIDTH})")
+        return f"assumed {', '.join(missing)} where they are not given" if missing else ""
+
     @classmethod
     def of(cls, given: dict[str, Any], text: str | None) -> "Grid":
         """The grid of shape flags with values, None where one is not given, crossed with the text of --grid.
@@ -55,7 +67,7 @@ class Grid:
         missing = [f"--{name}" for name in NEEDED if given[name] is None and name not in lists]
         if missing:
             raise UsageError(
-                f"A shape needs --seq and --dim, or a --grid with both, but {missing} is missing. {EXAMPLE}"
+                f"A shape needs --seq and --dim, or a --grid with both. Missing: {' and '.join(missing)}. {EXAMPLE}"
             )
         combinations = itertools.product(*lists.values())
         flags = tuple(ShapeFlags(**given | dict(zip(lists, values, strict=True))) for values in combinations)

@@ -1,15 +1,11 @@
-"""`tune best`: the config that a call of this shape would get, where it comes from, and what was better or worse."""
+"""What the dispatcher's ladder says about a shape."""
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from blocktune.cli.results.store import existing_store
-from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import print_table, say
 from blocktune.cli.shared.winners import (
     COLUMNS,
     Predictions,
@@ -17,11 +13,10 @@ from blocktune.cli.shared.winners import (
     origin_text,
     predictions,
     provenance,
+    shape_json,
     winner_json,
     winner_rows,
 )
-from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -32,38 +27,18 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape
 
 
-@with_shape_flags
-def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
-    """Show the best known config for a shape.
-
-    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
-    Ends with exit code 3 when no result is near, and says what would run then.
-
-    \b
-    tune best --seq 8192 --dim 64
-    tune best --seq 8192 --dim 64 --causal --device h200 --json
-    """
-    shape, spec = flags.shape(), choose_device(device)
-    with existing_store(db) as store:
-        answer = look_up(store, db, spec, shape)
-    if as_json:
-        print_json(answer.to_json())
-    else:
-        _show(answer, flags.assumed())
-    if not answer.is_tuned:
-        raise NoFeasibleConfigError(
-            f"No result for {shape.label} on {spec.name} or near it. Make one: {_command(flags, device)}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the ladder says about a shape, and the stored winner behind it where there is one."""
+    """What the ladder says about a shape, and the stored winner that it comes from, where there is one.
+
+    is_shipped: that winner is of the results that ship with the package, not of the user's own.
+    """
 
     device: "DeviceSpec"
     shape: "AttentionShape"
     candidate: "Candidate | None"
     winner: "Best | None"
+    is_shipped: bool
     predicted: Predictions
     passed_over: tuple[str, ...]
 
@@ -75,15 +50,20 @@ class Answer:
     def is_tuned(self) -> bool:
         return self.rung not in ("sdpa", "default")
 
+    @property
+    def is_measured(self) -> bool:
+        return self.is_tuned and self.rung != "predicted"
+
     def to_json(self) -> dict[str, Any]:
         found = self.candidate
-        data = {} if self.winner is None else winner_json(self.winner)
+        data = {} if self.winner is None else winner_json(self.winner, self.predicted)
         return data | {
             "device": self.device.to_json(),
-            "shape": self.shape.to_json(),
+            "shape": shape_json(self.shape),
             "rung": self.rung,
+            "source": None if self.winner is None else "shipped" if self.is_shipped else "database",
             "best": None if found is None else config_json(found.config, **self._facts(found)),
-            "tuned_for": found.tuned_for.to_json() if found is not None and found.tuned_for is not None else None,
+            "tuned_for": shape_json(found.tuned_for) if found is not None and found.tuned_for is not None else None,
             "passed_over": list(self.passed_over),
         }
 
@@ -104,16 +84,31 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
     from blocktune.db.tables.location import StoreTarget
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 
-    winners = list(_shipped_winners())
     layers: list[ConfigSource] = [JsonConfigs()]
     if store is not None:
         path = StoreTarget.of(db).path
         layers.insert(0, store if path is None else SqliteConfigs(path))
-        winners = [*store.bests(), *winners]
     candidate, passed_over = _climb_down(layers, device, shape)
-    winner = None if candidate is None else _winner_behind(candidate, winners)
+    own = _winner_behind(candidate, store.bests() if store is not None else ())
+    winner = own or _winner_behind(candidate, shipped_winners())
     predicted = {} if store is None or winner is None else predictions(store, winner)
-    return Answer(device, shape, candidate, winner, predicted, passed_over)
+    return Answer(device, shape, candidate, winner, own is None, predicted, passed_over)
+
+
+def show_answer(answer: Answer) -> None:
+    """Print which rung answers and why, and the winner with its rivals."""
+    from blocktune.kernels.selection.explanation import Explanation
+
+    if answer.candidate is None:
+        say("PyTorch's scaled_dot_product_attention would compute this shape")
+        return
+    reason = Explanation.of(answer.candidate, answer.shape, device=answer.device).reason
+    say(f"{answer.rung}: {reason}{'; this result ships with blocktune' if answer.winner and answer.is_shipped else ''}")
+    if answer.winner is None:
+        say(answer.candidate.config.label)
+        return
+    print_table(COLUMNS, winner_rows(answer.winner, answer.predicted))
+    say(f"\n{origin_text(answer.winner)}, on {provenance(answer.winner)}")
 
 
 def _climb_down(
@@ -131,7 +126,7 @@ def _climb_down(
     return None, tuple(passed_over)
 
 
-def _shipped_winners() -> Iterator["Best"]:
+def shipped_winners() -> Iterator["Best"]:
     """The winners in the exports that are part of the package; its other files are none."""
     from importlib.resources import files
 
@@ -145,37 +140,12 @@ def _shipped_winners() -> Iterator["Best"]:
             yield from records_from(document)[0]
 
 
-def _winner_behind(candidate: "Candidate", winners: Iterable["Best"]) -> "Best | None":
-    """The winner that the candidate was read from, which knows more about it; None for a default."""
+def _winner_behind(candidate: "Candidate | None", winners: Iterable["Best"]) -> "Best | None":
+    """Return the winner that the candidate was read from, with today's rivals; None for a default."""
+    from blocktune.db.rivals import with_todays_rivals
+
+    if candidate is None:
+        return None
     wanted = (candidate.tuned_for, candidate.config, candidate.time_us)
-    return next((winner for winner in winners if (winner.shape, winner.config, winner.time_us) == wanted), None)
-
-
-def _show(answer: Answer, assumed: str) -> None:
-    from blocktune.kernels.selection.explanation import Explanation
-
-    typer.echo(f"{answer.shape.label} on {answer.device.name}")
-    if assumed:
-        note(assumed)
-    for reason in answer.passed_over:
-        note(f"not {reason}")
-    if answer.candidate is None:
-        typer.echo("PyTorch's scaled_dot_product_attention would compute this shape")
-        return
-    typer.echo(f"{answer.rung}: {Explanation.of(answer.candidate, answer.shape).reason}")
-    if answer.winner is None:
-        typer.echo(answer.candidate.config.label)
-        return
-    print_table(COLUMNS, winner_rows(answer.winner, answer.predicted))
-    typer.echo(f"\n{origin_text(answer.winner)}, on {provenance(answer.winner)}")
-
-
-def _command(flags: ShapeFlags, device: str | None) -> str:
-    """The command that would tune this shape."""
-    given = {
-        field.name.replace("_", "-"): getattr(flags, field.name)
-        for field in fields(flags)
-        if getattr(flags, field.name) != field.default
-    }
-    words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()]
-    return " ".join(["tune run", *words, *([f"--device {device}"] if device else [])])
+    found = (winner for winner in winners if (winner.shape, winner.config, winner.time_us) == wanted)
+    return next(map(with_todays_rivals, found), None)

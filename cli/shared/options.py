@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from blocktune.cli.shared import completion
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
@@ -16,14 +17,30 @@ from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH,
 
 DeviceName = Annotated[
     str | None,
-    typer.Option("--device", help=f"GPU name, as in `tune devices`.  [default: the GPU here, else {DEFAULT_DEVICE}]"),
+    typer.Option(
+        "--device",
+        help=f"GPU name, as in `tune devices`.  [default: the GPU here, else {DEFAULT_DEVICE}]",
+        autocompletion=completion.devices,
+    ),
+]
+OnlyDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="Only results for this GPU.  [default: all]", autocompletion=completion.devices),
+]
+OneDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="The GPU whose results are written.  [default: the only one in the database]",
+        autocompletion=completion.devices,
+    ),
 ]
 Database = Annotated[
     str | None,
     typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.", autocompletion=completion.dtypes)]
 IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i, as in PyTorch.")]
 
 
@@ -47,7 +64,9 @@ class ShapeFlags:
     causal_lower_right: Annotated[
         bool, typer.Option("--causal-lower-right", help="Causal up to the last key, as in FlashAttention.")
     ] = False
-    direction: Annotated[str, typer.Option("--direction", help="forward or backward.")] = "forward"
+    direction: Annotated[
+        str, typer.Option("--direction", help="forward or backward.", autocompletion=completion.directions)
+    ] = "forward"
     features: Annotated[
         str, typer.Option("--features", help="Such as 'window=127:0 softcap', in a grid with + for a blank.")
     ] = ""
@@ -60,6 +79,8 @@ class ShapeFlags:
         """
         if self.direction not in list(Direction):
             raise UsageError(f"`direction` must be one of {', '.join(Direction)}, but got {self.direction!r}.")
+        if self.causal and self.causal_lower_right:
+            raise UsageError("`--causal` and `--causal-lower-right` exclude each other, but both are given. Drop one.")
         plain = complete_shape(
             self.seq,
             self.dim,

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import typer
-
 from blocktune.cli.shared.progress import LINE_SECONDS, describe
-from blocktune.cli.shared.render import note
+from blocktune.cli.shared.render import note, say
 
 if TYPE_CHECKING:
     from blocktune.tuner.fleet.job import Event
@@ -80,7 +78,7 @@ class JobLines:
             note(f"{event.worker} {event.job.shape.label} {progress.done}/{progress.total} {describe(progress)}")
 
     def print(self, line: str) -> None:
-        typer.echo(line)
+        say(line)
 
 
 class JobBars:
@@ -138,7 +136,7 @@ class JobBars:
             self._aside(lambda: note(line))
 
     def print(self, line: str) -> None:
-        self._aside(lambda: typer.echo(line))
+        self._aside(lambda: say(line))
 
     def stop(self) -> None:
         self._bars.stop()

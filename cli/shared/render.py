@@ -1,23 +1,21 @@
 """How results look: JSON or tables on stdout, everything else on stderr."""
 
+import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import typer
+
+from blocktune.cli.shared.tables import EMPTY, table_lines, wrapped_lines
 
 SCHEMA = 1
 """Version of every JSON object that a command prints; it rises when a field changes its meaning or goes."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-
-EMPTY = ("", "-")
-"""Cells that say nothing."""
-
-PIPE_WIDTH = 200
-"""Columns of a table that no terminal limits."""
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -27,30 +25,47 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 def note(message: str) -> None:
     """Print a message for the person at the terminal on stderr, out of the way of the data."""
-    typer.echo(message, err=True)
+    typer.echo(_fitted(message, sys.stderr), err=True)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+def say(text: str) -> None:
+    """Print a result in words on stdout."""
+    typer.echo(_fitted(text, sys.stdout))
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", optional: Sequence[str] = ()
+) -> None:
     """Print a table on stdout; a column without any content is left out.
 
-    Cells are taken literally: a device called `[red]` stays that.
+    On a terminal it keeps to the width: the columns `optional` may be left out for that, the first one first.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     cells = [[str(cell) for cell in row] for row in rows]
     kept = [index for index in range(len(columns)) if not cells or any(row[index] not in EMPTY for row in cells)]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index in kept:
-        table.add_column(Text(columns[index]), overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(row[index]) for index in kept))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(table)
-    typer.echo("\n".join(([title] if title else []) + [line.rstrip() for line in capture.get().splitlines()]))
+    if title:
+        say(title)
+    head, *body = ([row[index] for index in kept] for row in (columns, *cells))
+    typer.echo("\n".join(table_lines(head, body, _width(sys.stdout), optional)))
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """The text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
+    width = _width(stream)
+    if width is None:
+        return text
+    lines = (wrapped_lines(line, width, indent=len(line) - len(line.lstrip())) for line in text.split("\n"))
+    return "\n".join(itertools.chain.from_iterable(lines))
+
+
+def _width(stream: TextIO) -> int | None:
+    """The columns of the terminal that shows the stream; None where no terminal limits it."""
+    if not stream.isatty():
+        return None
+    named = os.environ.get("COLUMNS", "")
+    try:
+        return int(named) if named.isdecimal() and int(named) else os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:  # a terminal that does not tell
+        return None
 
 
 def microseconds(time_us: float | None) -> str:

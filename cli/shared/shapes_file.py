@@ -21,7 +21,6 @@ from typing import Any
 
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape
 
 NEEDED = ("seq", "dim")
 
@@ -36,26 +35,30 @@ _KINDS: dict[str, tuple[type, str]] = {
 _NAMES = tuple(field.name for field in fields(ShapeFlags))
 
 
-def shapes_of_file(path: Path) -> tuple[AttentionShape, ...]:
-    """The shapes of a file, each once, in its order; what a table does not give is as on the command line.
+def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
+    """The shapes of a file as flags, in its order; what a table does not give is as on the command line.
 
     Raises:
-        UsageError: the file cannot be read or is no TOML, holds no table, or a table's key or value is not of a shape;
+        UsageError: the file is missing or is no TOML, holds no table, or a table's key or value is not of a shape;
             the message names the table and the key.
     """
-    shapes = [shape for where, table in _tables(path) for shape in _shapes(where, table)]
-    if not shapes:
+    flags = tuple(flags for where, table in _tables(path) for flags in _flags(where, table))
+    if not flags:
         raise UsageError(
             f"A file of shapes has at least one table, but {path} has none. Write [name] with seq and dim."
         )
-    return tuple(dict.fromkeys(shapes))
+    return flags
 
 
 def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several times."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(
+            f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."
+        ) from error
+    except ValueError as error:
         raise UsageError(f"A file of shapes holds TOML, but {path} does not: {error}. Correct it.") from error
     for name, value in document.items():
         if isinstance(value, dict):
@@ -68,19 +71,21 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             )
 
 
-def _shapes(where: str, table: Mapping[str, Any]) -> Iterator[AttentionShape]:
-    lists = {_flag(where, key): _values(where, key, value) for key, value in table.items()}
+def _flags(where: str, table: Mapping[str, Any]) -> Iterator[ShapeFlags]:
+    lists = {_name(where, key): _values(where, key, value) for key, value in table.items()}
     missing = [name for name in NEEDED if name not in lists]
     if missing:
         raise UsageError(f"A shape needs seq and dim, but {where} has no `{missing[0]}`. Add it.")
     for values in itertools.product(*lists.values()):
+        flags = ShapeFlags(**dict(zip(lists, values, strict=True)))
         try:
-            yield ShapeFlags(**dict(zip(lists, values, strict=True))).shape()
+            flags.shape()
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
+        yield flags
 
 
-def _flag(where: str, key: str) -> str:
+def _name(where: str, key: str) -> str:
     name = key.replace("-", "_")
     if name not in _NAMES:
         names = ", ".join(name.replace("_", "-") for name in _NAMES)

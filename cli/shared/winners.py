@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
 
 COLUMNS = ("", "config", "time", "predicted", "against the default")
 
@@ -29,14 +30,27 @@ def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] |
     return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
 
 
-def winner_json(best: "Best") -> dict[str, Any]:
-    """A winner with its origin, its rivals, and the environment that it was found in."""
+def shape_json(shape: "AttentionShape") -> dict[str, Any]:
+    """A shape with its short name, as every command prints it."""
+    return shape.to_json() | {"label": shape.label}
+
+
+def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[str, Any]:
+    """A winner with its origin, its rivals, and the environment that it was found in.
+
+    Args:
+        best: the winner.
+        predicted: what the model says of its rivals, where that is known.
+    """
+    default_us, paper_us = (
+        None if rival is None or predicted is None else predicted.get(rival) for rival in (best.default, best.paper)
+    )
     return {
         "device": best.device.to_json(),
-        "shape": best.shape.to_json(),
+        "shape": shape_json(best.shape),
         "best": config_json(best.config, time_us=best.time_us, predicted_us=best.predicted_us, origin=str(best.origin)),
-        "default": config_json(best.default, time_us=best.default_time_us),
-        "paper": config_json(best.paper, time_us=best.paper_time_us),
+        "default": config_json(best.default, time_us=best.default_time_us, predicted_us=default_us),
+        "paper": config_json(best.paper, time_us=best.paper_time_us, predicted_us=paper_us),
         "speedup_over_default": _speedup_json(best),
         "kernel_hash": best.kernel_hash,
         "environment": asdict(best.environment),

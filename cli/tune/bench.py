@@ -1,25 +1,21 @@
 """`tune bench`: the tuned kernels against everybody else who computes attention, in one interleaved run a shape."""
 
-import contextlib
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.tune.bench_file import BenchFile
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.errors import VerificationError
-
-if TYPE_CHECKING:
-    from blocktune.tuner.compile.farm import CompileFarm
 
 PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
@@ -59,16 +55,16 @@ def bench(
 
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import current_device
-    from blocktune.tuner.compare.compare import compare, tuned_config
+    from blocktune.tuner.compare.compare import compare, compile_ahead
+    from blocktune.tuner.compile.farm import CompileFarm
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.protocol import CudaClock
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 
     device = current_device()
     file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
-    with ResultStore.open(db) as store, gpu_lock(device.uuid, note), _farm(autotune) as compiler:
-        for shape in shapes:
-            tuned_config(store, device, shape)  # the first that is missing ends the run before it begins
+    with ResultStore.open(db) as store, gpu_lock(device.uuid, note), CompileFarm(need_code=True) as farm:
+        compile_ahead(store, device, shapes, farm)  # the first shape that is not tuned ends the run before it begins
         clock = CudaClock()
         wrong: list[str] = []
         for number, shape in enumerate(shapes, start=1):
@@ -78,7 +74,7 @@ def bench(
                 store=store,
                 device=device,
                 regime=regime,
-                compiler=compiler,
+                compiler=farm if autotune else None,
                 standard=standard,
                 flex=flex,
                 seed=seed,
@@ -100,18 +96,6 @@ def bench(
             f"A tuned config must compute what the reference does, but {'; '.join(wrong)}. "
             "Tune the shape again by `tune run`."
         )
-
-
-@contextlib.contextmanager
-def _farm(wanted: bool) -> "Iterator[CompileFarm | None]":
-    """What compiles ahead for stock autotune."""
-    if not wanted:
-        yield None
-        return
-    from blocktune.tuner.compile.farm import CompileFarm
-
-    with CompileFarm(need_code=True) as farm:
-        yield farm
 
 
 def _command() -> str:
@@ -137,14 +121,14 @@ def _show(row: Mapping[str, Any]) -> None:
     print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
     for entry in row["contenders"]:
         if entry["problem"]:
-            typer.echo(f"{entry['name']} was not timed: {entry['problem']}")
+            say(f"{entry['name']} was not timed: {entry['problem']}")
         if entry["tuning"]:
             tuning = entry["tuning"]
-            typer.echo(
+            say(
                 f"{entry['name']} tried {tuning['configs']} configs in {tuning['seconds']:.0f} s, compiling "
                 f"{tuning['compiled']} of them; about {tuning['cold_seconds']:.0f} s with an empty cache"
             )
-    typer.echo("")
+    say("")
 
 
 def _key_rate(rate: float | None) -> str:
@@ -172,7 +156,7 @@ def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
     for rival in dict.fromkeys(name for row in times for name in row if name != "tuned"):
         ratios = [row[rival] / row["tuned"] for row in times if rival in row and "tuned" in row]
         if ratios:
-            typer.echo(f"tuned over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
+            say(f"tuned over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

@@ -34,10 +34,12 @@ class BenchFile:
         import torch
 
         from blocktune.kernels.registry import KERNELS
+        from blocktune.tuner.measure.environment import source_commit
 
         number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
         cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         self._path = path
+        self._commit = source_commit()
         self.document: dict[str, Any] = {
             "schema": SCHEMA,
             "format": FORMAT,
@@ -54,7 +56,7 @@ class BenchFile:
 
     def add(self, comparison: "Comparison", command: str, now: str) -> None:
         """Puts a row in and writes the file; command: what was typed, now: the time as ISO 8601."""
-        row = comparison.to_json()
+        row = comparison.to_json() | {"commit": self._commit}
         kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
         self.document["rows"] = [*kept, row]
         self.document["created_at"] = now

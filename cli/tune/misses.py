@@ -18,7 +18,7 @@ def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape
         UsageError: the counting is switched off.
         StoreError: the file of misses cannot be read.
     """
-    from blocktune.cli.results.store import existing_store
+    from blocktune.cli.shared.stores import existing_store
     from blocktune.db.tables.location import StoreTarget
     from blocktune.kernels.selection.misses import work_of
     from blocktune.kernels.stored.miss_file import VARIABLE, miss_path, read_misses

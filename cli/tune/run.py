@@ -5,32 +5,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.render import INTERRUPTED, counts, note, percent, print_json, print_table
-from blocktune.cli.shared.shapes_file import shapes_of_file
-from blocktune.cli.shared.winners import COLUMNS, Predictions, origin_text, predictions, winner_rows
+from blocktune.cli.shared.render import INTERRUPTED, note, print_json, say
+from blocktune.cli.shared.shapes_file import flags_of_file
+from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
+from blocktune.cli.tune.report_text import show_report, wait_text
 from blocktune.cli.tune.run_many import run_many
 from blocktune.db.records.records import Regime
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
+from blocktune.tuner.search.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.search.report import TuningReport
+
+
+_DEFAULT_TRIALS = f"{MEASURED_BUDGET.trials}, predicted {PREDICTED_BUDGET.trials}"
+_DEFAULT_SECONDS = f"{MEASURED_BUDGET.seconds:g}, predicted {PREDICTED_BUDGET.seconds:g}"
 
 
 @with_grid_flags
 def run(
     grid: Grid,
-    trials: Annotated[int | None, typer.Option("--trials", help="Configs to try at most.")] = None,
-    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds to search at most.")] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help=f"Configs to try at most.  [default: {_DEFAULT_TRIALS}]")
+    ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option("--time-budget", help=f"Seconds to search at most.  [default: {_DEFAULT_SECONDS}]"),
+    ] = None,
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="Search this kernel only; may be repeated.")
+        list[str] | None,
+        typer.Option("--kernel", help="Search this kernel only; may be repeated.", autocompletion=completion.kernels),
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try every config, whatever the time.")] = False,
     regime: Annotated[
@@ -73,13 +85,13 @@ def run(
     # Before heavy imports, so that wrong use fails at once.
     shapes, spec, wanted = grid.shapes(), choose_device(device), wanted_gpus(gpus)
     if shapes_file is not None:
-        shapes = shapes_of_file(shapes_file)
+        grid = Grid(flags_of_file(shapes_file), many=True)
+        shapes = grid.shapes()
     elif from_misses:
         shapes = missed_shapes(spec, db)
     devices = gpus_for(spec, wanted, len(shapes))
 
     from blocktune.kernels.registry import get_kernel
-    from blocktune.tuner.search.report import Budget
 
     search: dict[str, Any] = {
         "device": spec,
@@ -90,10 +102,9 @@ def run(
         "seed": seed,
     }
     _announce(spec)
+    if grid.assumed():
+        note(grid.assumed())
     if not grid.many:
-        assumed = grid.flags[0].assumed()
-        if assumed:
-            note(assumed)
         interrupted = _run_one(shapes[0], db, as_json, search)
     else:
         interrupted = run_many(shapes, db, as_json, search, devices)
@@ -105,15 +116,23 @@ def run(
 def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
     """Tune a shape and show all about it; returns whether the user cut it short."""
     from blocktune.db.store import ResultStore
-    from blocktune.tuner.search.tune import tune
+    from blocktune.tuner.search.tune import farm_for, tune
 
-    with ResultStore.open(db) as store, shown_progress() as show:
-        report = tune(shape, store=store, on_progress=show, **search)
-        predicted, place = predictions(store, report.best), store.label
+    device, present = search["device"], is_present(search["device"])
+    with ResultStore.open(db) as store, farm_for(device) as compiler:
+        known = None if present else known_result(store, db, device, shape)
+        if known is not None and not as_json:
+            show_known(known, compiler)
+        note(wait_text(search["budget"], present=present, exhaustive=search["exhaustive"]))
+        with shown_progress() as show:
+            report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
+        place = store.label
     if as_json:
-        print_json(report.to_json())
-    else:
-        _show(report, predicted, place)
+        print_json(report.to_json() | {"known": None if known is None else known.to_json()})
+        return report.interrupted
+    show_report(report, place)
+    if known is not None:
+        say("the measurement above outranks this prediction: it is what calls get and `tune best` shows")
     return report.interrupted
 
 
@@ -127,26 +146,3 @@ def _announce(spec: "DeviceSpec") -> None:
     missing = spec.name if present_devices() else "GPU"
     where = f"{spec.name} (compute capability {spec.limits.name})"
     note(f"no {missing} in this machine: compiling for {where} and predicting, not measuring")
-
-
-def _show(report: "TuningReport", predicted: Predictions, place: str) -> None:
-    best = report.best
-    title = f"{best.shape.label} on {best.device.name}, {origin_text(best)}"
-    print_table(COLUMNS, winner_rows(best, predicted), title=title)
-    lines = ["", report.reason]
-    if report.occupancy is not None:
-        result = report.occupancy
-        limiters = " and ".join(limiter.replace("_", " ") for limiter in result.limiters)
-        lines.append(
-            f"occupancy of the winner: {result.blocks_per_sm} blocks/SM, {result.active_warps} warps "
-            f"({percent(result.fraction)}), limited by {limiters}"
-        )
-    lines.append(
-        f"{report.feasible} configs can run; tried: {counts(report.outcomes)} ({report.resumed} of earlier runs)"
-    )
-    lines += [f"{count} dropped: {rule}" for rule, count in report.dropped.items()]
-    lines += [f"{name} takes no part: {reason}" for name, reason in report.unsupported.items()]
-    lines += report.notes
-    kept = "stored in" if report.stored else "not stored, since a better one is in"
-    lines.append(f"{kept} {place} after {report.seconds:.1f} s")
-    typer.echo("\n".join(lines))

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from blocktune.cli.shared.progress import shown_progress
 from blocktune.cli.shared.progress_jobs import JobsProgress, shown_jobs
-from blocktune.cli.shared.render import counts, microseconds, note, print_json
+from blocktune.cli.shared.render import counts, microseconds, note, print_json, say
 from blocktune.cli.shared.winners import speedup_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
@@ -61,7 +59,7 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
                 continue
             reports.append(report.to_json())
             if not as_json:
-                typer.echo(line(reports[-1]))
+                say(line(reports[-1]))
             if report.interrupted:
                 break
     _conclude(reports, len(failed), as_json)

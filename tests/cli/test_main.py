@@ -1,12 +1,15 @@
 """What all commands have in common: help, exit codes, messages, start-up time."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from blocktune.cli import main
+from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.values import errors
 
 EXIT_CODES = {
@@ -77,6 +80,21 @@ def test_wrong_use_is_2_says_why_and_prints_no_data(tune, words: list[str]) -> N
     assert not tune.db.exists()
 
 
+@pytest.mark.parametrize("command", ["bench", "noise", "verify"])
+def test_a_command_that_needs_a_gpu_advises_no_flag_that_it_lacks(
+    tune, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = DriverReport(problem="No NVIDIA driver is installed.")
+    monkeypatch.setattr("blocktune.kernels.hardware.device.read_driver", lambda: report)
+    monkeypatch.setattr("blocktune.kernels.hardware.device.read_torch", lambda: report)
+    words = [] if command == "verify" else ["--seq", "512", "--dim", "64"]
+    result = tune(command, *words)
+    assert result.exit_code == 4
+    assert "No NVIDIA driver is installed. Use a machine with one" in result.stderr
+    for flag in re.findall(r"`tune (\w+) (--\w+)", result.stderr):
+        assert flag[1] in CliRunner().invoke(main.app, [flag[0], "--help"]).stdout
+
+
 def test_the_version_is_that_of_the_package(tune) -> None:
     from importlib.metadata import version
 
@@ -113,3 +131,36 @@ def test_help_loads_no_heavy_package(words: list[str]) -> None:
 def test_a_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     main.show_warning("the device differs", UserWarning, "device.py", 1)
     assert capsys.readouterr().err == "warning: the device differs\n"
+
+
+@pytest.mark.parametrize("module", ["blocktune", "blocktune.cli.main"])
+def test_the_command_line_runs_as_a_module(module: str) -> None:
+    answer = subprocess.run([sys.executable, "-P", "-m", module, "--version"], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout.split()[0]) == (0, "blocktune")
+
+
+def run_with_a_reader_that_leaves(code: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs Python code whose standard output is a pipe whose reading end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run([sys.executable, "-P", "-c", code], stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    answer = run_with_a_reader_that_leaves(
+        "import sys; sys.argv[1:] = ['occupancy', '--cc', '9.0', '--warps', '4', '--regs', '168', '--shared', '0']\n"
+        "from blocktune.cli.main import main; main()"
+    )
+    assert (answer.returncode, answer.stderr) == (0, b"")
+
+
+def test_the_broken_pipe_of_a_worker_is_not_taken_for_that(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("blocktune.kernels.hardware.device.present_devices", fail)
+    monkeypatch.setattr(main, "_reader_has_left", lambda stream: False)
+    assert isinstance(tune("devices").exception, BrokenPipeError)

@@ -12,7 +12,7 @@ from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
-from blocktune.kernels.stored.export_file import canonical_text
+from blocktune.kernels.stored.json_pieces import canonical_text
 
 QUICK = ("blocktune", "torch", "triton", "ptxas", "SQLite", "database", "GPU", "python")
 

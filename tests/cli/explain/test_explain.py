@@ -1,7 +1,6 @@
 """`tune explain`: which config it explains, its JSON, its words, and what it refuses."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +19,7 @@ EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
 def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results that ship with the package grow; these tests must not change with them."""
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.cli.shared.lookup._shipped_winners", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
 
 
 @pytest.fixture
@@ -93,9 +92,10 @@ def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled)
 
 
 def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, compiled) -> None:
-    best = winner()
-    rule = paper_config(get_kernel(best.config.kernel), best.shape, device_named("h200").limits)
-    tune.store(replace(best, paper=rule, paper_time_us=901.25))
+    kernel, limits = get_kernel(winner().paper.kernel), device_named("h200").limits  # whose rule is compared with
+    assert winner().paper == paper_config(kernel, winner().shape, limits)
+    config = kernel.default_config(winner().shape, limits)
+    tune.store(winner(config=config, kernel_hash=kernel.source_hash, paper_time_us=901.25))
     result = tune(*EXPLAIN, "--json")
     assert json.loads(result.stdout)["paper"]["measured_us"] == 901.25
     assert tune(*EXPLAIN).stdout.endswith("measured 901.2 µs.\n")
@@ -211,5 +211,6 @@ def test_an_old_card_is_explained_without_a_gpu(tune) -> None:
     data = json.loads(result.stdout)
     assert data["tensor_cores"] == "none"
     assert data["occupancy"]["cc"] == device_named("rtx2070").limits.name == "7.5"
-    assert data["shape"] == complete_shape(1024, 64, dtype="fp16").to_json()
+    shape = complete_shape(1024, 64, dtype="fp16")
+    assert data["shape"] == shape.to_json() | {"label": shape.label}
     assert "Triton uses none below compute capability 8.0" in data["explanation"]

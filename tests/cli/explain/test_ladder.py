@@ -48,7 +48,7 @@ class FakeFarm:
 @pytest.fixture(autouse=True)
 def _nothing_is_shipped_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.cli.shared.lookup._shipped_winners", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
     monkeypatch.setattr("blocktune.tuner.compile.farm.CompileFarm", FakeFarm)
     monkeypatch.setattr("blocktune.tuner.measure.environment.ptxas_version", lambda cc: "12.8")
 
@@ -126,6 +126,7 @@ def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path) -> No
 
 def test_a_measured_step_shows_its_time_and_a_failed_one_its_reason(tune, tmp_path: Path) -> None:
     row = json.loads(tune(*LADDER, "--json").stdout)
+    assert row["shape"].pop("label") == row["label"]  # the file has it beside the shape
     row["origin"] = "measured"
     row["steps"][2]["timing"] = {"median_us": 2000.0, "low_us": 1.0, "high_us": 3.0, "tflops": 5.0}
     row["steps"][7] |= {"problem": "no such instruction", "config": None, "hbm_bytes": None, "hbm_bytes_least": None}

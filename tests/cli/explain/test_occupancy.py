@@ -5,6 +5,7 @@ import json
 import pytest
 
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import get_kernel
 
 RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
 
@@ -64,7 +65,17 @@ def test_wrong_use_says_the_way_out(tune, words: tuple[object, ...]) -> None:
 def test_blocks_that_the_kernel_does_not_have_are_told(tune) -> None:
     result = tune("occupancy", "--device", "h200", "--kernel", "flash_fwd", "--dim", 64, "--block-m", 96)
     assert result.exit_code == 2
-    assert "`block_m` of flash_fwd must be one of (64, 128, 256), but got 96." in " ".join(result.stderr.split())
+    choices = get_kernel("flash_fwd").parameters["block_m"]
+    assert f"`block_m` of flash_fwd must be one of {choices}, but got 96." in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words", [("--regs", 128), ("--shared", 0), ("--static-shared", 64), ("--barriers", 4)], ids=str
+)
+def test_resources_beside_a_kernel_are_refused_since_the_compiler_gives_them(tune, words: tuple[object, ...]) -> None:
+    result = tune("occupancy", "--device", "h100", "--kernel", "flash_fwd", "--dim", 64, *words)
+    assert result.exit_code == 2
+    assert f"{words[0]} is given too" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`tune noise`: what it asks of the GPU, and the file that it keeps."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import noise_file as readme_noise
+from blocktune.cli.lab import noise_file
+from blocktune.cli.pages import noise_tables as readme_noise
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab.noise import study_noise
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tuner"))
-from test_noise import FakeGpu, Wall
+from tests.tuner.lab.test_noise import FakeGpu, Wall
 
 NOISE = ("noise", "--seq", 8192, "--dim", 64)
 
@@ -79,6 +77,6 @@ def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
     assert readme_noise.block(tmp_path / "a.noise.json") == readme_noise.NO_NOISE
     assert readme_noise.block(tmp_path / "a.rematch.json") == readme_noise.NO_REMATCH
     other = tmp_path / "b.noise.json"
-    other.write_text(json.dumps({"format": readme_noise.REMATCH_FORMAT, "schema": 1}))
+    other.write_text(json.dumps({"format": noise_file.REMATCH_FORMAT, "schema": 1}))
     with pytest.raises(UsageError, match="has format blocktune-noise and schema 1"):
         readme_noise.block(other)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import noise_file as readme_noise
+from blocktune.cli.pages import noise_tables as readme_noise
 from blocktune.db.records.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.search.shape_defaults import complete_shape
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tuner"))
-from test_rematch import runner as gpu
+from tests.tuner.upkeep.test_rematch import runner as gpu
 
 DEVICE = replace(device_named("h200"), source="driver", uuid=None)
+
+
+def other_config(best: Best) -> KernelConfig:
+    return replace(best.config, num_stages=2)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def terms(winner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         from blocktune.tuner.search.starting_configs import find_contenders
 
         default = find_contenders(complete_shape(8192, 64), DEVICE, competing(), ()).default
-        yield gpu({default: 100.0, winner().config: 90.0, winner().default: 90.2})
+        yield gpu({default: 100.0, winner().config: 90.0, other_config(winner()): 90.2})
 
     monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: DEVICE)
     monkeypatch.setattr("blocktune.tuner.upkeep.verify.gpu_runner", runner)
@@ -54,7 +56,7 @@ def searches(folder: Path, *bests: Best) -> list[Path]:
 def test_winners_of_one_shape_and_regime_meet_and_the_file_makes_a_table(
     tune, winner, terms: list[Any], tmp_path: Path
 ) -> None:
-    other = winner(config=winner().default)
+    other = winner(config=other_config(winner()))
     places = searches(tmp_path, winner(), winner(), other)
     with ResultStore.open(places[0]) as store:  # what only one has is left out
         store.set_best(winner(shape=complete_shape(4096, 64)))

@@ -1,7 +1,6 @@
 """`tune replay` on sweep files, and the block of the pages that is made of what it keeps."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 from blocktune.cli.pages.pages import NO_REPLAY, with_results
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab.sweep_file import save_sweep
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tuner"))
-import test_replay as recorded
+from tests.tuner.lab import test_replay as recorded
 
 
 @pytest.fixture

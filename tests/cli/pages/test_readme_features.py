@@ -10,8 +10,7 @@ from blocktune.cli.pages.pages import NOTHING, results_block, with_results
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
-
-from .test_readme_results import DOCUMENT
+from tests.cli.pages.test_readme_results import DOCUMENT
 
 PLAIN = complete_shape(4096, 128, batch=4, heads=16)
 WINDOW = replace(PLAIN, features=Features(window=(1023, 0)))

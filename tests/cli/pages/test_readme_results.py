@@ -3,15 +3,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.pages import NOTHING, pages, results_block, with_results
+from blocktune.cli.pages.pages import NO_LOAD, NOTHING, pages, results_block, with_results
+from blocktune.cli.pages.readme_rivals import with_todays_rivals
+from blocktune.kernels.base.paper_rule import first_paper_config
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.registry import KERNELS, kernels_for
 from blocktune.tuner.search.shape_defaults import complete_shape
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
+
+
+H200 = device_named("h200")
 
 
 def entry(name: str, tflops: float, **changes: Any) -> dict[str, Any]:
@@ -27,7 +35,7 @@ def row(seq: int, dim: int, causal: bool, *entries: dict[str, Any]) -> dict[str,
 DOCUMENT = {
     "schema": 1,
     "format": "blocktune-bench",
-    "device": {"name": "NVIDIA H200"},
+    "device": H200.to_json(),
     "kernels": ["flash_fwd", "flash_fwd_tma"],
     "environment": {"triton": "3.6.0", "torch": "2.13.0", "cudnn": "9.19.0", "driver": "580.65", "power_limit_w": 700},
     "regime": "burst",
@@ -94,6 +102,56 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     assert header.endswith("| tuned / cuDNN |")
 
 
+def test_a_rival_that_the_kernels_do_not_have_any_more_has_no_figure() -> None:
+    shape = complete_shape(2048, 128)
+    kernels = kernels_for(shape, H200.limits)
+    default, paper = kernels[0].default_config(shape, H200.limits), first_paper_config(kernels, shape, H200.limits)
+    assert paper is not None
+    older = replace(default, num_stages=7)
+    rows = [
+        row(
+            2048,
+            128,
+            False,
+            entry("default", rate, config=config.to_json()),
+            entry("paper", 50.0, config=paper.to_json()),
+        )
+        for rate, config in ((71.0, default), (72.0, older))
+    ]
+    block = results_block(with_todays_rivals(DOCUMENT | {"kernels": list(KERNELS), "rows": rows}))
+    assert "| 2048 | full | 71 | 50 |" in block
+    assert "| 2048 | full | - | 50 |" in block
+    assert "No figure, until it is measured again, of the default in 1 rows:" in block
+    some = DOCUMENT | {"kernels": ["flash_fwd"], "rows": rows[:1]}
+    assert "| 2048 | full | - | - |" in results_block(with_todays_rivals(some)), "a bench of some kernels has theirs"
+
+
+SUSTAINED = DOCUMENT | {
+    "regime": "sustained",
+    "rows": [
+        row(seq, 64, False, entry("tuned", 520.0))
+        | {
+            "load": {"sm_clock_mhz": [1560, 1605, 1650], "power_w": power_w, "at_power_limit": held},
+            "commit": "0123456789abcdef",
+        }
+        for seq, power_w, held in ((512, None, False), (1024, 691.4, True))
+    ],
+}
+
+
+def test_a_table_under_sustained_load_proves_it_in_every_row() -> None:
+    block = results_block(SUSTAINED)
+    lines = block.splitlines()
+    assert "| 1024 | full | - | - | - | 520 | - | 1.040 (0.900 to 1.100) | 1560 to 1650 | 691 |" in lines
+    assert "in 1 of 2 rows the power limit held the clock down" in block
+    assert "Commit 0123456789." in block
+
+
+def test_sustained_load_that_is_not_proved_has_no_table() -> None:
+    rows = [SUSTAINED["rows"][0], {name: value for name, value in SUSTAINED["rows"][1].items() if name != "load"}]
+    assert results_block(SUSTAINED | {"rows": rows}) == NO_LOAD
+
+
 def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
     first, other = row(512, 64, False, entry("tuned", 520.0), entry("flex", 260.0)), row(512, 64, True)
     block = results_block(DOCUMENT | {"rows": [first, other]})
@@ -112,5 +170,8 @@ def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "docs" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
     subprocess.run([sys.executable, "-P", "-m", "blocktune.cli.pages.pages"], cwd=tmp_path, check=True)
     readme = (tmp_path / "README.md").read_text()
-    assert readme == f"a\n<!-- results a.bench.json -->\n{results_block(DOCUMENT)}\n<!-- /results -->\nb\n"
+    assert (
+        readme
+        == f"a\n<!-- results a.bench.json -->\n{results_block(with_todays_rivals(DOCUMENT))}\n<!-- /results -->\nb\n"
+    )
     assert NOTHING in (tmp_path / "docs" / "page.md").read_text()

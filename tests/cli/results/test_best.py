@@ -1,6 +1,7 @@
 """`tune best`: the rungs of the ladder, in JSON and in words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
 def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results that ship with the package grow; these tests must not change with them."""
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.cli.shared.lookup._shipped_winners", lambda: iter(()))
+    monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
 
 
 def test_the_json_of_a_measured_winner_holds_the_contract(tune, winner) -> None:
@@ -25,7 +26,8 @@ def test_the_json_of_a_measured_winner_holds_the_contract(tune, winner) -> None:
     assert data["best"]["kernel"] == "flash_fwd"
     assert data["best"]["config"] == winner().config.to_json()
     assert (data["best"]["time_us"], data["best"]["origin"]) == (812.5, "measured")
-    assert data["default"]["time_us"] == 975.0
+    assert (data["default"]["time_us"], data["default"]["predicted_us"]) == (975.0, None)
+    assert (data["shape"]["label"], data["source"]) == ("b2 h32 s8192 d64 bf16", "database")
     assert data["environment"]["driver"] == "580.65.06"
 
 
@@ -33,11 +35,22 @@ def test_the_words_show_winner_default_paper_and_provenance(tune, winner) -> Non
     tune.store(winner())
     result = tune(*SHAPE)
     assert result.exit_code == 0
-    for part in ("flash_fwd 128x64 w4 s3", "flash_fwd 64x64 w4 s2", "flash_fwd 128x128 w8 s2", "exact", "measured"):
+    best = winner()
+    for part in (best.config.label, best.default.label, best.paper.label, "975.0 µs", "900.0 µs", "exact", "measured"):
         assert part in result.stdout
     assert "1.200x (1.190 to 1.210)" in result.stdout
     assert "2026-11-20 12:00 UTC, 120 trials, triton 3.6.0" in result.stdout
     assert "assumed --batch 2" in result.stderr
+
+
+def test_a_default_of_older_kernels_is_not_compared_with(tune, winner) -> None:
+    older = replace(winner().default, num_stages=7)
+    tune.store(winner(default=older))
+    data = json.loads(tune(*SHAPE, "--json").stdout)
+    assert (data["default"]["config"], data["default"]["time_us"]) == (winner().default.to_json(), None)
+    assert data["speedup_over_default"] is None
+    assert "1.200x" not in tune(*SHAPE).stdout
+    assert "1.200x" not in tune("list").stdout
 
 
 def test_a_neighbour_answers_and_says_so(tune, winner) -> None:
@@ -76,6 +89,12 @@ def test_without_results_it_says_what_would_run_and_how_to_tune(tune) -> None:
     assert (data["rung"], data["best"]["origin"]) == ("default", "default")
     assert "tune run --seq 8192 --dim 64 --device h200" in result.stderr
     assert not tune.db.exists()
+
+
+def test_the_command_that_it_suggests_is_for_the_device_that_was_named(tune) -> None:
+    result = tune("best", "--seq", 640, "--dim", 80, "--device", "a100", "--dtype", "fp16")
+    assert result.exit_code == 3
+    assert "`tune run --seq 640 --dim 80 --batch 25 --heads 25 --dtype fp16 --device a100_sxm4_80`" in result.stdout
 
 
 def test_a_shape_that_no_kernel_computes_goes_to_pytorch(tune) -> None:

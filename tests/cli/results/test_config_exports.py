@@ -4,6 +4,9 @@ import ast
 import json
 from pathlib import Path
 
+from blocktune.kernels.values.config import Origin
+from blocktune.tuner.search.shape_defaults import complete_shape
+
 
 def test_triton_configs_go_to_a_file(tune, winner, tmp_path: Path) -> None:
     tune.store(winner())
@@ -18,7 +21,20 @@ def test_vllm_files_go_to_a_folder(tune, winner, tmp_path: Path) -> None:
     assert tune("export", tmp_path / "configs", "--format", "vllm").exit_code == 0
     (file,) = (tmp_path / "configs").iterdir()
     assert file.name.endswith("device_name=NVIDIA_H200.json")
-    assert list(json.loads(file.read_text())) == ["8192"]
+    assert list(json.loads(file.read_text())) == ["triton_version", "8192"]
+
+
+def test_many_files_are_counted_in_one_line(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner(), winner(shape=complete_shape(8192, 64, causal=True)))
+    result = tune("export", tmp_path / "configs", "--format", "vllm")
+    assert result.stderr == f"wrote 2 files into {tmp_path / 'configs'}\n"
+
+
+def test_nothing_to_write_is_3_with_the_reason(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner(origin=Origin.PREDICTED, time_us=None, default_time_us=None, speedup_over_default=None))
+    result = tune("export", tmp_path / "flex.json", "--format", "flex")
+    assert result.exit_code == 3
+    assert "`--format flex` takes measured forwards without features of flash_fwd and flash_fwd_tma" in result.stderr
 
 
 def test_each_format_goes_to_stdout(tune, winner) -> None:

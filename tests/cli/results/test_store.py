@@ -6,12 +6,31 @@ from pathlib import Path
 import pytest
 
 
-def test_an_empty_list_creates_no_database(tune) -> None:
+def test_without_a_database_the_list_shows_what_ships_and_creates_none(tune) -> None:
+    from blocktune.cli.shared.lookup import shipped_winners
+
     result = tune("list", "--json")
+    bests = json.loads(result.stdout)["bests"]
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"schema": 1, "bests": []}
+    assert len(bests) == len(list(shipped_winners())) > 0
+    assert {best["source"] for best in bests} == {"shipped"}
     assert "no database" in result.stderr
     assert not tune.db.exists()
+    assert "shipped" in tune("list").stdout
+
+
+def test_what_ships_is_listed_beside_a_database_when_it_is_asked_for(tune, winner) -> None:
+    tune.store(winner())
+    shipped = json.loads(tune("list", "--shipped", "--device", "h200", "--json").stdout)["bests"]
+    assert {(best["source"], best["device"]["name"]) for best in shipped} == {("shipped", "NVIDIA H200")}
+    (own,) = json.loads(tune("list", "--json").stdout)["bests"]
+    assert own["source"] == "database"
+    assert own["shape"]["label"] == "b2 h32 s8192 d64 bf16"
+
+
+def test_a_device_without_any_winner_has_an_empty_list(tune) -> None:
+    result = tune("list", "--device", "t4", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"schema": 1, "bests": []})
 
 
 def test_the_list_holds_every_winner_of_a_device(tune, winner) -> None:
@@ -50,6 +69,8 @@ def test_an_export_can_be_imported_elsewhere(tune, winner, tmp_path: Path) -> No
     assert (counts["bests"], counts["bests_kept"]) == (1, 0)
     assert tune("list", "--json").stdout == listed
     assert json.loads(tune("import", file, "--trust", "--json").stdout)["bests_kept"] == 1
+    told = "stored 0 winners and 0 trials; left out 1 winners that lost to others and 0 trials that were not newer\n"
+    assert tune("import", file, "--trust").stderr == told
 
 
 def test_what_was_measured_elsewhere_is_borrowed_until_it_is_trusted(tune, winner, tmp_path: Path) -> None:
@@ -71,7 +92,7 @@ def test_an_export_to_stdout_is_the_document_itself(tune, winner) -> None:
 
 def test_an_export_of_a_missing_database_creates_none(tune, tmp_path: Path) -> None:
     result = tune("export", tmp_path / "out.json")
-    assert result.exit_code == 5
+    assert result.exit_code == 3
     assert "tune run" in result.stderr
     assert not tune.db.exists()
     assert not (tmp_path / "out.json").exists()

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.fleet import local_executor as executor_local
+from tests.support.programs import program, python
 
-HERE = Path(__file__).parent
-FAKE = HERE.parent / "tuner" / "fake_job_worker.py"
 GRID = ("run", "--grid", "seq=512 dim=64 batch=1,2,3")
 
 
@@ -28,7 +26,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the workers do; two H200 and an A100 are here."""
     path = tmp_path / "script.json"
     path.write_text("{}")
-    command = (sys.executable, "-P", str(FAKE), str(tmp_path))
+    command = (*program("fake_job_worker"), str(tmp_path))
     monkeypatch.setattr(executor_local, "worker_command", lambda: command)
     monkeypatch.setattr(device, "present_devices", lambda: (gpu(0), gpu(1, "a100"), gpu(2)))
     return path
@@ -105,13 +103,14 @@ def test_one_gpu_or_one_shape_takes_no_further_process(
 SHARED_RUN = """
 import dataclasses, sys
 from blocktune.cli.main import main
-from blocktune.kernels import device
-from blocktune.tuner import executor_local
+from blocktune.kernels.hardware import device
+from blocktune.tuner.fleet import local_executor as executor_local
+from tests.support.programs import program
 
 here = [dataclasses.replace(device.device_named("h200"), uuid=f"GPU-{number}", source="driver") for number in (0, 1)]
 device.present_devices = lambda: tuple(here)
-worker, folder = sys.argv[1:]
-executor_local.worker_command = lambda: (sys.executable, "-P", worker, folder)
+folder = sys.argv[1]
+executor_local.worker_command = lambda: (*program("fake_job_worker"), folder)
 sys.argv[1:] = ["run", "--grid", "seq=512 dim=64 batch=1,2,3", "--db", folder + "/store.db"]
 main()
 """
@@ -120,7 +119,7 @@ main()
 @pytest.mark.parametrize(("actions", "presses"), [({"2": "wait", "3": "wait"}, 1), ({"2": "deaf", "3": "deaf"}, 2)])
 def test_ctrl_c_ends_all_workers(tmp_path: Path, actions: dict[str, str], presses: int) -> None:
     (tmp_path / "script.json").write_text(json.dumps(actions))
-    command = [sys.executable, "-P", "-c", SHARED_RUN, str(FAKE), str(tmp_path)]
+    command = [*python(SHARED_RUN), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         pids = _begun(tmp_path / "log", 2)
         for _ in range(presses):

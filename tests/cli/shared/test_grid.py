@@ -70,6 +70,24 @@ def test_a_size_that_is_given_twice_is_refused() -> None:
         Grid.of(NONE_GIVEN | {"seq": 512}, "seq=512 dim=64")
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [({}, "--seq and --dim"), ({"seq": 512}, "--dim"), ({"dim": 64}, "--seq")], ids=str
+)
+def test_sizes_that_are_missing_are_named_in_words(given: dict[str, int], missing: str) -> None:
+    with pytest.raises(UsageError, match=rf"with both\. Missing: {missing}\. For"):
+        Grid.of(NONE_GIVEN | given, None)
+
+
+def test_sizes_that_are_not_given_are_named_for_many_shapes_too() -> None:
+    assert Grid.of(NONE_GIVEN, "seq=512 dim=64").assumed() == (
+        "assumed --batch (batch * seq = 16384), --heads (heads * dim = 2048) where they are not given"
+    )
+    assert Grid.of(NONE_GIVEN | {"heads": 8}, "seq=512 dim=64 batch=2").assumed() == ""
+    assert Grid.of(NONE_GIVEN | {"seq": 512, "dim": 64, "batch": 1}, None).assumed() == (
+        "assumed --heads 32 (heads * dim = 2048)"
+    )
+
+
 @pytest.mark.parametrize("command", ["run", "bench"])
 @pytest.mark.parametrize("words", [(), ("--seq", 512), ("--grid", "seq=512"), ("--grid", "seq=512 dim=0")], ids=str)
 def test_the_commands_end_with_2(tune, command: str, words: tuple[object, ...]) -> None:

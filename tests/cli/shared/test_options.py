@@ -75,8 +75,10 @@ def test_sizes_that_are_given_are_taken_and_not_named() -> None:
     assert flags.assumed() == ""
 
 
-def test_lower_right_wins_over_causal() -> None:
-    assert ShapeFlags(seq=8, dim=64, causal=True, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
+def test_the_two_kinds_of_causal_exclude_each_other() -> None:
+    assert ShapeFlags(seq=8, dim=64, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
+    with pytest.raises(UsageError, match="`--causal` and `--causal-lower-right` exclude each other"):
+        ShapeFlags(seq=8, dim=64, causal=True, causal_lower_right=True).shape()
 
 
 @pytest.mark.parametrize(

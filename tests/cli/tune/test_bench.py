@@ -34,6 +34,7 @@ class FakeCompare:
         self.fails_at = 0
         self.problem = ""
         self.got: list[dict[str, Any]] = []
+        self.compiled: list[str] = []
 
     def __call__(self, shape: AttentionShape, **given: Any) -> Comparison:
         self.got.append(given)
@@ -63,7 +64,10 @@ def fake(winner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> FakeCom
         yield
 
     monkeypatch.setattr("blocktune.tuner.compare.compare.compare", stand_in)
-    monkeypatch.setattr("blocktune.tuner.compare.compare.tuned_config", lambda *_: None)
+    monkeypatch.setattr(
+        "blocktune.tuner.compare.compare.compile_ahead",
+        lambda store, device, shapes, compiler: stand_in.compiled.extend(shape.label for shape in shapes),
+    )
     monkeypatch.setattr("blocktune.tuner.measure.protocol.CudaClock", lambda: None)
     monkeypatch.setattr("blocktune.tuner.measure.telemetry.gpu_lock", no_lock)
     monkeypatch.setattr("blocktune.tuner.measure.telemetry.GpuMonitor", lambda uuid: None)
@@ -87,6 +91,7 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
         assert part in result.stdout, part
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]
     assert all(given["compiler"] is not None for given in fake.got)
+    assert fake.compiled == ["b32 h32 s512 d64 bf16", "b16 h32 s1024 d64 bf16"]
 
 
 def test_a_tuned_config_with_a_wrong_result_ends_with_7_after_all_rows(tune, fake: FakeCompare, tmp_path: Path) -> None:
@@ -105,7 +110,10 @@ def test_the_regime_reaches_the_use_case(tune, fake: FakeCompare) -> None:
     assert tune("bench", *GRID, "--regime", "idle").exit_code == 2
 
 
-def test_an_interrupted_bench_keeps_its_rows_and_goes_on(tune, fake: FakeCompare, tmp_path: Path) -> None:
+def test_an_interrupted_bench_keeps_its_rows_and_goes_on(
+    tune, fake: FakeCompare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOCKTUNE_COMMIT", "c0ffee")
     out = tmp_path / "h200.bench.json"
     fake.fails_at = 2
     assert tune("bench", *GRID, "--out", out).exit_code == 130
@@ -114,6 +122,7 @@ def test_an_interrupted_bench_keeps_its_rows_and_goes_on(tune, fake: FakeCompare
     assert first["device"]["name"] == "NVIDIA H200"
     assert first["device"]["uuid"] is None
     assert first["environment"]["power_limit_w"] == 700
+    assert first["rows"][0]["commit"] == "c0ffee"
     assert [row["label"] for row in first["rows"]] == ["b32 h32 s512 d64 bf16"]
     result = tune("bench", "--seq", 1024, "--dim", 64, "--out", out, "--json")
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from blocktune.db.records.records import Outcome, Regime
 from blocktune.kernels.hardware import device
-from blocktune.kernels.values.config import Origin
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, VerificationError
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.report import Budget, Progress, TuningReport
 
 RUN = ("run", "--seq", 8192, "--dim", 64)
@@ -34,9 +38,6 @@ class FakeTune:
 
 @pytest.fixture
 def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
-    from blocktune.kernels.hardware.resources import KernelResources
-    from blocktune.tuner.occupancy.calculator import occupancy
-
     resources = KernelResources(registers=168, shared_bytes=98_304, num_warps=4, tensor_cores="wgmma")
     best = winner()
     report = TuningReport(
@@ -50,11 +51,29 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
         unsupported={},
         seconds=61.25,
         stored=True,
+        predicted_us={best.config: 790.0, best.default: 990.0},
     )
     stand_in = FakeTune(report)
     monkeypatch.setattr("blocktune.tuner.search.tune.tune", stand_in)
     monkeypatch.setattr(device, "present_devices", tuple)
+    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
     return stand_in
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compiles end at once; the labels of what was asked for are kept."""
+    labels: list[str] = []
+
+    def submit(farm: object, kernel: str, config: KernelConfig, *_: object) -> Future[CompileResult]:
+        labels.append(config.label)
+        resources = KernelResources(registers=168, shared_bytes=98_304, num_warps=12, tensor_cores="wgmma")
+        future: Future[CompileResult] = Future()
+        future.set_result(CompileResult(config=config, outcome=Outcome.OK, resources=resources))
+        return future
+
+    monkeypatch.setattr("blocktune.tuner.compile.farm.CompileFarm.submit", submit)
+    return labels
 
 
 def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
@@ -90,6 +109,8 @@ def test_the_json_holds_the_contract(tune, fake: FakeTune) -> None:
     assert {"device", "shape", "best", "default", "outcomes", "seconds"} <= set(data)
     assert {"kernel", "config", "time_us", "origin"} <= set(data["best"])
     assert data["outcomes"] == {"ok": 110, "compile_error": 2}
+    assert (data["default"]["time_us"], data["default"]["predicted_us"]) == (975.0, 990.0)
+    assert (data["paper"]["time_us"], data["paper"]["predicted_us"]) == (900.0, None)
 
 
 def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> None:
@@ -101,7 +122,7 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
         "812.5 µs",
         "paper rule",
         "1.200x (1.190 to 1.210)",
-        "2 blocks/SM, 8 warps (12.5 %), limited by shared memory",
+        "2 blocks/SM of 4 warps, 12.5 % of the SM's, limited by shared memory",
         "150 configs can run; tried: 110 ok, 2 compile error (12 of earlier runs)",
         "31 dropped: `shared memory",
         str(tune.db),
@@ -113,13 +134,87 @@ def test_without_a_gpu_the_first_line_says_so(tune, fake: FakeTune) -> None:
     lines = tune(*RUN).stderr.splitlines()
     assert lines[0].startswith("no GPU in this machine: compiling for NVIDIA H200")
     assert lines[1] == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
-    assert "3/40 search" in lines[2]
+    assert lines[2] == "predicting up to 24 configs, for at most 10 s once the first is compiled"
+    assert "3/40 search" in lines[3]
+
+
+def test_a_measurement_that_is_known_comes_before_the_prediction(
+    tune, fake: FakeTune, winner, compiles: list[str]
+) -> None:
+    tune.store(winner())
+    result = tune(*RUN, "--time-budget", 5)
+    assert result.exit_code == 0, result.stderr
+    known, predicted = result.stdout.split("occupancy of the winner", 1)
+    assert "exact: measured on this device for this shape\n" in known
+    assert winner().config.label in known
+    assert compiles == [winner().config.label]
+    assert predicted.splitlines()[0] == (
+        ": 1 block/SM of 12 warps, 18.75 % of the SM's, limited by registers "
+        "(`w4` counts the group that starts a block; 8 join it)"
+    )
+    assert result.stdout.endswith("outranks this prediction: it is what calls get and `tune best` shows\n")
+    notes = result.stderr.splitlines()
+    assert [line.split()[0] for line in notes[2:4]] == ["compiling", "predicting"]
+    assert notes[3] == "predicting every config, for at most 5 s once the first is compiled"
+
+
+def test_what_is_known_is_in_the_json_and_nothing_is_compiled_for_it(
+    tune, fake: FakeTune, winner, compiles: list[str]
+) -> None:
+    assert json.loads(tune(*RUN, "--json").stdout)["known"] is None
+    tune.store(winner())
+    known = json.loads(tune(*RUN, "--json").stdout)["known"]
+    assert (known["rung"], known["source"], known["best"]["time_us"]) == ("exact", "database", 812.5)
+    assert compiles == []
+
+
+def test_what_ships_is_called_that(tune, fake: FakeTune, compiles: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("blocktune.tuner.search.tune.tune", fake)
+    known = json.loads(tune(*RUN, "--device", "h200", "--json").stdout)["known"]
+    assert known["source"] == "shipped"
+    assert known["best"]["time_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "predicting up to 24 configs, for at most 10 s once the first is compiled"),
+        (("--trials", 5), "predicting up to 5 configs"),
+        (("--exhaustive",), "predicting every config, however long that takes"),
+        (("--exhaustive", "--time-budget", 60), "predicting every config, for at most 60 s once the first is compiled"),
+    ],
+    ids=str,
+)
+def test_the_wait_is_named_before_it_begins(tune, fake: FakeTune, words: tuple[object, ...], text: str) -> None:
+    assert tune(*RUN, *words).stderr.splitlines()[2] == text
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "told"), [("seconds", "--time-budget SECONDS"), ("trials", "--trials N or --exhaustive"), ("", None)]
+)
+def test_a_bound_that_ended_the_search_is_named(tune, fake: FakeTune, ended_by: str, told: str | None) -> None:
+    fake.report = replace(fake.report, ended_by=ended_by)
+    text = tune(*RUN).stdout
+    assert told is None or told in text
+    assert ("the search ended" in text) is (told is not None)
+
+
+def test_kernels_for_other_shapes_are_counted_and_not_listed(tune, fake: FakeTune) -> None:
+    reasons = {"flash_v1": "flash_v1 computes forward, but got a backward shape", "flash_decode": "too many queries"}
+    fake.report = replace(fake.report, unsupported=reasons)
+    text = tune(*RUN).stdout
+    assert "2 kernels are not for this shape (--json names each with its reason)" in text
+    assert "flash_v1" not in text
+    assert json.loads(tune(*RUN, "--json").stdout)["unsupported"] == reasons
 
 
 def test_a_gpu_that_is_here_is_measured(tune, fake: FakeTune, monkeypatch: pytest.MonkeyPatch) -> None:
     here = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
     monkeypatch.setattr(device, "present_devices", lambda: (here,))
-    assert tune(*RUN).stderr.startswith("measuring on NVIDIA H200\n")
+    lines = tune(*RUN).stderr.splitlines()
+    assert lines[0] == "measuring on NVIDIA H200"
+    assert lines[2] == "measuring up to 64 configs, for at most 60 s once the first is measured, then finals"
     assert fake.got["device"] is here
     assert tune(*RUN, "--device", "a100").stderr.startswith("no NVIDIA A100-SXM4-80GB in this machine")
 

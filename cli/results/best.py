@@ -1,0 +1,54 @@
+"""`tune best`: the config that a call of this shape would get, where it comes from, and what was better or worse."""
+
+from dataclasses import fields
+
+from blocktune.cli.shared.lookup import Answer, look_up, show_answer
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.render import note, print_json, say
+from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.measure.device_choice import choose_device
+
+
+@with_shape_flags
+def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
+    """Show the best known config for a shape.
+
+    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
+    Ends with exit code 3 when no result is near, and says what would run then.
+
+    \b
+    tune best --seq 8192 --dim 64
+    tune best --seq 8192 --dim 64 --causal --device h200 --json
+    """
+    shape, spec = flags.shape(), choose_device(device)
+    with existing_store(db) as store:
+        answer = look_up(store, db, spec, shape)
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        _show(answer, flags.assumed())
+    if not answer.is_tuned:
+        raise NoFeasibleConfigError(
+            f"No result for {shape.label} on {spec.name} or near it. Make one: {_command(flags, device)}"
+        )
+
+
+def _show(answer: Answer, assumed: str) -> None:
+    say(f"{answer.shape.label} on {answer.device.name}")
+    if assumed:
+        note(assumed)
+    for reason in answer.passed_over:
+        note(f"not {reason}")
+    show_answer(answer)
+
+
+def _command(flags: ShapeFlags, device: str | None) -> str:
+    """The command that would tune this shape."""
+    given = {
+        field.name.replace("_", "-"): getattr(flags, field.name)
+        for field in fields(flags)
+        if getattr(flags, field.name) != field.default
+    }
+    words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()]
+    return " ".join(["tune run", *words, *([f"--device {device}"] if device else [])])

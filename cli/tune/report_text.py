@@ -1,0 +1,72 @@
+"""What `tune run` says of a search, before and after it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from blocktune.cli.shared.render import counts, percent, print_table, say
+from blocktune.cli.shared.winners import COLUMNS, origin_text, winner_rows
+from blocktune.tuner.search.report import Budget, effective_budget
+
+if TYPE_CHECKING:
+    from blocktune.kernels.values.config import KernelConfig
+    from blocktune.tuner.occupancy.calculator import Occupancy
+    from blocktune.tuner.search.report import TuningReport
+
+
+def wait_text(budget: Budget, *, present: bool, exhaustive: bool) -> str:
+    """Return how much will be tried and how long that takes at most, for a line before the wait."""
+    bounds = effective_budget(budget, present=present, exhaustive=exhaustive)
+    parts = ["every config" if bounds.trials is None else f"up to {bounds.trials} configs"]
+    if bounds.seconds is not None:
+        parts.append(f"for at most {bounds.seconds:g} s once the first is {'measured' if present else 'compiled'}")
+    elif bounds.trials is None:
+        parts.append("however long that takes")
+    parts += ["then finals"] if present else []
+    return f"{'measuring' if present else 'predicting'} {', '.join(parts)}"
+
+
+def show_report(report: "TuningReport", place: str) -> None:
+    """Print the winner with its rivals, why it won, what was tried, and where all that is kept."""
+    best = report.best
+    title = f"{best.shape.label} on {best.device.name}, {origin_text(best)}"
+    print_table(COLUMNS, winner_rows(best, report.predicted_us), title=title)
+    lines = ["", report.reason]
+    if report.occupancy is not None:
+        lines.append(occupancy_text(best.config, report.occupancy))
+    lines.append(
+        f"{report.feasible} configs can run; tried: {counts(report.outcomes)} ({report.resumed} of earlier runs)"
+    )
+    lines += [_ENDS[report.ended_by]] if report.ended_by else []
+    lines += [f"{count} dropped: {rule}" for rule, count in report.dropped.items()]
+    lines += _left_out(report.unsupported)
+    lines += report.notes
+    kept = "stored in" if report.stored else "not stored, since a better one is in"
+    lines.append(f"{kept} {place} after {report.seconds:.1f} s")
+    say("\n".join(lines))
+
+
+def occupancy_text(config: "KernelConfig", result: "Occupancy") -> str:
+    """Return the occupancy of a winner in one line."""
+    limiters = " and ".join(limiter.replace("_", " ") for limiter in result.limiters)
+    blocks = result.blocks_per_sm
+    warps = result.active_warps // blocks if blocks else 0
+    line = (
+        f"occupancy of the winner: {blocks} {'block' if blocks == 1 else 'blocks'}/SM of {warps} warps, "
+        f"{percent(result.fraction)} of the SM's, limited by {limiters}"
+    )
+    if warps > config.num_warps:
+        line += f" (`w{config.num_warps}` counts the group that starts a block; {warps - config.num_warps} join it)"
+    return line
+
+
+_ENDS = {
+    "trials": "the search ended at its number of configs: --trials N or --exhaustive tries more",
+    "seconds": "the search ended with its time: --time-budget SECONDS, --trials N or --exhaustive goes further",
+}
+
+
+def _left_out(unsupported: Mapping[str, str]) -> list[str]:
+    if not unsupported:
+        return []
+    kernels = "1 kernel is" if len(unsupported) == 1 else f"{len(unsupported)} kernels are"
+    return [f"{kernels} not for this shape (--json names each with its reason)"]
