@@ -2,9 +2,10 @@
 # make test         set up and pass every test that needs no GPU
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
+# make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
+# make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the tests of a store under fire, with their full counts
 # make results      the README's tables, from results/*.bench.json
-# make typings      the link tree by which type checkers find the packages
 # make clean        remove what make made
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=path the environment, ARGS="--seq 4096 --dim 128" what `make run` tunes.
@@ -13,18 +14,11 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?= --seq 8192 --dim 64
 JOBS ?= 2
+SECONDS ?= 600
+SEED ?= 1
 
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
-ROOMS := cli db kernels results tuner
-INTERPRETED := $(addprefix tests/kernels/test_,dirty_padding.py flash_bwd_dense.py flash_decode.py \
-	flash_decode_packing.py flash_fwd.py flash_fwd_general.py flash_sparse.py historical.py hopper_bwd_passes.py)
-# What asks nothing of Triton: numbers, files and processes, and sources that run as plain Python.
-TRITON_FREE := $(addprefix --ignore=tests/,$(addprefix kernels/test_,dispatch.py dispatch_plans.py faults.py \
-	flash_decode_hopper_source.py flash_fwd_fp8_source.py flash_fwd_hopper_source.py flash_fwd_hopper_short_source.py \
-	fork_gate.py hostile_rows.py miss_file.py misses.py reuse.py source.py sync.py) $(addprefix tuner/test_,buckets.py calibration.py \
-	cost_model.py executor.py job_worker.py killed_runs.py noise.py occupancy_differential.py overlap.py recorded_sweeps.py \
-	rematch.py replay.py roofline.py run.py runner.py search.py strategies.py sweep_file.py telemetry.py verdict.py verify.py))
 PYTEST := $(BIN)/python -P -m pytest -q
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -39,43 +33,45 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-newest gpu-test fault-test check results typings clean
+.PHONY: run test test-newest gpu-test fuzz sanitize fault-test check results clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "not gpu" $(INTERPRETED)
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
 	$(PYTEST) -n $(JOBS) -m "not gpu"
 
-check: $(VENV)/.installed-test typings
+check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" $(INTERPRETED)
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu" tests/kernels tests/tuner $(TRITON_FREE)
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
+	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
 
+fuzz: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
+		$(if $(OUT),--out $(OUT))
+
+# Runs where PyTorch and Triton are, without an install of the package.
+sanitize: ARGS :=
+sanitize:
+	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/support/programs/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
+
 fault-test: $(VENV)/.installed-test
-	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/test_killed_runs.py
+	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages
 
-typings:
-	mkdir -p typings/blocktune
-	ln -sfn ../../blocktune/__init__.py typings/blocktune/__init__.py
-	ln -sfn ../../blocktune/integrations.py typings/blocktune/integrations.py
-	ln -sfn ../../blocktune/py.typed typings/blocktune/py.typed
-	$(foreach room,$(ROOMS),ln -sfn ../../$(room) typings/blocktune/$(room);)
-
 clean:
-	rm -rf $(VENV) $(NEWEST) typings build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)

@@ -6,7 +6,6 @@ import os
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
-
 from tests.support.recording import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # --record

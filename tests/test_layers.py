@@ -1,4 +1,4 @@
-"""A room imports only from rooms to its left: kernels <- db <- tuner <- cli."""
+"""A room imports only from rooms to its left: kernels <- db <- tuner <- cli. So do the folders in a room."""
 
 import ast
 from collections.abc import Iterator
@@ -10,12 +10,50 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "results": set(),
     "kernels": {"kernels", "results"},
-    "blocktune": {"kernels", "results"},
+    "blocktune": {"kernels", "results", "tuner", "cli"},  # the public names and `python -m blocktune`
     "db": {"kernels", "db"},
     "tuner": {"kernels", "db", "results", "tuner"},
     "cli": {"kernels", "db", "results", "tuner", "cli"},
 }
 SOURCES = sorted(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))
+TIERS = {
+    "kernels": (
+        ("values",),
+        ("hardware",),
+        ("base",),
+        ("portable",),
+        ("hopper", "historical"),
+        (".",),  # registry.py
+        ("stored",),
+        ("selection",),
+        ("dispatch",),
+        ("api", "tuned"),
+    ),
+    "kernels/portable": (("forward",), ("backward", "decode")),
+    "kernels/hopper": (("common",), ("forward", "backward", "decode"), ("fp8",)),
+    "db": (("tables",), ("records", "migrations"), ("exchange",), (".",), ("recovery",)),
+    "tuner": (
+        ("occupancy", "traffic", "correctness"),
+        ("compile",),
+        ("cost", "measure"),
+        ("search",),
+        ("compare", "fleet", "upkeep", "lab", "tuned"),
+    ),
+    "cli": (("shared",), ("tune", "results", "explain", "lab"), ("pages",), (".",)),
+}
+"""A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
+FOLDER_FILES = range(4, 16)
+"""Python files of a folder, its `__init__.py` not counted: enough for a folder, few enough to be read at a glance."""
+OTHER_SIZES = {
+    "cli": range(2, 3),  # main.py, __main__.py
+    "db/migrations": range(1, 2),  # Alembic's env.py
+    "db/migrations/versions": range(1, 1000),  # one a schema version
+    "kernels": range(1, 2),  # registry.py
+    "kernels/hopper": range(1),
+    "kernels/portable": range(1),
+    "kernels/portable/decode": range(3, 16),
+    "tuner": range(1),
+}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -33,9 +71,14 @@ def names(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def room_of(path: Path) -> str:
+    """The folder right under the root that the file belongs to, however deep it lies in it."""
+    return path.relative_to(ROOT).parts[0]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=names)
 def test_imports_point_left(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0]
+    room = room_of(path)
     rooms = {module.split(".")[1] for module in imported_modules(path) if module.startswith("blocktune.")}
     strangers = (rooms & set(MAY_IMPORT)) - MAY_IMPORT[room]
     assert not strangers, (
@@ -43,7 +86,7 @@ def test_imports_point_left(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[-2] == "kernels"], ids=names)
+@pytest.mark.parametrize("path", [path for path in SOURCES if room_of(path) == "kernels"], ids=names)
 def test_the_production_path_needs_torch_and_triton_only(path: Path) -> None:
     roots = {module.split(".")[0] for module in imported_modules(path)}
     assert not roots & {"optuna", "sqlalchemy", "alembic", "pynvml", "typer", "rich"}
@@ -56,7 +99,55 @@ def test_only_telemetry_talks_to_nvml(path: Path) -> None:
     assert "pynvml" not in {module.split(".")[0] for module in imported_modules(path)}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[-2] != "cli"], ids=names)
+@pytest.mark.parametrize("path", [path for path in SOURCES if room_of(path) != "cli"], ids=names)
 def test_only_the_command_line_prints(path: Path) -> None:
     calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
     assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+
+
+def place_of(room: str, parts: tuple[str, ...]) -> str:
+    """The folder of a room that a path below it belongs to, `.` for a file of the room itself."""
+    return parts[0] if (ROOT / room / parts[0]).is_dir() else "."
+
+
+def inner_imports(room: str) -> Iterator[tuple[Path, str, str]]:
+    """What files of a room or folder import from it: the file, its place and the place of what it imports."""
+    package = f"blocktune.{room.replace('/', '.')}."
+    for path in (ROOT / room).rglob("*.py"):
+        own = place_of(room, path.relative_to(ROOT / room).parts)
+        for module in imported_modules(path):
+            if module.startswith(package):
+                yield path, own, place_of(room, tuple(module.removeprefix(package).split(".")))
+
+
+@pytest.mark.parametrize("room", TIERS)
+def test_folders_of_a_room_import_from_tiers_in_front_of_their_own(room: str) -> None:
+    tier = {folder: number for number, folders in enumerate(TIERS[room]) for folder in folders}
+    upward = [
+        f"{names(path)} imports from {there}/"
+        for path, own, there in inner_imports(room)
+        if own != there and tier[there] >= tier[own]
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("room", TIERS)
+def test_every_folder_of_a_room_has_a_tier(room: str) -> None:
+    folders = {place_of(room, path.relative_to(ROOT / room).parts) for path in (ROOT / room).rglob("*.py")}
+    assert folders - {"."} == {folder for tier in TIERS[room] for folder in tier} - {"."}
+
+
+FOLDERS = sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES} - {"blocktune", "results"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_is_neither_a_drawer_nor_a_heap(folder: str) -> None:
+    files = [path for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"]
+    assert len(files) in OTHER_SIZES.get(folder, FOLDER_FILES)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_in_its_first_line_what_it_is_for(folder: str) -> None:
+    first = (ROOT / folder / "__init__.py").read_text().splitlines()[0]
+    assert first.startswith('"""')
+    assert first.endswith('."""')

@@ -29,6 +29,13 @@ def test_every_folder_with_python_files_is_a_listed_package() -> None:
     assert {folder_of(package) for package in SETUPTOOLS["packages"]} == on_disk
 
 
+@pytest.mark.parametrize(("package", "folder"), SETUPTOOLS["package-dir"].items())
+def test_a_link_leads_tools_that_know_no_mapping_to_the_folder(package: str, folder: str) -> None:
+    link = ROOT / package.replace(".", "/")
+    assert link.is_symlink(), f"ln -s ../{folder} {link.relative_to(ROOT)}"
+    assert link.readlink() == Path("..", folder), "a relative link, so that it holds in every clone"
+
+
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names in a wheel built from a copy, so that no build folder is left in the sources."""
@@ -37,7 +44,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     for room in ("blocktune", *ROOMS):
-        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("planted.json", "planted.bench.json"):
         (source / "results" / name).write_text("{}")
     command = [
@@ -80,10 +87,17 @@ def test_the_wheel_holds_exports_but_no_benches(wheel_names: set[str]) -> None:
 
 
 def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[str]) -> None:
-    assert {"blocktune/kernels/gpus.csv", "blocktune/py.typed"} <= wheel_names
+    assert {"blocktune/kernels/hardware/gpus.csv", "blocktune/py.typed"} <= wheel_names
 
 
 def test_no_bare_top_level_package(wheel_names: set[str]) -> None:
     assert {name.split("/")[0] for name in wheel_names if not name.split("/")[0].endswith(".dist-info")} == {
         "blocktune"
     }
+
+
+def test_the_metadata_name_the_python_versions_and_that_it_is_typed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = {name.rsplit(" ", 1)[1] for name in project["classifiers"] if " :: Python :: 3." in name}
+    assert project["requires-python"].removeprefix(">=") == min(versions, key=lambda name: int(name.split(".")[1]))
+    assert "Typing :: Typed" in project["classifiers"]

@@ -11,11 +11,18 @@ from blocktune.kernels.api.fp8 import attention_fp8
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.api.rank_sync import sync_configs
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 from blocktune.kernels.tuned.function import tuned
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
+from blocktune.tuner.search.tune import tune
+from blocktune.tuner.tuned.tune_function import tune_function
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -23,9 +30,20 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
     assert public == {
         "AttentionShape": AttentionShape,
         "BlockMask": BlockMask,
+        "BlocktuneError": BlocktuneError,
+        "Causal": Causal,
+        "DeviceSpec": DeviceSpec,
+        "Direction": Direction,
         "Dispatcher": Dispatcher,
+        "Explanation": Explanation,
+        "Features": Features,
+        "JsonConfigs": JsonConfigs,
         "KernelConfig": KernelConfig,
-        "__version__": importlib.metadata.version("blocktune"),
+        "NoDeviceError": NoDeviceError,
+        "NoFeasibleConfigError": NoFeasibleConfigError,
+        "SqliteConfigs": SqliteConfigs,
+        "StoreError": StoreError,
+        "UsageError": UsageError,
         "attention": attention,
         "attention_fp8": attention_fp8,
         "best_config": best_config,
@@ -36,12 +54,22 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
+        "tune": tune,
+        "tune_function": tune_function,
         "tuned": tuned,
+        "__version__": importlib.metadata.version("blocktune"),
     }
 
 
-def test_dir_lists_them() -> None:
-    assert set(blocktune.__all__) <= set(dir(blocktune))
+def test_errors_can_be_caught_by_their_public_names() -> None:
+    for error in (UsageError, NoDeviceError, NoFeasibleConfigError, StoreError):
+        assert issubclass(error, blocktune.BlocktuneError)
+    with pytest.raises(blocktune.BlocktuneError):
+        blocktune.best_config(blocktune.AttentionShape(batch=1, num_heads=1, seqlen_q=64, head_dim=64), device="h2000")
+
+
+def test_dir_lists_them_and_nothing_else() -> None:
+    assert dir(blocktune) == sorted(blocktune.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

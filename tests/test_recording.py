@@ -12,6 +12,7 @@ import pytest
 from blocktune.cli.pages.gpu_test_tables import COSTS_COLUMNS, block, read_run
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.values.errors import UsageError
+from tests.support.programs import ROOT
 
 TESTS = """
 import pytest
@@ -37,11 +38,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "-c",
         "pytest.ini",
         "-p",
-        "recording",
+        "tests.support.recording",
         "-p",
         "no:cacheprovider",
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )

@@ -14,7 +14,6 @@ from blocktune.kernels.values.errors import (
     SchemaTooNewError,
     StoreCorruptError,
     StoreError,
-    StoreLockedError,
 )
 
 
@@ -87,7 +86,7 @@ BAD_STORES: list[tuple[Callable[[Path], None], type[StoreError]]] = [
     (changed_by("UPDATE blocktune_schema SET version_num = '0099'"), SchemaTooNewError),
     (changed_by("UPDATE blocktune_schema SET version_num = 'x'"), SchemaTooNewError),
     (changed_by("DROP VIEW dispatch"), ForeignStoreError),
-    (endless, StoreLockedError),
+    (endless, ForeignStoreError),
 ]
 
 

@@ -1,6 +1,6 @@
 """Device memory that counts: what every launch of an algorithm reads and writes, with and without a cache.
 
-`tests/tuner/io_walks.py` computes attention out of it, so that the counts are those of loops that give right results.
+`tests/support/io_walks.py` computes attention out of it, so that the counts are those of loops that give right results.
 """
 
 from collections import defaultdict

@@ -13,10 +13,11 @@ from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.plan import scaled_dot_product_attention
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, device_named
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
-from blocktune.kernels.values.config import KernelConfig, Origin, TunedConfig
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 H200 = device_named("h200")
@@ -77,6 +78,7 @@ def pretend_h200(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    monkeypatch.setattr(resolver, "CALL_SECONDS", 20.0)  # so that what a call finds does not hang on other programs
     return kernel
 
 

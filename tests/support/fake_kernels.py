@@ -153,6 +153,13 @@ class WrongLse(FakeKernel):
             lse += 0.5
 
 
+class Slow(FakeKernel):
+    """Takes so long that its rounds take more than a second."""
+
+    def harm(self, launches: int, out: Any, lse: Any | None) -> None:
+        time.sleep(0.22)
+
+
 class SlowToCompile(FakeKernel):
     """Waits for a process of its own for ever, as Triton waits for a ptxas that hangs."""
 
@@ -202,6 +209,7 @@ KERNELS: dict[str, AttentionKernel] = {
         WrongSecond("wrong_second"),
         WrongLate("wrong_late"),
         WrongLse("wrong_lse"),
+        Slow("slow"),
         SlowToCompile("slow_to_compile"),
         Raises("raises"),
         Chatty("chatty"),

@@ -13,8 +13,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
-
-from .dispatch_fakes import PlainKernel
+from tests.support.dispatch_fakes import PlainKernel
 
 SERVED = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen", "block_sparse"))
 

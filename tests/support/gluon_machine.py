@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as real
 
+from tests.support.gluon_rows import ROWS
+
 PATIENCE = 10.0
 """Seconds that a wait may take: everything here is over in a fraction of one."""
 ADDRESSES = 1 << 64
@@ -389,39 +391,6 @@ MBARRIER = types.SimpleNamespace(
 )
 
 
-def half_word(*numbers: torch.Tensor) -> torch.Tensor:
-    """Two e4m3, the first in the lower byte."""
-    low, high = (number.to(torch.float8_e4m3fn).view(torch.uint8).long() for number in numbers)
-    return low | high << 8
-
-
-def whole_word(a: torch.Tensor, b: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    return half_word(a, b) | high << 16
-
-
-def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
-    """Numbers of rows, one for each of four threads, beside an accumulator."""
-    del layout
-    threads = torch.arange(acc.shape[1]) % 8 // 2
-    return rows[:, threads]
-
-
-def turned(
-    acc: torch.Tensor, whole: torch.Tensor, due: torch.Tensor, factor: torch.Tensor, begins: bool, layout: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sums = whole * across(due, acc, layout) + acc if begins else whole
-    return acc * across(factor, acc, layout), sums
-
-
-def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bases and factors of rows, four times the same: 4 below a maximum that may grow by 4."""
-    assert (base == base[:, :1]).all()
-    highest = scores.amax((1, 2, 3))[:, None].expand(base.shape) * scale
-    above = highest - base
-    factor = torch.where(above > 8, torch.exp2(4 - above), torch.ones(base.shape))
-    return torch.where(above > 8, highest - 4, base), factor
-
-
 STAND_INS: dict[str, Any] = {
     "gl": GL,
     "mbarrier": MBARRIER,
@@ -436,18 +405,12 @@ STAND_INS: dict[str, Any] = {
     "rescale": lambda acc, factor, layout: acc * factor[:, None],
     "times_rows": lambda sums, factor: sums * factor[:, None],
     "reciprocal": lambda x: 1.0 / x,
-    "half_word": half_word,
-    "whole_word": whole_word,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,
     "give_back": lambda slot, consumers: GRID.slots.give_back(int(slot), consumers),
     "await_slot": lambda slot, consumers: GRID.slots.take(int(slot), consumers),
-    "across": across,
-    "turned": turned,
-    "raised": raised,
-    "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
-    "as_rows": lambda rows, numbers: rows,
     "loaded_as": lambda memory, x: memory.load(),
+    **ROWS,
 }
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 

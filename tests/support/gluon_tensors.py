@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as real
 
-from . import gluon_machine
-from .gluon_machine import I32
+from tests.support import gluon_machine
+from tests.support.gluon_machine import I32
 
 LAYOUTS = (
     "BlockedLayout",

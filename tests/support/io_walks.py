@@ -10,8 +10,7 @@ import numpy as np
 
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-
-from .counting_memory import CountingMemory
+from tests.support.counting_memory import CountingMemory
 
 Sees = Callable[[Any, Any], Any]
 """Whether queries see keys by their numbers, wherever the sequences end."""

@@ -38,6 +38,16 @@ def machine_code(
     return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
 
 
+def loops(code: list[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+    """From the goal of every jump back to the jump, in the order of the jumps; inner loops are parts of outer ones."""
+    found = []
+    for address, text in code:
+        jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < address:
+            found.append([(at, inside) for at, inside in code if int(jump[1], 16) <= at <= address])
+    return found
+
+
 def mnemonic(instruction: str) -> str:
     """Without its predicate and operands."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]

@@ -1,12 +1,9 @@
 """A worker as `blocktune.tuner.tuned.worker`, with the clock on the wall in place of a GPU's."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from blocktune.tuner.measure.protocol import Rounds, Thunk
+from blocktune.kernels.base.kernel import Thunk
+from blocktune.tuner.measure.protocol import Rounds
 from blocktune.tuner.tuned.worker import serve_calls
 from tests.support.programs.fake_worker import WallClock
 

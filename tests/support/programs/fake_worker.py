@@ -1,18 +1,15 @@
 """A worker as `blocktune.tuner.measure.worker`, with the fake kernels on the CPU in place of a GPU."""
 
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 
+from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.protocol import Rounds, Thunk, rotated
+from blocktune.tuner.measure.protocol import Rounds, rotated
 from blocktune.tuner.measure.worker import serve
 from tests.support import fake_kernels
 

@@ -24,8 +24,6 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.tune import tune
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.support import landscape
 
 LONGEST_SECONDS = 0.6

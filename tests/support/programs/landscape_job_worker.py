@@ -4,10 +4,7 @@ It tunes for real, with the real store, but nothing is compiled and no GPU is th
 """
 
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry

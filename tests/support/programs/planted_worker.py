@@ -1,13 +1,10 @@
 """A worker on the GPU, with the real kernels and some planted ones that fail there as only GPU code can."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import triton
 import triton.language as tl
 
-sys.path.insert(0, str(Path(__file__).parent))
 from blocktune.kernels.base.kernel import AttentionKernel, Launch
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig

@@ -1,4 +1,4 @@
-"""Ranks with stores of their own that synchronise: `python -m tests.kernels.sync_ranks FOLDER`, from the repository.
+"""Ranks with stores of their own that synchronise: sync_ranks FOLDER.
 
 Runs every scenario with forked processes, which saves them from importing torch each, and prints one JSON object: what
 each rank of each scenario told.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tests.kernels.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 
 from blocktune.kernels import registry
 from blocktune.kernels.api import rank_sync as sync
@@ -24,6 +23,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored.sources import SqliteConfigs
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from tests.support.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 
 SHAPE = shape_like(1024)
 CONFIGS = [KernelConfig("plain", m, n, w, 2) for m, n, w in ((128, 64, 8), (64, 64, 4), (64, 32, 8), (128, 32, 4))]
@@ -62,7 +62,7 @@ def other_kernel(rank: int) -> None:
 
 
 def nonsense(rank: int) -> None:
-    sync.read_source = lambda source, device: ([object()], [])
+    sync.rows_within = lambda source, device: ([object()], [])
 
 
 H100 = device_named("h100_sxm5")

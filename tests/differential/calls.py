@@ -1,0 +1,239 @@
+"""The calls of a case: ours, PyTorch's, and the problem that both are to solve."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.differential import oracle
+from tests.differential.case import Case, Entry, Mode
+from tests.differential.oracle import Problem
+from tests.differential.tensors import Inputs
+
+Subject: TypeAlias = Any
+"""What is checked: the module `blocktune`, or one with its functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """ours(query, key, value) and theirs, both [batch, heads, rows, columns] in and out; theirs is None where PyTorch
+    has no such function: then its error is that of the definition, computed in the type."""
+
+    ours: Callable[[Tensor, Tensor, Tensor], Tensor]
+    theirs: Callable[[Tensor, Tensor, Tensor], Tensor] | None
+    problem: Callable[[Tensor, Tensor, Tensor], Problem]
+    default: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """PyTorch's function with the backend that it chooses."""
+
+
+def calls_of(case: Case, inputs: Inputs, subject: Subject) -> Calls:
+    """The calls of a case with these inputs."""
+    makers = {
+        Entry.SDPA: _sdpa,
+        Entry.FLASH: _flash,
+        Entry.VARLEN: _varlen,
+        Entry.KVCACHE: _kvcache,
+    }
+    return makers[case.kind.entry](case, inputs, subject)
+
+
+def scale_of(case: Case) -> float:
+    return case.kind.head_dim**-0.5 if case.scale is None else case.scale
+
+
+def _sdpa(case: Case, inputs: Inputs, subject: Subject) -> Calls:
+    mask, rank = inputs.mask, case.kind.rank
+    options: dict[str, Any] = {"is_causal": case.kind.causal, "scale": case.scale, "enable_gqa": case.kind.group > 1}
+    given = None if mask is None else _ranked(mask, rank)
+
+    def ours(*tensors: Tensor) -> Tensor:
+        ranked = (_ranked(tensor, rank) for tensor in tensors)
+        return _unranked(subject.attention(*ranked, given, **options), rank)
+
+    def default(*tensors: Tensor) -> Tensor:
+        query, key, value = (_ranked(tensor, rank) for tensor in tensors)
+        return _unranked(scaled_dot_product_attention(query, key, value, given, **options), rank)
+
+    def theirs(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return default(*tensors)
+
+    def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
+        seen = mask if mask is not None and mask.dtype is torch.bool else None
+        if case.kind.causal:
+            rows, keys = (torch.arange(tensor.shape[2], device=tensor.device) for tensor in (query, key))
+            seen = keys <= rows[:, None]
+        bias = None if mask is None or mask.dtype is torch.bool else _as_used(mask, case).double()
+        if bias is not None:
+            seen = bias != float("-inf")
+        return Problem(query, key, value, scale_of(case), seen, bias)
+
+    return Calls(ours, theirs, problem, default)
+
+
+def _as_used(mask: Tensor, case: Case) -> Tensor:
+    """An additive mask as the computation takes it: autocast converts it, too."""
+    return mask.to(getattr(torch, case.kind.dtype)) if case.mode is Mode.AUTOCAST else mask
+
+
+def _ranked(tensor: Tensor, rank: int) -> Tensor:
+    """A tensor of four dimensions with this many: the first batch entry or head alone, or one dimension more."""
+    return {2: lambda: tensor[0, 0], 3: lambda: tensor[0], 4: lambda: tensor, 5: lambda: tensor[None]}[rank]()
+
+
+def _unranked(tensor: Tensor, rank: int) -> Tensor:
+    return {2: lambda: tensor[None, None], 3: lambda: tensor[None], 4: lambda: tensor, 5: lambda: tensor[0]}[rank]()
+
+
+def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """The arguments that the functions of FlashAttention share."""
+    return {
+        "softmax_scale": case.scale,
+        "causal": case.kind.causal,
+        "window_size": case.window,
+        "softcap": case.softcap,
+        "alibi_slopes": inputs.slopes,
+    }
+
+
+def _flash(case: Case, inputs: Inputs, subject: Subject) -> Calls:
+    options = _options(case, inputs) | {"deterministic": case.deterministic}
+
+    def ours(*tensors: Tensor) -> Tensor:
+        turned = (tensor.transpose(1, 2) for tensor in tensors)
+        return subject.flash_attn_func(*turned, **options).transpose(1, 2)
+
+    def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
+        distance = _distance(query.shape[2], key.shape[2], query.device)[None]
+        return _near(case, inputs, query, key, value, distance, torch.ones_like(distance, dtype=torch.bool))
+
+    return Calls(ours, None, problem)
+
+
+def _varlen(case: Case, inputs: Inputs, subject: Subject) -> Calls:
+    device = inputs.query.tensor.device
+    bounds = [_bounds(lengths, device) for lengths in zip(*case.sequences, strict=True)]
+    longest = [max(lengths) for lengths in zip(*case.sequences, strict=True)]
+    options = _options(case, inputs) | {"deterministic": case.deterministic}
+
+    def ours(*tensors: Tensor) -> Tensor:
+        packed = (tensor[0].transpose(0, 1) for tensor in tensors)
+        return subject.flash_attn_varlen_func(*packed, *bounds, *longest, **options).transpose(0, 1)[None]
+
+    def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
+        """The sequences next to each other, of which each sees itself."""
+        count = torch.arange(len(case.sequences), device=device)
+        lengths = torch.tensor(case.sequences, device=device)
+        of_query, of_key = (count.repeat_interleave(lengths[:, side]) for side in (0, 1))
+        within_q, within_k = (
+            torch.arange(own.numel(), device=device) - bound[:-1].long()[own]
+            for own, bound in zip((of_query, of_key), bounds, strict=True)
+        )
+        diagonal = (lengths[:, 1] - lengths[:, 0])[of_query]
+        distance = within_k[None] - (within_q + diagonal)[:, None]
+        own = of_query[:, None] == of_key[None]
+        return _near(case, inputs, query, key, value, distance[None], own[None], of_query)
+
+    return Calls(ours, None, problem)
+
+
+def _kvcache(case: Case, inputs: Inputs, subject: Subject) -> Calls:
+    device, page = inputs.query.tensor.device, case.kind.page_size
+    generator = torch.Generator(device).manual_seed(case.seed + 1)
+    cached = torch.tensor(case.cached, dtype=torch.int32, device=device)
+    pages = case.seqlen_k // page if page else 0
+    table = None
+    if page:
+        table = torch.randperm(case.batch * pages, generator=generator, device=device).view(case.batch, pages).int()
+    entries = torch.arange(case.batch, device=device)[:, None]
+    places = cached.long()[:, None] + torch.arange(case.appended, device=device)[None]
+
+    def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """key and value are what the caches hold in the end; the last rows are appended by the call."""
+        new = [tensor.transpose(1, 2)[entries, places] for tensor in (key, value)] if case.appended else [None, None]
+        caches = [_cache(tensor, table, page) for tensor in (key, value)]
+        if case.appended:
+            caches = [cache.clone() for cache in caches]
+            for cache in caches:
+                _forget(cache, table, entries, places, page)
+        options = _options(case, inputs) | {"cache_seqlens": cached, "block_table": table}
+        out = subject.flash_attn_with_kvcache(query.transpose(1, 2), *caches, *new, **options)
+        return out.transpose(1, 2)
+
+    def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
+        full = cached.long() + case.appended
+        keys, rows = (torch.arange(tensor.shape[2], device=device) for tensor in (key, query))
+        diagonal = full[:, None] - query.shape[2]
+        distance = keys[None, None] - (rows[None] + diagonal)[..., None]
+        return _near(case, inputs, query, key, value, distance, (keys < full[:, None])[:, None].expand_as(distance))
+
+    return Calls(ours, None, problem)
+
+
+def _cache(tensor: Tensor, table: Tensor | None, page: int) -> Tensor:
+    """A cache [batch, rows, heads, columns] with these keys or values, or pages of it in the order of the table."""
+    rows = tensor.transpose(1, 2)
+    if table is None:
+        return rows
+    pages = rows.unflatten(1, (-1, page)).flatten(0, 1)
+    cache = torch.empty_like(pages)
+    cache[table.long().flatten()] = pages
+    return cache
+
+
+def _forget(cache: Tensor, table: Tensor | None, entries: Tensor, places: Tensor, page: int) -> None:
+    """Overwrites what the call is to append."""
+    if table is None:
+        cache[entries, places] = cache.new_full((), 7.0)  # a Python number would be copied from the CPU
+    else:
+        cache[table.long()[entries, places // page], places % page] = cache.new_full((), 7.0)
+
+
+def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    sums = torch.tensor((0, *lengths), device=device).cumsum(0)
+    return sums.to(torch.int32)
+
+
+def _distance(rows: int, keys: int, device: torch.device) -> Tensor:
+    """[rows, keys], how far a key stands behind the diagonal, which ends in the lower right corner."""
+    return torch.arange(keys, device=device)[None] - (torch.arange(rows, device=device) + keys - rows)[:, None]
+
+
+def _near(
+    case: Case,
+    inputs: Inputs,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance: Tensor,
+    seen: Tensor,
+    of_query: Tensor | None = None,
+) -> Problem:
+    """The problem with causal mask, window and ALiBi around the diagonal. distance and seen: [batch or 1, rows, keys];
+    of_query: the sequence of each packed row."""
+    left, right = case.window
+    if case.kind.causal:
+        seen = seen & (distance <= 0)
+    if left >= 0:
+        seen = seen & (distance >= -left)
+    if right >= 0:
+        seen = seen & (distance <= right)
+    bias = None
+    if inputs.slopes is not None:
+        slopes = inputs.slopes.double()
+        if of_query is not None and slopes.dim() == 2:  # [sequences, heads] -> [1, heads, rows, 1]
+            by_row = slopes[of_query].T[None, :, :, None]
+        else:
+            by_row = (slopes if slopes.dim() == 2 else slopes[None])[:, :, None, None]
+        bias = -by_row * distance.abs().double()[:, None]
+    return Problem(query, key, value, scale_of(case), seen[:, None], bias, case.softcap)
+
+
+def in_type(case: Case, problem: Problem) -> Tensor:
+    """What the definition gives when all of it is computed in the type, differentiable."""
+    bias = None if problem.bias is None else problem.bias.to(problem.query.dtype)
+    return oracle.plain_attention(replace(problem, bias=bias))

@@ -1,0 +1,153 @@
+"""Attention by its definition, in float64 for the truth and in the type of the tensors for what PyTorch makes of it.
+
+softmax(scale * q k^T) v over the keys that a query sees, and zeros where it sees none. Nothing of the product is used.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+NOTHING = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be computed: query [batch, heads, rows, columns], key and value with heads_kv of them.
+
+    seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    seen: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float = 0.0
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        """The same in another type."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        tensors = (tensor.detach().to(dtype) for tensor in (self.query, self.key, self.value))
+        query, key, value = tensors
+        return replace(self, query=query, key=key, value=value, bias=bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Output and gradients in float64, each with the sum of the magnitudes of the terms that make each element.
+
+    score_size: the largest magnitude of a term in the scores of each row, [batch, heads, rows, 1].
+    """
+
+    tensors: tuple[Tensor, ...]
+    magnitudes: tuple[Tensor, ...]
+    score_size: Tensor
+
+
+def attention(problem: Problem) -> Tensor:
+    """The output, in the type of the problem's tensors, differentiable. What a query does not see has no part in it, be
+    it a number or not."""
+    return _product_of(_weights(problem), _repeated(problem.value, problem), problem.seen)
+
+
+def plain_attention(problem: Problem) -> Tensor:
+    """The output as PyTorch's mathematics have it: hidden pairs get -inf added, and count with a weight of 0. A hidden
+    number that is none makes the result none."""
+    seen = problem.seen
+    hidden = None if seen is None else torch.where(seen, 0.0, NOTHING).to(problem.query.dtype)
+    bias = hidden if problem.bias is None else problem.bias if hidden is None else problem.bias + hidden
+    return _weights(replace(problem, seen=None, bias=bias)) @ _repeated(problem.value, problem)
+
+
+def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
+    """The output, and with `grad` the gradients of query, key and value."""
+    exact = problem.to(torch.float64)
+    leaves = tuple(tensor.requires_grad_(grad is not None) for tensor in (exact.query, exact.key, exact.value))
+    exact = replace(exact, query=leaves[0], key=leaves[1], value=leaves[2])
+    out = attention(exact)
+    gradients: tuple[Tensor, ...] = ()
+    if grad is not None:
+        gradients = torch.autograd.grad(out, leaves, grad.double(), materialize_grads=True)
+    with torch.no_grad():
+        finite = _finite(exact)
+        magnitudes = _magnitudes(finite, None if grad is None else grad.double())
+        return Truth((out.detach(), *gradients), magnitudes, _score_size(finite))
+
+
+def _finite(problem: Problem) -> Problem:
+    """The problem with 0 for what is not finite: it changes nothing that is finite in the result."""
+    tensors = (torch.where(one.isfinite(), one, 0.0) for one in (problem.query, problem.key, problem.value))
+    query, key, value = tensors
+    return replace(problem, query=query, key=key, value=value)
+
+
+def _weights(problem: Problem) -> Tensor:
+    """The probabilities; rows that see no key are zero."""
+    key = _repeated(problem.key, problem)
+    scores = problem.query @ key.mT * problem.scale
+    if problem.softcap:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    if problem.bias is not None:
+        scores = scores + problem.bias
+    if problem.seen is not None:
+        scores = torch.where(problem.seen, scores, NOTHING)
+    if not scores.shape[-1]:
+        return scores
+    highest = scores.detach().amax(-1, keepdim=True)
+    raised = torch.exp(scores - torch.where(highest == NOTHING, 0.0, highest))
+    total = raised.sum(-1, keepdim=True)
+    return raised / torch.where(total == 0, 1.0, total)
+
+
+def _product_of(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+    """weights @ value, in which numbers that are none count for the rows alone that see them."""
+    bad = ~torch.isfinite(value)
+    if seen is None or not bool(bad.any()):
+        return weights @ value
+    out = weights @ torch.where(bad, 0.0, value)
+    met = seen.expand(weights.shape).to(weights.dtype) @ bad.to(weights.dtype)
+    return torch.where(met > 0, float("nan"), out)
+
+
+def _repeated(tensor: Tensor, problem: Problem) -> Tensor:
+    """Keys or values with a head for every head of the query."""
+    group = problem.query.shape[1] // max(1, tensor.shape[1])
+    return tensor.repeat_interleave(group, 1) if group > 1 else tensor
+
+
+def _score_size(problem: Problem) -> Tensor:
+    """A bound of the terms in a row's scores: |query| times the longest |key|, and the largest finite bias."""
+    if not problem.key.numel() or not problem.query.numel():
+        return problem.query.new_zeros(*problem.query.shape[:3], 1)
+    longest = _repeated(problem.key, problem).norm(dim=-1).amax(-1)[..., None, None]
+    size = problem.query.norm(dim=-1, keepdim=True) * longest * abs(problem.scale)
+    if problem.bias is not None and problem.bias.numel():
+        size = size + torch.where(problem.bias.isfinite(), problem.bias, 0.0).abs().max()
+    return size
+
+
+def _magnitudes(problem: Problem, grad: Tensor | None) -> tuple[Tensor, ...]:
+    """The sums that make output and gradients, of magnitudes: what rounding of the terms can change."""
+    weights = _weights(problem)
+    value, key = (_repeated(tensor, problem).abs() for tensor in (problem.value, problem.key))
+    out = weights @ value
+    if grad is None:
+        return (out,)
+    upstream = grad.abs()
+    inner = upstream @ value.mT
+    inner = weights * (inner + (weights * inner).sum(-1, keepdim=True)) * abs(problem.scale)
+    return (
+        out,
+        inner @ key,
+        _folded(inner.mT @ problem.query.abs(), problem.key),
+        _folded(weights.mT @ upstream, problem.value),
+    )
+
+
+def _folded(tensor: Tensor, like: Tensor) -> Tensor:
+    """Of every group of query heads the sum."""
+    if tensor.shape[1] == like.shape[1]:
+        return tensor
+    return tensor.unflatten(1, (like.shape[1], -1)).sum(2)

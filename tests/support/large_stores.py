@@ -1,0 +1,35 @@
+"""Stores of thousands of winners, made by SQL: one by one they would take minutes."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from blocktune.kernels.values.shape import AttentionShape
+
+
+def multiplied(path: Path, count: int, *, device_key: str | None = None) -> Path:
+    """Gives a store with one winner `count` of them, for key lengths from 10,002 on; device_key: of another device."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        if device_key is not None:
+            connection.execute("UPDATE device SET key = ?", (device_key,))
+        (document,) = connection.execute("SELECT document FROM shape").fetchone()
+        shape, best = (_columns(connection, table) for table in ("shape", "best"))
+        for number in range(2, count + 1):
+            longer = AttentionShape.from_json(json.loads(document) | {"seqlen_k": 10_000 + number})
+            text = json.dumps(longer.to_json(), sort_keys=True, separators=(",", ":"))
+            _copy(connection, "shape", shape, {"id": number, "document": text, "seqlen_k": 10_000 + number})
+            _copy(connection, "best", best, {"id": number, "shape_id": number})
+        connection.execute("COMMIT")
+    return path
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
+def _copy(connection: sqlite3.Connection, table: str, columns: list[str], changes: dict[str, object]) -> None:
+    """Adds the first row again, with these values."""
+    values = ", ".join(f":{column}" if column in changes else column for column in columns)
+    connection.execute(f"INSERT INTO {table} SELECT {values} FROM {table} WHERE id = 1", changes)

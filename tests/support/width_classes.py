@@ -1,0 +1,182 @@
+"""Shapes that cover the pairs of head dimensions which compile to different code, for every kernel and architecture.
+
+Kernels round a head dimension up to a tile width, which decides tiles, swizzles and descriptors; one that is not a tile
+width is masked besides. So a width and a dimension below it stand for all that are rounded up to it.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
+from blocktune.tuner.search.space import SearchSpace
+
+ARCHITECTURES = ((8, 0), (9, 0), (10, 0), (12, 0))
+WIDTHS = (16, 32, 64, 128, 256)
+DIMS = (*WIDTHS, 24, 40, 96, 192)
+"""Widths of the portable kernels, dimensions that they pad, and the widths that kernels for Hopper have besides."""
+TILES = (*WIDTHS, 96, 192)
+DESCRIBED = ("flash_fwd_tma", "flash_fwd_hopper", "flash_fwd_hopper_short", "flash_fwd_fp8", "flash_bwd_hopper")
+"""Kernels that the copy engine serves."""
+NARROW_VALUES = ((64, 32), (32, 16), (128, 16), (40, 24))
+"""Pairs at which ptxas 12.8 made wrong code (`wgmma_descriptors`): values of a narrower swizzle than the queries'."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A config for one shape on one compute capability."""
+
+    config: KernelConfig
+    shape: AttentionShape
+    cc: tuple[int, int]
+
+    @property
+    def kernel(self) -> AttentionKernel:
+        return get_kernel(self.config.kernel)
+
+    def __str__(self) -> str:
+        arch = f"sm_{limits_for(self.cc).sm_arch}"
+        return "-".join((*self.config.label.split(" "), arch, *self.shape.label.split(" ")[2:])).replace("/", "x")
+
+
+def default_case(
+    kernel: AttentionKernel,
+    cc: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: str = "bfloat16",
+    causal: Causal = Causal.UPPER_LEFT,
+    seqlen_k: int = 512,
+) -> Case | None:
+    """The kernel's default config for a shape of these head dimensions, or None if its rules refuse the shape."""
+    shape = shape_for(kernel, cc, dims, dtype, causal, seqlen_k)
+    return None if shape is None else Case(kernel.default_config(shape, limits_for(cc)), shape, cc)
+
+
+def shape_for(
+    kernel: AttentionKernel,
+    cc: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: str = "bfloat16",
+    causal: Causal = Causal.UPPER_LEFT,
+    seqlen_k: int = 512,
+) -> AttentionShape | None:
+    """A shape with these head dimensions that the kernel admits, or None if its rules refuse it."""
+    features, queries = _form(kernel)
+    shape = _shape(kernel, features, queries, dims, dtype, causal if queries > 1 else Causal.NONE, seqlen_k)
+    return shape if kernel.unsupported(shape, limits_for(cc)) is None else None
+
+
+@cache
+def _form(kernel: AttentionKernel) -> tuple[str, int]:
+    """The features and queries of the plainest shape that the kernel admits on Hopper, where all of them run."""
+    forms = itertools.product(("", "softcap", "block_sparse"), (512, 1))
+    shapes = {form: _shape(kernel, *form, (64, 64), "bfloat16", Causal.NONE, 512) for form in forms}
+    return next(form for form, shape in shapes.items() if kernel.unsupported(shape, limits_for((9, 0))) is None)
+
+
+def _shape(
+    kernel: AttentionKernel,
+    features: str,
+    queries: int,
+    dims: tuple[int, int],
+    dtype: str,
+    causal: Causal,
+    seqlen_k: int,
+) -> AttentionShape:
+    return AttentionShape(
+        batch=2,
+        num_heads=4,
+        num_heads_kv=2,
+        seqlen_q=queries,
+        seqlen_k=seqlen_k,
+        head_dim=dims[0],
+        head_dim_v=dims[1],
+        dtype=dtype if dtype in kernel.dtypes else FP8,
+        causal=causal,
+        direction=kernel.direction,
+        features=Features.parse(features),
+    )
+
+
+def every_case(dims: Sequence[int] = DIMS, dtypes: Sequence[str] = ("bfloat16",)) -> Iterator[Case]:
+    """Every kernel, architecture, pair of head dimensions and data type that the rules admit."""
+    for kernel, cc, dtype in itertools.product(KERNELS.values(), ARCHITECTURES, dtypes):
+        for pair in itertools.product(dims, dims):
+            case = default_case(kernel, cc, pair, dtype)
+            if case is not None and (case.shape.dtype == dtype or dtype == dtypes[0]):
+                yield case
+
+
+def candidate_cases(configs: int) -> Iterator[Case]:
+    """Of every kernel with descriptors, architecture and pair of widths, this many configs that a search might try."""
+    dice = random.Random(SEED)
+    for name, cc, dims in itertools.product(DESCRIBED, ARCHITECTURES, itertools.product(TILES, TILES)):
+        causal, keys = dice.choice((Causal.NONE, Causal.UPPER_LEFT)), dice.choice((512, 500))
+        shape = shape_for(get_kernel(name), cc, dims, dice.choice(("bfloat16", "float16")), causal, keys)
+        if shape is not None:
+            feasible = SearchSpace.build(shape, limits_for(cc), (get_kernel(name),)).feasible
+            yield from (Case(config, shape, cc) for config in dice.sample(feasible, min(configs, len(feasible))))
+
+
+@cache
+def covering_cases() -> tuple[Case, ...]:
+    """Cases in which every pair of choices occurs that any case has (kernel and width, width and architecture, width
+    and width, data type and mask and so on), and every kernel of wgmma at the pairs of `NARROW_VALUES`."""
+    narrow = [
+        case
+        for kernel, pair in itertools.product(KERNELS.values(), NARROW_VALUES)
+        if (case := default_case(kernel, (9, 0), pair)) is not None and not kernel.historical
+    ]
+    return tuple(dict.fromkeys((*narrow, *_covering(_all_choices(), narrow))))
+
+
+def _all_choices() -> list[Case]:
+    """Cases of every combination of the choices that are to meet in pairs, shuffled but the same in every run."""
+    found = []
+    for kernel, cc, pair in itertools.product(KERNELS.values(), ARCHITECTURES, itertools.product(WIDTHS, WIDTHS)):
+        for dtype, causal, keys in itertools.product(
+            ("bfloat16", "float16", "float32"), (Causal.NONE, Causal.UPPER_LEFT), (512, 500)
+        ):
+            case = default_case(kernel, cc, pair, dtype, causal, keys)
+            if case is not None:
+                found.append(case)
+    random.Random(SEED).shuffle(found)
+    return list(dict.fromkeys(found))
+
+
+def _covering(cases: Sequence[Case], already: Sequence[Case]) -> Iterator[Case]:
+    """Greedily, the next case that has the most pairs of choices which no earlier one had; of some that are drawn."""
+    wanted = set().union(*map(_pairs, cases))
+    wanted -= set().union(*map(_pairs, already), set())
+    dice = random.Random(SEED)
+    waiting = list(cases)
+    while wanted:
+        best = max(dice.sample(waiting, min(len(waiting), 200)), key=lambda case: len(_pairs(case) & wanted))
+        if not _pairs(best) & wanted:
+            waiting = [case for case in waiting if _pairs(case) & wanted]
+            continue
+        wanted -= _pairs(best)
+        yield best
+
+
+@cache
+def _pairs(case: Case) -> frozenset[tuple[object, object]]:
+    shape = case.shape
+    choices = (
+        ("kernel", case.kernel.name),
+        ("cc", case.cc),
+        ("width", shape.head_dim),
+        ("width_v", shape.head_dim_v),
+        ("dtype", shape.dtype),
+        ("causal", shape.causal is Causal.NONE),
+        ("ragged", shape.seqlen_k % 64 == 0),
+    )
+    return frozenset(itertools.combinations(choices, 2))
