@@ -230,7 +230,7 @@ Q, KV = torch.zeros(2, 8, 4, 16), torch.zeros(2, 8, 2, 16)
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
-        ("four dimensions", (Q[0], KV[0], KV[0])),
+        ("4 dimensions", (Q[0], KV[0], KV[0])),
         ("must agree", (Q, KV, KV[:, :4])),
         ("must agree", (Q, KV[..., :8], KV)),
         ("num_heads % num_heads_kv", (Q[:, :, :3], KV, KV)),
