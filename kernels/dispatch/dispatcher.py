@@ -93,7 +93,7 @@ class Dispatcher(Engine):
             return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and dropout_p == 0.0:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
-            if plan is not None and (scale is None or (type(scale) is float and scale > 0)):
+            if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
                 return plan.run(query, key, value, scale)
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 

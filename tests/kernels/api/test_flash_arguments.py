@@ -111,6 +111,7 @@ def test_a_wrong_call_raises_what_flash_attention_would(
     kinds = {IndexError: TooFewDimensionsError, TypeError: WrongTypeError}
     assert refused.type is kinds.get(error, UsageError)
     assert isinstance(refused.value, error)
+    assert refused.value.exit_code == 2, "that of the command line"
     assert str(refused.value).rstrip(".").count(". ") >= 1, "rule and values, then the way out"
 
 
