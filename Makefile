@@ -5,7 +5,7 @@
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the tests of a store under fire, with their full counts
-# make results      the README's tables, from results/*.bench.json
+# make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make clean        remove what make made
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=path the environment, ARGS="--seq 4096 --dim 128" what `make run` tunes.
