@@ -1,10 +1,15 @@
 """The documents compute what they say, and lead where they say."""
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import blocktune
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,3 +75,21 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
         "# A title, here\n[a](#a-title-here) [b](page.md#none) [c](none.md) [d](https://example.org) `[e](f)`\n"
     )
     assert broken_links(page) == ["page.md#none", "none.md"]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text()
+    shown = re.findall(r"^::: blocktune\.(\w+)$", text, re.MULTILINE)
+    assert sorted(shown) == sorted(set(blocktune.__all__) - {"__version__"})
+
+
+def test_the_documents_are_a_site_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="building the site needs `pip install blocktune[docs]`")
+    command = [sys.executable, "-P", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=200
+    )
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "site" / "reference" / "api.html").read_text()
+    assert 'id="blocktune.best_config"' in reference
+    assert "The config that <code>attention</code> takes for a shape" in reference
