@@ -12,7 +12,10 @@ import pytest
 import blocktune
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 EXECUTABLE = [path for path in PAGES if ">>> " in path.read_text(encoding="utf-8")]
 
 
