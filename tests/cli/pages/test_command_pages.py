@@ -10,6 +10,7 @@ from blocktune.cli.pages.command_output import BLOCK, output, with_output
 from blocktune.cli.pages.command_reference import reference, with_commands
 from blocktune.cli.pages.pages import pages
 from blocktune.cli.shared.render import INTERRUPTED
+from blocktune.kernels.hardware.device import present_devices
 from blocktune.kernels.values import errors
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,17 @@ def test_the_readme_shows_output() -> None:
 def test_the_pages_show_what_the_commands_print(page: Path) -> None:
     text = page.read_text()
     assert without_provenance(with_output(text)) == without_provenance(text), "run `make results`"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(present_devices()), reason="the page shows a machine without a GPU, which predicts")
+def test_the_first_search_predicts_what_the_page_shows() -> None:
+    page = (ROOT / "docs" / "guide" / "getting_started.md").read_text()
+    shown = page.split("$ tune run --seq 8192 --dim 64 --device h200\n")[1].split("```")[0].split(", predicted\n")[1]
+    printed = output("run --seq 8192 --dim 64 --device h200 --trials 2").split(", predicted\n")[1]
+    rivals = [line.split() for line in shown.splitlines() if line.startswith(("default ", "paper rule "))]
+    assert len(rivals) == 2
+    assert [line for line in rivals if line not in map(str.split, printed.splitlines())] == []
 
 
 def test_a_block_is_filled_with_the_command_and_its_output() -> None:
