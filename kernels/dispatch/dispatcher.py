@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.engine import Engine, Plans, run
@@ -90,7 +89,7 @@ class Dispatcher(Engine):
                 installed PyTorch does.
         """
         if is_compiling():
-            return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and dropout_p == 0.0:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
             if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
@@ -307,8 +306,6 @@ def _example_options(shape: AttentionShape) -> dict[str, Any]:
 
 attention = Dispatcher()
 """The dispatcher of this process: the user's store above the shipped results. Nothing is read before the first call."""
-
-ops.serve(attention)
 
 
 def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:

@@ -105,6 +105,7 @@ def _asked(
 
 
 def traced_attention(
+    dispatcher: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -114,7 +115,8 @@ def traced_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
+    """Return what stands in a compiled graph: the op with the plans of a dispatcher, which `registered` numbered, or
+    PyTorch's where no kernel takes such tensors."""
     if type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None:
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
@@ -125,7 +127,7 @@ def traced_attention(
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-    return ops.attend(query, key, value, lse=False, **asked)[0]
+    return ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
