@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.backward_as_forward import folded_backward
+from blocktune.kernels.base.loops import BackwardLoops, ForwardLoops, Loops, Visits
+from blocktune.kernels.base.on_chip import OnChip, Tile
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -87,7 +89,8 @@ class SecondLaunch:
 class AttentionKernel(ABC):
     """One implementation of a direction of attention.
 
-    A new kernel is one file with one subclass and one line in `registry.py`.
+    A new kernel is a folder with one subclass and one line in `registry.py`: what search, models, exports and ladder
+    need to know of it stands here, and the defaults are those of an ordinary tiled forward or backward.
     """
 
     name: ClassVar[str]
@@ -96,8 +99,10 @@ class AttentionKernel(ABC):
     """The `Features.names` that the kernel serves."""
     dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
     """The data types that the kernel computes; of these it may refuse some for itself."""
-    moving_passes: ClassVar[tuple[str, ...]] = ()
-    """Launches before and after the longest one that only move bytes, by their names in tuner/traffic."""
+    ladder_steps: ClassVar[tuple[str, ...]] = ()
+    """The steps of the ladder (tuner/compare/ladder_steps.py) that the kernel may stand for."""
+    flex_options: ClassVar[Mapping[str, bool] | None] = None
+    """The options that make FlexAttention's template compute as this kernel does, beside the tile; None: none do."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -213,6 +218,24 @@ class AttentionKernel(ABC):
         """What follows the longest launch and takes comparably long, None if there is no such launch."""
         del config, shape, limits
         return None
+
+    @property
+    def loops(self) -> Loops:
+        """How the launches walk along the tiles, from which the bytes that they move are counted."""
+        if self.direction is Direction.BACKWARD:
+            return BackwardLoops()
+        return ForwardLoops(visits=Visits.FEATURES if self.features else Visits.CAUSAL)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+        """What a block keeps on the chip, of a kernel that lists it itself; None stands for what an ordinary tiled
+        forward or backward keeps, of the plain forward that `as_forward` returns or of the pass over keys."""
+        del config, shape, limits
+        return None
+
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+        """What a block keeps on the chip beside the tiles of an ordinary forward or backward."""
+        del config, shape, limits
+        return ()
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of

@@ -83,6 +83,7 @@ class FlashForwardPadded(HistoricalKernel):
     """FlashAttention-2 with padding. The accumulators are twice as wide, so a tile has 64 queries."""
 
     name = "flash_fwd_padded"
+    ladder_steps = ("padded",)
     largest_head_dim = MAX_HEAD_DIM // 2
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),

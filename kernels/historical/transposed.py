@@ -24,6 +24,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -174,7 +175,8 @@ class FlashForwardTransposed(HistoricalKernel):
     """FlashAttention-2 with keys transposed in advance. transpose_rows: keys that a program of the transpose turns."""
 
     name = "flash_fwd_transposed"
-    moving_passes = ("transpose",)
+    loops = ForwardLoops(transposes="k")
+    ladder_steps = ("transposed",)
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),

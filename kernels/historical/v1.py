@@ -17,6 +17,8 @@ import triton.language as tl
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides, padded_width
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.loops import RoundTripLoops
+from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
@@ -167,6 +169,8 @@ class FlashV1(HistoricalKernel):
     """FlashAttention v1. The paper loads a tile when it needs it, so there is one stage."""
 
     name = "flash_v1"
+    loops = RoundTripLoops()
+    ladder_steps = ("v1", "paper")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),
         "block_n": (16, 32, 64, 128),
@@ -187,6 +191,19 @@ class FlashV1(HistoricalKernel):
         if limits.mma == "none":
             return FLOAT32_BYTES * (max(m * width, m * n) + n * (width + width_v))
         return shape.element_bytes * (m * width + n * (width + width_v))
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """One tile of each operand, as float32 for plain multiply-adds, with P where Q was. The output and the
+        statistics of a tile of queries are in registers while it meets a tile of keys, and in device memory between two
+        of these."""
+        m, n, plain = config.block_m, config.block_n, limits.mma == "none"
+        element_bytes, (width, width_v) = FLOAT32_BYTES if plain else shape.element_bytes, _widths(shape)
+        queries = ("P, after Q", m, n) if plain and n > width else ("Q", m, width)
+        operands = (queries, ("K", n, width), ("V", n, width_v))
+        held = softmax_tiles(m, n, width_v, shape.element_bytes)
+        return OnChip(
+            tiles=(*(shared_tile(*operand, element_bytes) for operand in operands), *held), num_warps=config.num_warps
+        )
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         del config

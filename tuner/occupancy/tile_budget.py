@@ -14,10 +14,7 @@ allocate more, for conversions between layouts or because Q leaves later (docs/m
 Barriers are not counted.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
 
 from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
@@ -28,87 +25,10 @@ from blocktune.kernels.base.flash_kernel import (
     operand_widths,
     product_unit,
 )
-from blocktune.kernels.hardware.limits import WARP_SIZE, ComputeLimits
+from blocktune.kernels.base.on_chip import OnChip, Place, Tile, total_bytes
+from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-
-REGISTER_BYTES = 4
-
-
-class Place(StrEnum):
-    """Memories of a multiprocessor."""
-
-    REGISTERS = "registers"
-    SHARED_MEMORY = "shared memory"
-    TENSOR_MEMORY = "tensor memory"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """A matrix or a column of statistics in one memory.
-
-    count: copies of it, such as the buffers of a pipeline. reuses: it takes the registers of what it is made of.
-    """
-
-    name: str
-    rows: int
-    columns: int
-    element_bytes: int
-    place: Place
-    count: int = 1
-    reuses: bool = False
-
-    @property
-    def bytes(self) -> int:
-        return self.count * self.rows * self.columns * self.element_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "rows": self.rows,
-            "columns": self.columns,
-            "element_bytes": self.element_bytes,
-            "count": self.count,
-            "bytes": self.bytes,
-            "place": str(self.place),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnChip:
-    """The budget of one block.
-
-    tiles: what the loop over tiles holds. loading_bytes: shared memory that the queries pass through before it, or the
-    output after it.
-    num_warps: of the block, those that hold tiles in registers.
-    """
-
-    tiles: tuple[Tile, ...]
-    loading_bytes: int
-    num_warps: int
-
-    def bytes_in(self, place: Place) -> int:
-        """Of all tiles that live there."""
-        return _total(tile for tile in self.tiles if tile.place is place)
-
-    @property
-    def shared_bytes(self) -> int:
-        """The most that is needed at one time: by the queries on their way, or by the loop."""
-        return max(self.loading_bytes, self.bytes_in(Place.SHARED_MEMORY))
-
-    @property
-    def least_registers(self) -> int:
-        """Registers a thread that the tiles alone fill, without an address, a counter or a temporary: no compiler needs
-        fewer unless it spills. It may exceed what a thread can have."""
-        held = _total(tile for tile in self.tiles if tile.place is Place.REGISTERS and not tile.reuses)
-        return -(-held // (REGISTER_BYTES * WARP_SIZE * self.num_warps))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "tiles": [tile.to_json() for tile in self.tiles],
-            "shared_bytes": self.shared_bytes,
-            "least_registers": self.least_registers,
-        }
 
 
 def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -139,7 +59,7 @@ def plain_on_chip(config: KernelConfig, shape: AttentionShape, widths: tuple[int
     m, n, (width, width_v) = config.block_m, config.block_n, widths
     p_and_v = [_operand("P", m, n), _operand("V", n, width_v)]
     largest = [max([_operand("K", n, width), *p_and_v], key=lambda tile: tile.bytes)]
-    if shape.element_bytes == FLOAT32_BYTES and _total(p_and_v) > n * width * FLOAT32_BYTES:
+    if shape.element_bytes == FLOAT32_BYTES and total_bytes(p_and_v) > n * width * FLOAT32_BYTES:
         largest = p_and_v
     others = "KPV".translate({ord(tile.name): None for tile in largest})
     turns = [replace(tile, name=f"{tile.name}, in turns with {' and '.join(others)}") for tile in largest]
@@ -225,7 +145,3 @@ def _softmax(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits)
 
 def _in_order(config: KernelConfig) -> bool:
     return config.parameters["schedule"] == IN_ORDER
-
-
-def _total(tiles: Iterable[Tile]) -> int:
-    return sum(tile.bytes for tile in tiles)

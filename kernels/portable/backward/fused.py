@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
+from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -77,7 +78,6 @@ class FlashBackwardFused(FlashBackward):
     """The dense backward in one pass, whose gradients of queries are not equal to the bit from run to run."""
 
     name = "flash_bwd_fused"
-    moving_passes = ("delta", "dq")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
@@ -108,6 +108,16 @@ class FlashBackwardFused(FlashBackward):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
         return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
+
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+        """What it takes to add a tile's share of dQ."""
+        width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
+        tiles = {
+            "K": shared_tile("K, for dQ", n, width, 2),
+            "dS": shared_tile("dS", n, m, 2),
+            "dQ": shared_tile("dQ on its way out", m, width, FLOAT32_BYTES),
+        }
+        return tuple(tiles[name] for name in adding_bytes(config, shape, limits, by_copy_engine=copies(config)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(rescales=False, products=5, adds_walked=True)

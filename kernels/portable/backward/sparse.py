@@ -19,6 +19,7 @@ from blocktune.kernels.base.flash_kernel import (
     padded_width,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
@@ -80,7 +81,7 @@ class FlashBackwardSparse(AttentionKernel):
 
     name = "flash_bwd_sparse"
     direction = Direction.BACKWARD
-    moving_passes = ("delta",)
+    loops = BackwardLoops(keys=("kv_block_m", "kv_block_n"), queries=("block_m", "block_n"), visits=Visits.BLOCK_MASK)
     features = frozenset({str(MaskKind.BLOCK_SPARSE), "deterministic"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),

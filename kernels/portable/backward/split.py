@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.kernel import CompileSpec, SecondLaunch, SoftmaxCost
+from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -66,7 +67,7 @@ class FlashBackwardSplit(FlashBackward):
     """The dense backward in two passes. The parameters dq_* are those of the pass over queries."""
 
     name = "flash_bwd_split"
-    moving_passes = ("delta",)
+    loops = BackwardLoops(queries=("dq_block_m", "dq_block_n"))
     features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),

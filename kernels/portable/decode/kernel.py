@@ -20,6 +20,8 @@ from blocktune.kernels.base.flash_kernel import (
     plain_bytes,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import DecodeLoops
+from blocktune.kernels.base.on_chip import OnChip, register_tile, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
@@ -55,6 +57,7 @@ class FlashDecode(AttentionKernel):
     """Split-KV decoding with packed query heads."""
 
     name = "flash_decode"
+    loops = DecodeLoops()
     features: ClassVar[frozenset[str]] = frozenset({"cached", "paged", "tree", "window", "softcap", "alibi"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64),
@@ -158,6 +161,25 @@ class FlashDecode(AttentionKernel):
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+        """Packed rows of a group; `shared_bytes` says which products read which memory. A share's output leaves in
+        float32 when the loop has ended. Plain multiply-adds keep what those of an ordinary forward keep."""
+        if limits.mma == "none":
+            return None
+        m, n, short = config.block_m, config.block_n, shape.element_bytes
+        width, width_v = operand_widths(shape)
+        whole = limits.mma != "mma" and m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+        depth = config.num_stages - (0 if whole and short == 2 else 1)
+        keys = [shared_tile("K or V, in turns", n, max(width, width_v), short)]
+        if depth and config.num_stages > 1:
+            keys = [shared_tile("K", n, width, short, depth), shared_tile("V", n, width_v, short, depth)]
+        queries = shared_tile("Q", m, width, short) if short == 2 else register_tile("Q", m, width, short)
+        softmax = softmax_tiles(m, n, width_v, short)
+        if short == 2 and not whole and m < width_v:
+            softmax = tuple(shared_tile("P", m, n, short) if tile.name == "P" else tile for tile in softmax)
+        leaving = m * width_v * FLOAT32_BYTES if short == 2 and whole and config.parameters["splits"] > 1 else 0
+        return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=leaving, num_warps=config.num_warps)
 
     @cached_property
     def source_hash(self) -> str:

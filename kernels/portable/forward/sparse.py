@@ -15,6 +15,7 @@ import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -98,6 +99,7 @@ class FlashForwardSparse(AttentionKernel):
     """The forward under a block mask. Its tiles must divide the mask's blocks, which a launch checks."""
 
     name = "flash_fwd_sparse"
+    loops = ForwardLoops(visits=Visits.BLOCK_MASK)
     features = frozenset({str(MaskKind.BLOCK_SPARSE)})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),

@@ -4,8 +4,9 @@ The same computation as kernels/portable/forward/pointers.py; the copy engine co
 zeros outside.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -68,6 +69,8 @@ class FlashForwardTma(FlashKernel):
     """The forward kernel for GPUs with a tensor copy engine."""
 
     name = "flash_fwd_tma"
+    ladder_steps = ("tuned",)
+    flex_options: ClassVar[Mapping[str, bool]] = {"fwd_USE_TMA": True}
     preferences = (
         (64, 64, 4, 3, AHEAD_FIXED),
         (64, 64, 4, 2, AHEAD_FIXED),

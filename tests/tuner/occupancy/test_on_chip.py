@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from blocktune.kernels.base.on_chip import OnChip, Place
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.compiler import compile_resources
-from blocktune.tuner.occupancy.tile_budget import OnChip, Place, on_chip
+from blocktune.tuner.occupancy.tile_budget import on_chip
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
