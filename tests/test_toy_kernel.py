@@ -25,13 +25,12 @@ from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import v2_traffic
 from tests.support.programs import ROOT
 from tests.support.toy_kernel import ToyForward
+from tests.support.triton_modes import compiled_here
 
 H200 = device_named("h200")
 SIZES = ("--seq", 1024, "--dim", 64, "--device", "h200")
 SHAPE = complete_shape(1024, 64)
 BEST = KernelConfig("toy", 128, 64, 4, 2)
-
-compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,8 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@compiles
+@compiled_here
+@pytest.mark.slow
 def test_the_commands_search_and_explain_it(tune: Any) -> None:
     """What the search has compiled is in the cache when the other commands ask for it."""
     tune("run", *SIZES, "--kernel", "toy", "--trials", 4)

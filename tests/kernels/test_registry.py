@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.limits import limits_for
@@ -17,6 +16,7 @@ from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape
 from tests.support.programs import python
 from tests.support.toy_kernel import ToyForward
+from tests.support.triton_modes import DEVICE, runs
 
 TOY = "tests.support.toy_kernel:ToyForward"
 LAST_KERNEL = "from blocktune.kernels.registry import KERNELS; print(list(KERNELS)[-1])"
@@ -81,8 +81,8 @@ def test_what_the_environment_names_wrongly_is_said(path: str, problem: str) -> 
         registry._load(path)
 
 
+@runs
 @pytest.mark.interpreted
-@pytest.mark.skipif(not knobs.runtime.interpret, reason="TRITON_INTERPRET=1 computes on the CPU")
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 def test_the_toy_computes_attention() -> None:
     shape = AttentionShape(
@@ -91,8 +91,8 @@ def test_the_toy_computes_attention() -> None:
     kernel, config = ToyForward(), KernelConfig("toy", 64, 32, 4, 2)
     assert kernel.violations(config, shape, limits_for((9, 0))) == ()
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, rows, 32).half() for heads, rows in ((4, 80), (2, 75), (2, 75)))
-    out, lse = torch.full_like(q, float("nan")), torch.full((2, 4, 80), float("nan"))
+    q, k, v = (torch.randn(2, heads, rows, 32, device=DEVICE).half() for heads, rows in ((4, 80), (2, 75), (2, 75)))
+    out, lse = torch.full_like(q, float("nan")), torch.full((2, 4, 80), float("nan"), device=DEVICE)
     kernel.bind(config, shape)(q, k, v, out, lse, 0.25)
     wanted, wanted_lse = attention_reference(q, k, v, scale=0.25)
     torch.testing.assert_close(out.double(), wanted.double(), rtol=0, atol=2e-3)
