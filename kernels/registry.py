@@ -108,7 +108,7 @@ def register(kernel: AttentionKernel) -> ExitStack:
             f"A kernel's class must be importable by the processes that compile, but got {path}. Move it to a module."
         )
     KERNELS[kernel.name] = kernel
-    _name_to_others([*_named(), path])
+    _name_to_others([*(named for named in _named() if named != path), path])
     context = ExitStack()
     context.callback(_withdraw, kernel.name, path)
     return context
@@ -125,7 +125,10 @@ def _named() -> list[str]:
 
 
 def _name_to_others(paths: list[str]) -> None:
-    os.environ[VARIABLE] = ",".join(dict.fromkeys(paths))
+    """Name these classes, and no other ones, to the processes that this one starts."""
+    os.environ[VARIABLE] = ",".join(paths)
+    if not paths:
+        del os.environ[VARIABLE]
 
 
 def _load(path: str) -> None:
@@ -139,8 +142,8 @@ def _load(path: str) -> None:
         made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"`{VARIABLE}` names classes of kernels as module:class, separated by commas, but {path!r} gave none: {error}. "
-            "Correct it, or put the module on PYTHONPATH."
+            f"`{VARIABLE}` names classes of kernels as module:class, separated by commas, but {path!r} gave none: "
+            f"{error}. Correct it, or put the module on PYTHONPATH."
         ) from error
     if not isinstance(made, AttentionKernel):
         raise UsageError(f"`{VARIABLE}` names subclasses of AttentionKernel, but got {path}.")

