@@ -14,9 +14,12 @@ from blocktune.kernels.base.flash_kernel import (
     WARPGROUP_WARPS,
     operand_widths,
     padded_width,
+    product_unit,
+    tf32_tiles,
 )
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.historical.padded import padded_shape
+from blocktune.kernels.historical.v1 import columns_beside_keys
 from blocktune.kernels.hopper.backward.layout import PANEL, is_wide, width_of
 from blocktune.kernels.hopper.decode.kernel import rows_of_tile
 from blocktune.kernels.hopper.forward.kernel import shares_memory, tile_width
@@ -51,15 +54,19 @@ def _padded(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
 
 
 def _v1(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """One tile of each operand, as float32 for plain multiply-adds, with P where Q was. The output and the statistics
-    of a tile of queries are in registers while it meets a tile of keys, and in device memory between two of these."""
+    """One tile of each operand, as float32 for plain multiply-adds, with P where Q was; two of float32 keys and values
+    for tensor cores. The output and the statistics of a tile of queries are in registers while it meets a tile of keys,
+    and in device memory between two of these."""
     m, n, plain = config.block_m, config.block_n, limits.mma == "none"
     element = FLOAT32_BYTES if plain else shape.element_bytes
     width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+    count = 1 if plain else tf32_tiles(shape)
     queries = _shared("P, after Q", m, n, element) if plain and n > width else _shared("Q", m, width, element)
-    operands = queries, _shared("K", n, width, element), _shared("V", n, width_v, element)
+    if count > 1:
+        queries = _shared("Q or P, in turns", m, columns_beside_keys(config, shape, limits), element)
+    operands = queries, _shared("K", n, width, element, count), _shared("V", n, width_v, element, count)
     tiles = (*operands, *_softmax(m, n, width_v, shape.element_bytes))
-    return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
+    return OnChip(tiles=tiles, leaving_bytes=0, num_warps=config.num_warps)
 
 
 def _hopper_forward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -89,7 +96,7 @@ def _hopper_tiles(config: KernelConfig, shape: AttentionShape, leaving: int) -> 
             *way_out,
             *_softmax(m, n, width_v, short),
         ),
-        loading_bytes=0,
+        leaving_bytes=0,
         num_warps=computing,
     )
 
@@ -108,7 +115,7 @@ def _hopper_fp8(config: KernelConfig, shape: AttentionShape, limits: ComputeLimi
         _shared("O on its way out", m, width_v, FLOAT32_BYTES if sums else shape.out_bytes),
         *_softmax(m, n, width_v, short),
     )
-    return OnChip(tiles=tiles, loading_bytes=0, num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS))
+    return OnChip(tiles=tiles, leaving_bytes=0, num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS))
 
 
 def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -128,7 +135,7 @@ def _hopper_backward(config: KernelConfig, shape: AttentionShape, limits: Comput
             _shared("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
             *_gradients(m, n, d, d, short),
         ),
-        loading_bytes=0,
+        leaving_bytes=0,
         num_warps=2 * WARPGROUP_WARPS,
     )
 
@@ -140,18 +147,19 @@ def _decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
     width, width_v = operand_widths(shape)
     if limits.mma == "none":
         return plain_on_chip(config, shape, (width, width_v))
-    whole = limits.mma != "mma" and m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
-    depth = config.num_stages - (0 if whole and short == 2 else 1)
+    if short == FLOAT32_BYTES:
+        return _as_plain(config, shape, limits)
+    whole = product_unit(config, limits) != "mma"
+    depth = config.num_stages - (0 if whole else 1)
     keys = [_shared("K or V, in turns", n, max(width, width_v), short)]
     if depth and config.num_stages > 1:
         keys = [_shared("K", n, width, short, depth), _shared("V", n, width_v, short, depth)]
-    exchanged = short == 2 and not whole and m < width_v
-    queries = _shared("Q", m, width, short) if short == 2 else _held("Q", m, width, short)
     softmax = _softmax(m, n, width_v, short)
-    if exchanged:
+    if not whole and m < width_v:
         softmax = [_shared("P", m, n, short) if tile.name == "P" else tile for tile in softmax]
-    leaving = m * width_v * FLOAT32_BYTES if short == 2 and whole and config.parameters["splits"] > 1 else 0
-    return OnChip(tiles=(queries, *keys, *softmax), loading_bytes=leaving, num_warps=config.num_warps)
+    leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+    tiles = (_shared("Q", m, width, short), *keys, *softmax)
+    return OnChip(tiles=tiles, leaving_bytes=leaving, num_warps=config.num_warps)
 
 
 def _hopper_decode(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
@@ -174,7 +182,7 @@ def _hopper_decode(config: KernelConfig, shape: AttentionShape, limits: ComputeL
             _shared("O of all warps", rows, shape.head_dim_v, FLOAT32_BYTES),
             *meeting,
         ),
-        loading_bytes=0,
+        leaving_bytes=0,
         num_warps=config.num_warps,
     )
 
@@ -197,7 +205,7 @@ def _dense_backward(config: KernelConfig, shape: AttentionShape, limits: Compute
     owned = [_shared(name, n, width, 2) for name, width in zip("KV", widths, strict=True)]
     place = Place.TENSOR_MEMORY if limits.mma == "tcgen05" else Place.REGISTERS
     tiles = (*owned, *walked, *_gradients(m, n, *widths, 2, place))
-    return OnChip(tiles=tiles, loading_bytes=0, num_warps=config.num_warps)
+    return OnChip(tiles=tiles, leaving_bytes=0, num_warps=config.num_warps)
 
 
 def _fused_backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
