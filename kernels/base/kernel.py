@@ -163,12 +163,12 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Dynamic shared memory of a block that the compiler will allocate, or a lower bound of it. Of float32: with
-        PyTorch's default precision (kernels/base/precision.py); where it allows TF32, a block takes no more."""
+        """Dynamic shared memory of a block that the compiler will allocate, or a lower bound of it; of float32 with
+        PyTorch's default precision (kernels/base/precision.py)."""
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """An upper bound of it, by which defaults are chosen, so that they can be launched: `shared_bytes` itself where
-        that is exact. A kernel that predicts a lower bound overrides this."""
+        """An upper bound of it whatever the precision, by which defaults are chosen, so that they can be launched:
+        `shared_bytes` itself where that is exact. A kernel that predicts a lower bound overrides this."""
         return self.shared_bytes(config, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

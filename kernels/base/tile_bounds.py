@@ -20,16 +20,18 @@ def most_forward_bytes(
     """Return an upper bound of the shared memory of a forward whose tiles take `least_bytes`.
 
     Barriers and tiles that change their layout come on top: with `mma` and one stage K, which otherwise changes piece
-    by piece; and in float32 the output, when nothing else is there any more.
+    by piece; and in float32 the output, when nothing else is there any more. The bound holds for one TF32 product, too.
     """
     split = element_bytes == FLOAT32_BYTES
-    if unit == "none":  # the rows' factors change their layout
-        return least_bytes + config.block_m * FLOAT32_BYTES * split
-    if unit == "tcgen05":
-        return least_bytes + MOST_SCRATCH_BYTES
+    if unit == "none":  # the rows' factors change their layout next to Q, P and V
+        a_row = widths[0] + config.block_n + 1
+        return max(least_bytes, (config.block_m * a_row + config.block_n * widths[1]) * FLOAT32_BYTES * split)
+    k_bytes, v_bytes = (config.block_n * width * element_bytes for width in widths)
+    if unit == "tcgen05":  # where TF32 is allowed float32 products read Q and every buffer as 16-bit ones do
+        one_product = config.block_m * widths[0] * element_bytes + k_bytes + v_bytes
+        return least_bytes + one_product * split + MOST_SCRATCH_BYTES
     if unit == "wgmma":
         return least_bytes
-    k_bytes, v_bytes = (config.block_n * width * element_bytes for width in widths)
     whole_k = max(0, k_bytes - v_bytes) + 2 * BARRIER_BYTES if config.num_stages == 1 else 0
     leaving = config.block_m * widths[1] * FLOAT32_BYTES * split
     return max(least_bytes + whole_k, leaving)

@@ -42,9 +42,11 @@ def most_pass_bytes(
     least_bytes = pass_bytes(owned, walked, stages, shape, limits, row_values=row_values)
     if shape.element_bytes == 2 or limits.mma == "none":
         return least_bytes
-    if limits.mma in ("wgmma", "tcgen05") and owned >= WARPGROUP_ROWS:
-        return least_bytes + MOST_SCRATCH_BYTES * (limits.mma == "tcgen05")
     width, width_v = padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+    if owned >= WARPGROUP_ROWS and limits.mma == "wgmma":
+        return least_bytes
+    if owned >= WARPGROUP_ROWS and limits.mma == "tcgen05":  # all that products read where TF32 is allowed
+        return least_bytes + (owned + walked) * (width + width_v) * FLOAT32_BYTES + MOST_SCRATCH_BYTES
     held = 2 * owned * (width + width_v)
     # with one stage both TF32 tiles of the second operand; with buffers ds on its way to other warps
     rest = max(width, 2 * width_v) if stages == 1 else (stages - 1) * (width + width_v) + owned
