@@ -59,13 +59,12 @@ class Tile:
 class OnChip:
     """The budget of one block.
 
-    tiles: what the loop over tiles holds. loading_bytes: shared memory that the queries pass through before it, or the
-    output after it.
+    tiles: what the loop over tiles holds. leaving_bytes: shared memory that the output passes through after it.
     num_warps: of the block, those that hold tiles in registers.
     """
 
     tiles: tuple[Tile, ...]
-    loading_bytes: int = 0
+    leaving_bytes: int = 0
     num_warps: int
 
     def bytes_in(self, place: Place) -> int:
@@ -74,8 +73,8 @@ class OnChip:
 
     @property
     def shared_bytes(self) -> int:
-        """The most that is needed at one time: by the queries on their way, or by the loop."""
-        return max(self.loading_bytes, self.bytes_in(Place.SHARED_MEMORY))
+        """The most that is needed at one time: by the loop, or by the output on its way."""
+        return max(self.leaving_bytes, self.bytes_in(Place.SHARED_MEMORY))
 
     @property
     def least_registers(self) -> int:

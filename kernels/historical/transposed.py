@@ -194,6 +194,15 @@ class FlashForwardTransposed(HistoricalKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.shared_bytes(plain_config(config), shape, limits)
 
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_shared_bytes(plain_config(config), shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.tensor_memory_columns(plain_config(config), shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_tensor_memory_columns(plain_config(config), shape, limits)
+
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _PLAIN.softmax_cost(plain_config(config))
 

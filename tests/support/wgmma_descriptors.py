@@ -20,6 +20,10 @@ UNUSED_BITS = 0x3FFFC000
 MAX_LOW = (1 << 30) - 1
 """Two fields of 14 bits, the upper one from bit 16 on."""
 DESTINATIONS = ("R2UR", "S2UR", "LDCU", "REDUX", "CREDUX", "VOTE", "VOTEU")
+SPILL = "MOV.SPILL"
+"""Copies a uniform register that is needed for something else. ptxas places one where on some path nothing was written,
+too: that copies garbage to where no instruction of the path reads it. What is not written stays so in the copy and in
+what `R2UR.FILL` brings back (`sass_values`), so that a use of it is found where it happens."""
 
 
 def layouts(ptx: str) -> set[int]:
@@ -69,11 +73,13 @@ def _text(bounds: Bounds) -> str:
 def unwritten_reads(code: Sequence[Instruction]) -> list[str]:
     """Instructions that read a uniform register which no path has written, one line each.
 
-    Those with a guard are left out: what they read may have been written under the same guard.
+    Those with a guard are left out: what they read may have been written under the same guard. So is `SPILL`.
     """
     found = []
     for instruction, state in states(code):
-        missing = [] if instruction.guard else [name for name in _uniform_reads(instruction) if name not in state]
+        if instruction.guard or instruction.name == SPILL:
+            continue
+        missing = [name for name in _uniform_reads(instruction) if name not in state]
         if missing:
             found.append(f"{instruction}: {', '.join(missing)} was not written")
     return found

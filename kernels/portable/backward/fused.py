@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
@@ -27,7 +27,13 @@ from blocktune.kernels.portable.backward.base import (
     specs_before,
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
-from blocktune.kernels.portable.backward.shared_memory import adding_bytes, pass_bytes
+from blocktune.kernels.portable.backward.shared_memory import (
+    adding_bytes,
+    most_adding_bytes,
+    most_statistics_bytes,
+    pass_bytes,
+    statistics_bytes,
+)
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -106,8 +112,26 @@ class FlashBackwardFused(FlashBackward):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the launch that takes most."""
+        statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
+        return max(self.launch_bytes(config, shape, limits), statistics)
+
+    def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the pass over keys."""
         loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
         return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        if shape.dtype != "float32" or limits.mma == "none":
+            return self.shared_bytes(config, shape, limits)
+        keys = most_adding_bytes(config, shape, limits, by_copy_engine=copies(config))
+        return max(keys, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """With the product that dq is, where a tile of queries is high enough for tensor memory."""
+        keys = super().most_tensor_memory_columns(config, shape, limits)
+        shared = keys > 0 and config.block_m >= WARPGROUP_ROWS
+        return keys + (3 * padded_width(shape.head_dim) + config.block_n if shared else 0)
 
     def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
         """What it takes to add a tile's share of dQ."""

@@ -25,12 +25,12 @@ from blocktune.kernels.base.flash_kernel import (
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.portable.forward.tiles import attend, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
-BARRIER_BYTES = 8
 TMA_ALIGNMENT_BYTES = 16
 """A descriptor's base address and outer strides are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
 
