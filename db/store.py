@@ -17,11 +17,14 @@ from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
-from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
-from blocktune.db.tables.location import StoreTarget, default_store_path
+from blocktune.db.tables.engine import StoreEngines, open_engines
+from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.schema import is_current, make_current, require_current
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
+from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -62,13 +65,22 @@ class ResultStore:
             SchemaTooNewError: a newer blocktune wrote it.
             StoreError: it is locked, damaged, out of reach or, to be only read, missing.
         """
-        place = StoreTarget.of(target)
-        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        engines = open_engines(StoreTarget.of(target), read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
         if read_only:
             require_current(engines)
         else:
             make_current(engines)
         return cls(engines, read_only=read_only)
+
+    @classmethod
+    def open_to_read(cls, target: str | Path | None = None) -> Self:
+        """The store at a place as `open` takes it, only to be read. It needs no write permission, unless an older
+        blocktune made the store: then it is upgraded first. Raises the errors of `open`."""
+        place = StoreTarget.of(target)
+        engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+        if not is_current(engines):
+            make_current(open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS))
+        return cls(engines, read_only=True)
 
     @property
     def label(self) -> str:

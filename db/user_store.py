@@ -12,9 +12,11 @@ from blocktune.db.records.records import Environment
 from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
-from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
+from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.schema import make_current
+from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
+from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.config import Problem
@@ -41,6 +43,13 @@ class UserKernelStore:
         """
         engines = open_engines(StoreTarget.of(target), read_only=False, lock_timeout_seconds=lock_timeout_seconds)
         make_current(engines)
+        return cls(engines)
+
+    @classmethod
+    def open_to_read(cls, target: str | Path | None = None) -> Self:
+        """A store of the present schema, only to be read: it needs no write permission. Raises the errors of `open`."""
+        engines = open_engines(StoreTarget.of(target), read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+        require_current(engines)
         return cls(engines)
 
     def record(self, trial: UserTrial) -> None:

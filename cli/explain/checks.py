@@ -219,7 +219,7 @@ def _database(db: str | None) -> Iterator[Finding]:
         yield _results_file(Path(db).expanduser())
         return
     target = StoreTarget.of(db)
-    if target.path is not None and not target.path.exists():
+    if target.is_missing:
         yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
         return
     try:

@@ -22,7 +22,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
     """
     from blocktune.db.user_store import UserKernelStore
 
-    with UserKernelStore.open(db) as store:
+    with UserKernelStore.open_to_read(db) as store:
         files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
     if str(place) == "-":
         tables = {name: json.loads(text) for name, text in files.items()} if format_ is ExportFormat.VLLM else {}

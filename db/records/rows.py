@@ -25,9 +25,11 @@ from blocktune.db.tables.models import (
     ShapeRow,
     TrialRow,
 )
+from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 _RESOURCES = tuple(field.name for field in fields(KernelResources))
@@ -216,6 +218,20 @@ def _best_columns(best: Best) -> dict[str, Any]:
     }
 
 
+def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
+    """Checks that the rows that a row refers to are there: one that leads nowhere must not vanish in silence.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for key in row.__table__.foreign_keys:
+        name = key.parent.name.removesuffix("_id")
+        if getattr(row, key.parent.name) is not None and getattr(row, name) is None:
+            raise UsageError(
+                f"A row of `{row.__tablename__}` must refer to a {name} that is there, but row {row.id} does not."
+            )
+
+
 def device_of(row: DeviceRow) -> DeviceSpec:
     """The device of this row.
 
@@ -231,6 +247,7 @@ def trial_of(row: TrialRow) -> Trial:
     Raises:
         one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
+    require_links(row)
     resources = {name: getattr(row, name) for name in _RESOURCES}
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
@@ -265,6 +282,7 @@ def best_of(row: BestRow) -> Best:
     Raises:
         one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
+    require_links(row)
     best = Best(
         device=_parsed_device(row.device.document, row.gpu_uuid),
         environment=environment_of(row.environment),

@@ -17,7 +17,7 @@ import pytest
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
-from blocktune.db.tables.engine import connect_sqlite
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError
 
 HELD_SECONDS = 10.0 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 0.5
