@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from blocktune.cli.shared.render import note, print_json
-from blocktune.db.exchange.document import Document
+from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
@@ -46,5 +46,5 @@ def _write(files: Files, place: Path, *, in_folder: bool) -> list[str]:
         place.mkdir(parents=True, exist_ok=True)
     paths = {place / name if in_folder else place: text for name, text in files.items()}
     for path, text in paths.items():
-        path.write_text(text, encoding="utf-8")
+        save_text(text, path)
     return [str(path) for path in paths]
