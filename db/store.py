@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
+from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.health import StoreHealth, health_of
 from blocktune.db.records.records import Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, device_of, document_of, trial_of
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
@@ -234,11 +235,11 @@ class ResultStore:
         return known[0]
 
     @contextmanager
-    def _write(self) -> Iterator[RowWriter]:
+    def _write(self) -> Iterator[BulkWriter]:
         if self._read_only:
             raise self._only_read()
         with translated(self._engines.target), Session(self._engines.writer) as session, session.begin():
-            yield RowWriter(session)
+            yield BulkWriter(session)
 
     def _only_read(self) -> StoreError:
         return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")

@@ -7,7 +7,8 @@ from sqlalchemy import select
 
 from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
 from blocktune.db.records.records import Outcome
-from blocktune.db.records.rows import RowWriter, device_of, environment_of, require_links, storable
+from blocktune.db.records.row_writer import RowWriter, storable
+from blocktune.db.records.rows import device_of, environment_of, require_links
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
