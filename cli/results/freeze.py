@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
-from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -57,7 +57,7 @@ def freeze(
         return
     for row in written:
         note(f"froze {row['bests']} winners of {row['device']} in {row['file']} ({row['bytes']:,} bytes)")
-        typer.echo(f"{row['sha256']}  {row['file']}")
+        say(f"{row['sha256']}  {row['file']}")
 
 
 def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":

@@ -16,7 +16,7 @@ def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, An
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"A {kind} file holds JSON, but {path} does not: {error}. Name another file.") from error
     if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (form, schema):
         raise UsageError(f"A {kind} file has format {form} and schema {schema}, but {path} has not. Name another file.")

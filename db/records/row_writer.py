@@ -22,6 +22,7 @@ from blocktune.db.tables.models import (
 )
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -211,12 +212,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
 
 def storable(text: str) -> str:
     """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
-    printable = "".join(sign if sign.isprintable() or sign in "\n\t" else _spelt(sign) for sign in text[:MAX_ERROR])
-    return printable[:MAX_ERROR]
-
-
-def _spelt(sign: str) -> str:
-    return sign.encode("unicode_escape", "surrogatepass").decode()
+    return shown(text[:MAX_ERROR], MAX_ERROR)[:MAX_ERROR]
 
 
 def best_columns(best: Best) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import NoSuchModuleError, OperationalError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.server import server_engine
 from blocktune.db.tables.sqlite_file import connect_sqlite, readable_uri
-from blocktune.kernels.values.errors import UsageError
 
 WRITER_LOCK = 0x626C6B74756E65  # "blktune", the key of the advisory lock that stands for BEGIN IMMEDIATE
 
@@ -47,19 +47,9 @@ def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: 
         event.listen(engine, "begin", partial(_begin_sqlite, lock_timeout_seconds))
     else:
         assert target.url is not None
-        engine = _server_engine(target.url)
+        engine = server_engine(target.url, lock_timeout_seconds)
         event.listen(engine, "begin", partial(_begin_server, lock_timeout_seconds))
     return StoreEngines(target, engine, engine.execution_options(blocktune_writer=True), lock_timeout_seconds)
-
-
-def _server_engine(url: URL) -> Engine:
-    try:
-        return create_engine(url, poolclass=NullPool)
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise UsageError(
-            f"A database URL must name an installed driver, but {url.drivername!r} is not: {error}. "
-            "For PostgreSQL `pip install psycopg[binary]` and write `postgresql+psycopg://...`."
-        ) from error
 
 
 def _is_writer(connection: Connection) -> bool:

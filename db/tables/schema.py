@@ -18,6 +18,7 @@ from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
 from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import Base
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
@@ -96,7 +97,7 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
         if strangers or application:
             raise ForeignStoreError(
                 f"The store must be a database of blocktune, but {target.label} belongs to another program (it has "
-                f"{', '.join(sorted(strangers)[:5]) or f'the application id {application:#x}'}). "
+                f"{shown(', '.join(sorted(strangers)[:5]), 300) or f'the application id {application:#x}'}). "
                 "Give another one by --db or BLOCKTUNE_DB."
             )
         return None

@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError, UsageError
+
+MAX_REASON = 500
+"""Characters of what a driver says."""
 
 
 @contextmanager
@@ -25,7 +29,8 @@ def translated(target: StoreTarget) -> Iterator[None]:
         yield
     except (IntegrityError, DataError) as error:
         raise UsageError(
-            f"A row must keep the constraints of its table (db/tables/models.py), but: {error.orig}. Correct the value."
+            f"A row must keep the constraints of its table (db/tables/models.py), but: {_reason(error.orig)}. "
+            "Correct the value."
         ) from error
     except DBAPIError as error:
         raise _store_error(target, error.orig or error) from error
@@ -57,21 +62,26 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
         return _corrupt(target, error)
     if name.startswith("SQLITE_READONLY"):
         return StoreError(
-            f"Writing needs write permission on {target.label} and its directory, but there is none ({error}). "
-            "Give another place by --db or BLOCKTUNE_DB."
+            f"Writing needs write permission on {target.label} and its directory, but there is none "
+            f"({_reason(error)}). Give another place by --db or BLOCKTUNE_DB."
         )
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
         return StoreError(
             f"Writing needs free space beside {target.label}, but the disk is full. Make room and try again."
         )
     return StoreError(
-        f"The database {target.label} must be reachable and in order, but it answers: {error}. "
+        f"The database {target.label} must be reachable and in order, but it answers: {_reason(error)}. "
         "See `tune doctor`, or give another one by --db or BLOCKTUNE_DB."
     )
 
 
 def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
     return StoreCorruptError(
-        f"The store must be a sound SQLite database, but {target.label} is not ({error}). "
+        f"The store must be a sound SQLite database, but {target.label} is not ({_reason(error)}). "
         "`tune doctor --recover` saves what can be read; or give another one by --db or BLOCKTUNE_DB."
     )
+
+
+def _reason(error: object) -> str:
+    """What a driver says, which may repeat what a file holds."""
+    return shown(str(error), MAX_REASON)
