@@ -12,6 +12,7 @@ from blocktune.db.records.row_writer import (
     RowWriter,
     best_columns,
     config_columns,
+    latest_date,
     shape_columns,
     sound_trial,
     trial_columns,
@@ -47,11 +48,11 @@ class BulkWriter(RowWriter):
         candidates = [self._candidate(trial) for trial in sound]
         held = self._held_trials({key["device_id"] for key in candidates})
         changes: dict[tuple[int, ...], dict[str, Any]] = {}
-        count = 0
+        count, latest = 0, latest_date()
         for trial, candidate in zip(sound, candidates, strict=True):
             key, standing = tuple(candidate.values()), (not trial.imported, trial.created_at)
             row_id, least = held.get(key, (None, None))
-            if least is None or least < standing:
+            if least is None or least < standing or least[1] > latest:
                 held[key] = row_id, standing
                 changes[key] = {"id": row_id} | candidate | trial_columns(trial)
                 count += 1

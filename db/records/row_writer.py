@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import select
@@ -57,7 +58,7 @@ class RowWriter:
         row = self._best_row(best)
         if row is not None:
             stored, offered = ORIGIN_RANK[Origin(row.origin)], ORIGIN_RANK[best.origin]
-            if stored < offered or (stored == offered and row.created_at >= best.created_at):
+            if stored < offered or (stored == offered and best.created_at <= row.created_at <= latest_date()):
                 return False
         self.replace_best(best)
         return True
@@ -160,6 +161,11 @@ class RowWriter:
                 self._session.flush()
             self._ids[memo] = row.id
         return self._ids[memo]
+
+
+def latest_date() -> datetime:
+    """Return how far ahead a date may be. One beyond it is that of a wrong clock, and outranks nothing."""
+    return datetime.now(UTC) + timedelta(days=1)
 
 
 def sound_trial(trial: Trial) -> Trial:

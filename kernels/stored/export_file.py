@@ -16,6 +16,7 @@ from typing import Any
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
+from blocktune.kernels.stored.ownership import require_trusted
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 SUFFIX = ".json"
@@ -63,6 +64,7 @@ def seal_of(document: Mapping[str, Any]) -> str:
 
 def _text(path: Path) -> str:
     try:
+        require_trusted(path)
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):

@@ -16,6 +16,7 @@ from pathlib import Path
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
+from blocktune.kernels.stored.ownership import require_trusted
 from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of
 from blocktune.kernels.values.errors import (
@@ -113,6 +114,7 @@ class SqliteRows:
         """
         try:
             self._require_file()
+            require_trusted(self.path)
             return self._read_in_time(Selection(self.view, device, values))
         except OSError as error:  # a directory that may not be searched, a name that is too long
             raise StoreError(
