@@ -22,6 +22,15 @@ CLOCK_TOLERANCE = timedelta(days=1)
 """How far ahead a date may be that an import takes."""
 
 
+_PASSWORD = Finding(
+    name="password",
+    value="stands in the database URL",
+    level=Level.WARNING,
+    meaning="Every user of this machine sees the words of a command, and a URL is easily copied into a script.",
+    fix="Leave it out of the URL: PostgreSQL's drivers read ~/.pgpass, or the file that PGPASSFILE names.",
+)
+
+
 def _results_file(path: Path) -> Finding:
     """What the dispatcher reads in place of a database."""
     from blocktune.kernels.stored.export_file import rows_in_file
@@ -53,6 +62,8 @@ def store_findings(db: str | None) -> Iterator[Finding]:
     if target.is_missing:
         yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
         return
+    if target.url is not None and (target.url.password or "password" in target.url.query):
+        yield _PASSWORD
     if target.path is not None:
         yield from _ownership("database", target.path)
         yield from _free_space(target.path)

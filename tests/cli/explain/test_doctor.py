@@ -143,3 +143,12 @@ def test_triton_s_cache_is_looked_at(tmp_path: Path) -> None:
     assert (finding.name, finding.level) == ("Triton's cache", Level.WARNING)
     (finding, _) = store_checks.triton_cache(names | {"TRITON_CACHE_MANAGER": "module:Class"})
     assert finding.name == "TRITON_CACHE_MANAGER"
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("place", ["user:secret@127.0.0.1:1/name", "user@127.0.0.1:1/name?password=secret"])
+def test_a_password_in_a_url_is_said_and_not_shown(tune, place: str) -> None:
+    result = tune("doctor", "--json", "--db", f"postgresql+psycopg://{place}")
+    assert "secret" not in result.stdout + result.stderr
+    (found,) = (each for each in json.loads(result.stdout)["findings"] if each["name"] == "password")
+    assert "PGPASSFILE" in found["fix"]
