@@ -47,9 +47,10 @@ def freeze(
             out.mkdir(parents=True, exist_ok=True)
         for each, document in documents.items():
             path = out / f"{_file_name(each)}.json" if every else out
-            save_text(canonical_text(document) + "\n", path)
+            text = canonical_text(document) + "\n"
+            save_text(text, path)
             row = {"file": str(path), "device": each.name, "bests": len(document["bests"])}
-            written.append(row | {"sha256": document["sha256"], "bytes": path.stat().st_size})
+            written.append(row | {"sha256": document["sha256"], "bytes": len(text.encode())})
     except OSError as error:
         raise UsageError(f"Freezing needs a place that can be written, but {out} is none: {error.strerror}.") from error
     if as_json:

@@ -67,13 +67,13 @@ def seal_of(document: Mapping[str, Any]) -> str:
 
 def _text(path: Path) -> str:
     try:
-        require_trusted(path)
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise _no_file(path, "no file")
             if not state.st_size:  # the operating system's own files, which may block or never end, have no size
                 raise _no_file(path, "empty")
+            require_trusted(path)
             content = file.read(MAX_SERVED_BYTES + 1)
     except FileNotFoundError as error:
         raise _no_file(path, "missing") from error
