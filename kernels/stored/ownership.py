@@ -13,8 +13,8 @@ from blocktune.kernels.values.errors import StoreError
 
 VARIABLE = "BLOCKTUNE_TRUST_OWNER"
 
-COMPANIONS = ("", "-wal", "-journal", "-shm")
-"""A file, and what SQLite keeps next to it and believes."""
+COMPANIONS = ("-wal", "-journal", "-shm")
+"""What SQLite keeps next to a file and believes. Whoever reads or writes a store of a group makes them."""
 
 
 def require_trusted(path: Path) -> None:
@@ -43,8 +43,10 @@ def doubts(path: Path) -> Iterator[str]:
     if path.is_symlink():
         yield from _of_entry(path)
         yield from _of_folder(path.absolute().parent)
-    for suffix in COMPANIONS:
-        yield from _of_entry(Path(f"{real}{suffix}"))
+    yield from _of_entry(real)
+    if _is_for_all(real.parent):
+        for suffix in COMPANIONS:
+            yield from _of_entry(Path(f"{real}{suffix}"))
     yield from _of_folder(real.parent)
 
 
@@ -61,9 +63,13 @@ def _of_entry(path: Path) -> Iterator[str]:
 
 def _of_folder(path: Path) -> Iterator[str]:
     """Where others may rename files, unless the sticky bit keeps them from those of others."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    if _is_for_all(path) and not path.stat().st_mode & stat.S_ISVTX:
         yield f"every user may replace files in {path}"
+
+
+def _is_for_all(folder: Path) -> bool:
+    """Return whether every user may make files in a folder."""
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
