@@ -149,3 +149,13 @@ def test_a_file_that_is_no_database_is_exit_code_5_and_untouched(tune, words: tu
     assert result.exit_code == 5
     assert "--db" in result.stderr
     assert tune.db.read_bytes() == b"no database" * 1000
+
+
+def test_other_formats_are_written_at_once_and_through_no_link(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    victim, out = tmp_path / "victim", tmp_path / "configs.py"
+    victim.write_text("mine")
+    out.symlink_to(victim)
+    assert tune("export", out, "--format", "triton").exit_code == 0
+    assert victim.read_text() == "mine"
+    assert "CONFIGS" in out.read_text()
