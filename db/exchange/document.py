@@ -158,7 +158,12 @@ def save_document(document: Document, path: str | Path) -> None:
 
 
 def save_text(text: str, path: str | Path) -> None:
-    """Writes a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed. What is
+    """Write a text as `save_bytes` does, in UTF-8."""
+    save_bytes(text.encode(), path)
+
+
+def save_bytes(content: bytes, path: str | Path) -> None:
+    """Write a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed. What is
     no file, such as a device, a pipe or the standard output by its name, is written into and stays what it is.
 
     Raises:
@@ -166,14 +171,14 @@ def save_text(text: str, path: str | Path) -> None:
     """
     path = file_path(path)
     if _is_stream(path):
-        with path.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with path.open("wb") as stream:
+            stream.write(content)
         return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name:.100}.")
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         temporary.chmod(0o644)  # mkstemp makes it private; an export is for others
         temporary.replace(path)
     except BaseException:
