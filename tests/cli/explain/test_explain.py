@@ -55,7 +55,7 @@ def test_the_stored_winner_is_explained_beside_its_measured_time(tune, winner, c
 
 
 def test_the_words_hold_every_model(tune, winner, compiled) -> None:
-    tune.store(winner())
+    tune.store(winner(time_us=1950.0))
     result = tune(*EXPLAIN)
     assert result.exit_code == 0, result.stderr
     for part in (
@@ -66,13 +66,28 @@ def test_the_words_hold_every_model(tune, winner, compiled) -> None:
         "68,987,912,192",
         "v2, every key in L2",
         "3 of 64 x 64, 2 B each",
-        "Measured 812.5 µs: the model is",
+        "where the time goes, by the models",
+        "together, overlapping",
+        "Bound by ",
+        "Measured 1,950.0 µs: the model is",
         "3 blocks/SM",
         "waves of 396",
         "tensor cores (wgmma)",
     ):
         assert part in result.stdout
     assert "assumed --batch 2" in result.stderr
+
+
+def test_a_config_that_the_model_is_far_from_gets_no_advice(tune, winner, compiled) -> None:
+    tune.store(winner())
+    text = tune(*EXPLAIN).stdout
+    assert "The model does not explain this config" in text
+    for claim in ("where the time goes", "Bound by", "To lift", "Exponentials take"):
+        assert claim not in text
+    for fact in ("Measured 812.5 µs: the model is", "68,987,912,192", "3 blocks/SM", "tensor cores (wgmma)"):
+        assert fact in text
+    data = json.loads(tune(*EXPLAIN, "--json").stdout)
+    assert (data["is_explained"], data["prediction"]["binding"]) == (False, None)
 
 
 def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled) -> None:
@@ -134,7 +149,7 @@ def test_without_results_the_default_is_explained_and_nothing_is_made(tune, comp
     result = tune(*EXPLAIN)
     assert result.exit_code == 0
     assert "the kernel's default" in result.stdout
-    assert "Nobody measured" in result.stdout
+    assert "No measurement of this config" in result.stdout
     assert not tune.db.exists()
 
 
