@@ -142,11 +142,14 @@ def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
     Raises:
         NoFeasibleConfigError: it does not compile.
     """
-    subject, resources = choice.subject, choice.subject.compile()
+    subject, code = choice.subject, choice.subject.compile()
 
     from blocktune.tuner.cost.analysis import analyse
 
-    return analyse(subject.kernel, subject.config, subject.shape, device, resources, measured_us=choice.measured_us)
+    return analyse(
+        subject.kernel, subject.config, subject.shape, device, code.resources,
+        shared=code.shared, measured_us=choice.measured_us,
+    )  # fmt: skip
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:

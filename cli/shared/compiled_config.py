@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.resources import KernelResources
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")]
 BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")]
@@ -30,6 +31,14 @@ OwnParameters = Annotated[
         autocompletion=completion.own_parameters,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCode:
+    """What the compiler made of a config. shared: how its loop reads shared memory, None where that is not known."""
+
+    resources: "KernelResources"
+    shared: "SharedAccesses | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,8 @@ class Subject:
             raise UsageError(" ".join(problems))
         return replace(self, config=config)
 
-    def compile(self) -> "KernelResources":
-        """The resources of the config, compiled in a process of its own since a compile may abort its process.
+    def compile(self) -> CompiledCode:
+        """The code of the config, compiled in a process of its own since a compile may abort its process.
 
         Raises:
             NoFeasibleConfigError: the config does not compile.
@@ -84,7 +93,7 @@ class Subject:
                 f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): "
                 f"{result.error}"
             )
-        return result.resources
+        return CompiledCode(result.resources, result.shared)
 
 
 def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> Subject:

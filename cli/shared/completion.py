@@ -23,6 +23,7 @@ KERNELS = (
     "flash_fwd_padded",
     "flash_fwd_transposed",
     "flash_v1",
+    "flash_v2",
     "flash_fwd_general",
 )
 """The names of the registry, whose import takes seconds. A test compares them."""

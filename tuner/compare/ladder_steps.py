@@ -45,7 +45,7 @@ IDEAS = {
 }
 """What each step is, first to last."""
 
-KERNELS = {
+KERNELS: dict[str, tuple[str, ...]] = {
     V1: ("flash_v1",),
     PAPER: ("flash_v1",),
     V2: ("flash_fwd",),
@@ -120,7 +120,7 @@ class Step:
             "limiters": [str(name) for name in occupied.limiters] if occupied else [],
             "tensor_cores": self.tensor_cores,
             "resources": occupied and occupied.resources.to_json(),
-            "shared_accesses": self.shared and self.shared.to_json(),
+            "shared_accesses": self.shared and self.shared.report(),
             "why": self.why,
         }
 

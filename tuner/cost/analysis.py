@@ -123,7 +123,7 @@ class Analysis:
             "density": self.density,
             "on_chip": self.budget and self.budget.to_json(),
             "standard_problem": self.standard_problem,
-            "shared_accesses": self.shared and self.shared.to_json(),
+            "shared_accesses": self.shared and self.shared.report(),
             "measured_us": self.measured_us,
             "model_error": self.model_error,
         }

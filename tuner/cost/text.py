@@ -27,6 +27,7 @@ def explain(analysis: Analysis) -> str:
         _tensor_cores(analysis),
         *_memory(analysis),
         *_on_chip(analysis),
+        *_bank_conflicts(analysis),
         explain_occupancy(analysis.occupied, alternatives=analysis.alternatives, waves=analysis.waves),
     ]
     return "\n".join(lines)
@@ -190,4 +191,25 @@ def _on_chip(analysis: Analysis) -> list[str]:
     return [
         f"Tiles fill at least {budget.least_registers} registers a thread ({has}) and "
         f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
+    ]
+
+
+def _bank_conflicts(analysis: Analysis) -> list[str]:
+    """How the loop of the compiled code reads shared memory, if it was counted."""
+    found = analysis.shared
+    if found is None:
+        return []
+    if not found.loads:
+        unit = analysis.occupied.resources.tensor_cores
+        through = f", but through descriptors of {unit}" if unit in ("wgmma", "tcgen05") else ""
+        return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
+    counted = (
+        f"In a round of the loop a warp loads from shared memory {found.loads} times, which takes "
+        f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} a load"
+    )
+    if not found.load_excess:
+        return [f"{counted}: no bank conflicts."]
+    return [
+        f"{counted}, which a profiler calls a {found.ways:.1f}-way bank conflict: {found.load_excess:,} of them, "
+        f"{100 * found.conflict_share:.1f} %, are more than the widths of the loads need."
     ]

@@ -275,5 +275,6 @@ BUDGETS: Mapping[str, Budget] = {
     "flash_decode": _decode,
     "flash_decode_hopper": _hopper_decode,
     "flash_v1": _v1,
+    "flash_v2": _as_plain,
 }
 """By kernel name."""

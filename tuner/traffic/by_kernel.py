@@ -111,6 +111,7 @@ COUNTS: Mapping[str, Count] = {
     "flash_fwd_general": _general,
     "flash_fwd_sparse": _sparse_forward,
     "flash_v1": _v1,
+    "flash_v2": _v2,
     "flash_decode": _decode,
     "flash_decode_hopper": _single_launch_decode,
     "flash_bwd_hopper": _hopper_backward,

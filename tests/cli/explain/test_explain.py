@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from blocktune.cli.shared.compiled_config import Subject
+from blocktune.cli.shared.compiled_config import CompiledCode, Subject
 from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.search.shape_defaults import complete_shape
 
 EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
@@ -27,12 +28,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Compiles are replaced by fixed resources; the labels of what was asked for are kept."""
     labels: list[str] = []
 
-    def compile_(subject) -> KernelResources:
+    def compile_(subject) -> CompiledCode:
         labels.append(subject.config.label)
         warps = subject.kernel.total_warps(subject.config)
-        return KernelResources(
+        resources = KernelResources(
             registers=min(168, 2048 // warps), shared_bytes=57_344, num_warps=warps, tensor_cores="wgmma"
         )
+        return CompiledCode(resources, SharedAccesses())
 
     monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", compile_)
     return labels
@@ -73,6 +75,7 @@ def test_the_words_hold_every_model(tune, winner, compiled) -> None:
         "3 blocks/SM",
         "waves of 396",
         "tensor cores (wgmma)",
+        "through descriptors of wgmma: no bank conflicts to count",
     ):
         assert part in result.stdout
     assert "assumed --batch 2" in result.stderr
@@ -119,7 +122,7 @@ def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, comp
 def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     fine = Subject.compile
 
-    def compile_(subject: Subject) -> KernelResources:
+    def compile_(subject: Subject) -> CompiledCode:
         if subject.config.block_n == 128:
             raise NoFeasibleConfigError("such blocks do not compile.")
         return fine(subject)
@@ -225,6 +228,10 @@ def test_an_old_card_is_explained_without_a_gpu(tune) -> None:
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["tensor_cores"] == "none"
+    shared = data["shared_accesses"]
+    assert shared["load_excess"] > 0, "its products read rows of 256 bytes, column by column"
+    assert shared["ways"] == shared["load_wavefronts"] / shared["loads"]
+    assert f"which a profiler calls a {shared['ways']:.1f}-way bank conflict" in data["explanation"]
     assert data["occupancy"]["cc"] == device_named("rtx2070").limits.name == "7.5"
     shape = complete_shape(1024, 64, dtype="fp16")
     assert data["shape"] == shape.to_json() | {"label": shape.label}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.cli.shared.compiled_config import CompiledCode
 from blocktune.kernels.registry import KERNELS
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 
@@ -31,11 +31,11 @@ def sweep_of(kernel: str) -> Sweep:
 def _compiled_when_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The resources that the compiler gave the winner's kernel when a shape of its head dimension was swept."""
 
-    def compile_(subject) -> KernelResources:
+    def compile_(subject) -> CompiledCode:
         trials = sweep_of(subject.config.kernel).trials
         named = [trial for trial in trials if trial.config == subject.config]
         rest = [trial for trial in trials if trial.config.kernel == subject.config.kernel]
-        return next(trial.resources for trial in (*named, *rest) if trial.resources is not None)
+        return CompiledCode(next(trial.resources for trial in (*named, *rest) if trial.resources is not None))
 
     monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", compile_)
 

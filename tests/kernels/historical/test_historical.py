@@ -18,7 +18,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 
 ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
 DEVICE = "cuda" if ON_GPU else "cpu"
-HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
+HISTORICAL = ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed"]
 pytestmark = [
     pytest.mark.interpreted,
     pytest.mark.skipif(
