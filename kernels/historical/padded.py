@@ -2,8 +2,9 @@
 
 Rows whose length is a power of two put equal columns of all rows into the same banks of shared memory. The remedy of
 hand-written kernels is one column more; Triton's tiles have widths of powers of two, so the next one is twice as wide.
-The loads of the padding are masked, its products are computed. Triton permutes ("swizzles") the columns of shared tiles
-by itself, which avoids the conflicts without any padding: this kernel is kept to be measured against that.
+The loads of the padding are masked, its products are computed. For matrix instructions Triton permutes ("swizzles") the
+columns of shared tiles by itself, which avoids the conflicts without any padding: this kernel is kept to be measured
+against that.
 """
 
 from collections.abc import Mapping

@@ -43,10 +43,10 @@ class Analysis:
     """One config on one device.
 
     alternatives: shared bytes of a block after one step down of a parameter, by the step's name. lifts: what would make
-    each term of the breakdown smaller, by the choices that the kernel has. waves and breakdown
-    are None where no block fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates`
-    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for
-    every byte that a block reads while it walks; None for a backward. density: the share of blocks that a block mask is
+    each term of the breakdown smaller, by the choices that the kernel has. waves and breakdown are None where no block
+    fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates` names them). traffic: bytes
+    of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for every byte that a block reads
+    while it walks along keys; None where it walks along queries. density: the share of blocks that a block mask is
     taken to leave. budget: None for kernels whose tiles nobody has listed. standard_problem: why standard attention
     would not fit this device. shared: how the compiled loop reads shared memory, None where that is not known.
     measured_us: of this very config on this device, None if that is not known.
@@ -160,6 +160,7 @@ def analyse(
     fits = occupied.blocks_per_sm > 0
     density = density_of(shape)
     blocks, folded = folded_forward(kernel, config, shape)
+    walks_keys = shape.direction is Direction.FORWARD and not kernel.softmax_cost(config).round_trip
     traffic = _traffic(shape, config)
     lines = {} if missing else _rooflines(shape, traffic, device, density, resources.tensor_cores)
     return Analysis(
@@ -177,7 +178,7 @@ def analyse(
         missing_rates=missing,
         traffic=traffic,
         rooflines=lines,
-        block_intensity=block_intensity(folded, blocks.block_m) if shape.direction is Direction.FORWARD else None,
+        block_intensity=block_intensity(folded, blocks.block_m) if walks_keys else None,
         density=density,
         budget=budget_of(config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),

@@ -120,7 +120,7 @@ BACKWARD_ADVICE: dict[str, tuple[Advice, ...]] = {
     ),
     "l2": (
         Advice(
-            "A larger `block_n` uses every query and its gradient more often, and adds to dq less often.",
+            "A larger `block_n` uses every query and its gradient more often.",
             "block_n",
             Change.LARGER,
         ),
@@ -155,6 +155,17 @@ DECODE_ADVICE = {
 }
 """Where split-KV decoding differs."""
 
+ROUND_TRIP_FACTS = {
+    "l2": "With every tile of keys the output makes a round trip.",
+    "hbm": "With every tile of keys the output makes a round trip.",
+    "edge": "There is one block a head, whatever its tiles.",
+    "tail": "There is one block a head, whatever its tiles: few heads leave multiprocessors idle.",
+}
+
+FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Change.LARGER),)
+ROUND_TRIP_ADVICE: dict[str, tuple[Advice, ...]] = {"l2": FEWER_TRIPS, "hbm": FEWER_TRIPS, "edge": (), "tail": ()}
+"""Where keys stay and queries and outputs travel, as in FlashAttention v1."""
+
 HIDDEN_BY_BLOCKS = ("exp", "arithmetic", "latency")
 """Terms that other resident blocks hide."""
 
@@ -168,7 +179,7 @@ def lifts_of(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> dict[str, str]:
     """Return what would make each term smaller, by the choices that the kernel has."""
-    facts, advice = _texts(kernel, shape)
+    facts, advice = _texts(kernel, config, shape)
     # a block whose warps copy for others is meant to have its multiprocessor for itself
     shares = kernel.softmax_cost(config).copying_warps == 0
     return {
@@ -184,12 +195,14 @@ def lifts_of(
 
 
 def _texts(
-    kernel: AttentionKernel, shape: AttentionShape
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape
 ) -> tuple[Mapping[str, str], Mapping[str, tuple[Advice, ...]]]:
     if shape.direction is Direction.BACKWARD:
         return FACTS | BACKWARD_FACTS, ADVICE | BACKWARD_ADVICE
     if "splits" in kernel.parameters:
         return FACTS | DECODE_FACTS, ADVICE | DECODE_ADVICE
+    if kernel.softmax_cost(config).round_trip:
+        return FACTS | ROUND_TRIP_FACTS, ADVICE | ROUND_TRIP_ADVICE
     return FACTS, ADVICE
 
 

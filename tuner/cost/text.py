@@ -129,7 +129,7 @@ def _premise(analysis: Analysis) -> str:
 
 
 def _intensity(analysis: Analysis) -> str:
-    if analysis.shape.direction is Direction.BACKWARD:
+    if analysis.block_intensity is None:
         each = analysis.flops / analysis.traffic[analysis.uncached].total_bytes
         return (
             f"All blocks together perform {each:.4g} FLOP for every byte that they read, write or add, wherever it "

@@ -262,7 +262,10 @@ def test_v1_has_one_count_whatever_the_cache() -> None:
     assert found.traffic["own"] == found.traffic["own_perfect_l2"]
     assert found.waves is not None
     assert found.waves.grid_blocks == found.shape.batch * found.shape.num_heads
-    assert "With this traffic, of which blocks share nothing, the problem has" in explain(found)
+    text = explain(found)
+    assert "With this traffic, of which blocks share nothing, the problem has" in text
+    assert found.block_intensity is None, "its blocks own keys and walk along the queries"
+    assert "set by block_m alone" not in text
 
 
 @pytest.mark.parametrize("device", ["h200", "a100_sxm4_80", "rtx2070"])

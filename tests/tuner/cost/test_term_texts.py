@@ -85,9 +85,18 @@ def test_decoding_is_advised_by_its_splits() -> None:
     assert "num_stages" not in lifts["latency"], "it has one choice"
 
 
+def test_the_first_algorithm_has_one_block_a_head_whatever_its_tiles() -> None:
+    kernel = get_kernel("flash_v1")
+    small = {"block_m": 32, "block_n": 32, "num_warps": 4, "num_stages": 1}
+    lifts = lifts_of(kernel, KernelConfig.of("flash_v1", small), PLAIN, LIMITS)
+    assert "larger `block_n`" in lifts["hbm"]
+    for term in ("edge", "tail"):
+        assert "one block a head" in lifts[term]
+        assert "block_m" not in lifts[term]
+
+
 def test_a_backward_is_advised_by_the_rows_that_its_blocks_own() -> None:
     shape = replace(PLAIN, direction=Direction.BACKWARD)
     kernel = get_kernel("flash_bwd_split")
     config = KernelConfig.of("flash_bwd_split", kernel.default_config(shape, LIMITS).parameters | {"block_n": 64})
     assert "larger `block_n`" in lifts_of(kernel, config, shape, LIMITS)["l2"]
-    assert "dq" in lifts_of(kernel, config, shape, LIMITS)["l2"]
