@@ -1,6 +1,5 @@
 """Loads of shared memory counted in compiled code: small assembly by hand, and a kernel that a profiler has counted."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from blocktune.tuner.compile.compiler import compile_config
 from blocktune.tuner.occupancy.calculator import Limiter, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
 from blocktune.tuner.traffic.visited_tiles import visits_of
-
-compiles = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing")
+from tests.support.triton_modes import compiled_here
 
 
 def assembly(*loop: str, shift: int = 4, mask: int = 31) -> str:
@@ -74,7 +72,7 @@ PROFILED_CONFLICT_SHARE = 0.6364
 PROFILED_BLOCKS, PROFILED_OCCUPANCY, PROFILED_SHARED_KIB = 20_480, 0.625, 12
 
 
-@compiles
+@compiled_here
 def test_the_textbook_kernel_takes_what_a_profiler_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     preset, device, kernel = PRESETS["rtx2070"], device_named("rtx2070"), get_kernel("flash_v2")
@@ -97,7 +95,7 @@ def test_the_textbook_kernel_takes_what_a_profiler_counted(monkeypatch: pytest.M
     assert occupied.limiters == (Limiter.SHARED_MEMORY,)
 
 
-@compiles
+@compiled_here
 def test_transposed_keys_have_no_conflicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     preset, device, kernel = PRESETS["rtx2070"], device_named("rtx2070"), get_kernel("flash_fwd_transposed")
