@@ -9,15 +9,14 @@ import typer
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.render import note
 from blocktune.cli.shared.winners import shape_json
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
     from blocktune.kernels.base.kernel import AttentionKernel
     from blocktune.kernels.hardware.device import ComputeLimits
-    from blocktune.kernels.hardware.resources import KernelResources
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+    from blocktune.tuner.compile.one_config import CompiledCode
 
 BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")]
 BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")]
@@ -31,14 +30,6 @@ OwnParameters = Annotated[
         autocompletion=completion.own_parameters,
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledCode:
-    """What the compiler made of a config. shared: how its loop reads shared memory, None where that is not known."""
-
-    resources: "KernelResources"
-    shared: "SharedAccesses | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +67,16 @@ class Subject:
             raise UsageError(" ".join(problems))
         return replace(self, config=config)
 
-    def compile(self) -> CompiledCode:
+    def compile(self) -> "CompiledCode":
         """The code of the config, compiled in a process of its own since a compile may abort its process.
 
         Raises:
             NoFeasibleConfigError: the config does not compile.
         """
-        from blocktune.tuner.compile.farm import CompileFarm
+        from blocktune.tuner.compile.one_config import compiled
 
-        config, limits = self.config, self.limits
-        note(f"compiling {config.label} for compute capability {limits.name} ({self.shape.label})")
-        with CompileFarm(workers=1) as farm:
-            result = farm.submit(config.kernel, config, self.shape, limits.cc).result()
-        if result.resources is None:
-            raise NoFeasibleConfigError(
-                f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): "
-                f"{result.error}"
-            )
-        return CompiledCode(result.resources, result.shared)
+        note(f"compiling {self.config.label} for compute capability {self.limits.name} ({self.shape.label})")
+        return compiled(self.config, self.shape, self.limits)
 
 
 def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> Subject:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.call_checks import check_sizes
+from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.block_mask import BlockMask
@@ -43,6 +43,7 @@ def block_sparse_attention(
             f"`block_mask` must be on the query's device, but got {block_mask.mask.device} and {query.device}. "
             "Make the BlockMask there."
         )
+    check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     check_sizes(query, key, value)
     if not is_compiling():  # a launch checks it too
         block_mask.check_fits(_shape_of(query, key, value))

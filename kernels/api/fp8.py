@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_sizes
+from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
@@ -62,6 +62,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raises:
     UsageError: as `attention_fp8` says.
     """
+    check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     check_sizes(query, key, value)
     if query.dtype is not EIGHT_BITS:
         raise UsageError(

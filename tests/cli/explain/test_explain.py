@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from blocktune.cli.shared.compiled_config import CompiledCode, Subject
+from blocktune.cli.shared.compiled_config import Subject
 from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.compile.one_config import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.search.shape_defaults import complete_shape
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from blocktune.cli.shared.compiled_config import CompiledCode
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
+from blocktune.tuner.compile.one_config import CompiledCode
 
 RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
 

@@ -186,10 +186,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("broadcast to", {"attn_mask": torch.ones(KEYS, dtype=torch.bool)}),
     ("must be boolean", {"attn_mask": torch.ones(20, KEYS, dtype=torch.int64)}),
     ("must be boolean", {"attn_mask": torch.ones(20, KEYS, dtype=torch.float64)}),
-    ("Only one of `attn_mask` and `is_causal`", {"attn_mask": torch.ones(20, KEYS), "is_causal": True}),
-    ("0 <= dropout_p < 1", {"dropout_p": 1.0}),
-    ("0 <= dropout_p < 1", {"dropout_p": -0.1}),
-    ("0 <= dropout_p < 1", {"dropout_p": float("nan")}),
+    ("0 <= dropout_p <= 1", {"dropout_p": 1.5}),
+    ("0 <= dropout_p <= 1", {"dropout_p": -0.1}),
+    ("0 <= dropout_p <= 1", {"dropout_p": float("nan")}),
 ]
 
 

@@ -1,0 +1,34 @@
+"""The compiled code of a single config."""
+
+from dataclasses import dataclass
+
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCode:
+    """What the compiler made of a config. shared: how its loop reads shared memory, None where that is not known."""
+
+    resources: KernelResources
+    shared: SharedAccesses | None = None
+
+
+def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> CompiledCode:
+    """Return the code of a config, compiled in a process of its own since a compile may abort its process.
+
+    Raises:
+        NoFeasibleConfigError: the config does not compile.
+    """
+    with CompileFarm(workers=1) as farm:
+        result = farm.submit(config.kernel, config, shape, limits.cc).result()
+    if result.resources is None:
+        raise NoFeasibleConfigError(
+            f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): {result.error}"
+        )
+    return CompiledCode(result.resources, result.shared)
