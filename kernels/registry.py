@@ -16,6 +16,7 @@ from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.padded import FlashForwardPadded
 from blocktune.kernels.historical.transposed import FlashForwardTransposed
 from blocktune.kernels.historical.v1 import FlashV1
+from blocktune.kernels.historical.v2 import FlashV2
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
@@ -54,6 +55,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForwardPadded(),
         FlashForwardTransposed(),
         FlashV1(),
+        FlashV2(),
         FlashForwardGeneral(),
     )
 }

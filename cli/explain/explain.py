@@ -9,7 +9,7 @@ from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table, say
+from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError
@@ -55,8 +55,9 @@ def explain(
     """Explain a config: where its time goes by the models, what binds it, what would lift that.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
-    It is compiled here, which needs no GPU. A measured time, where the database has one, stands beside the prediction,
-    and so does the config of the paper's block rule.
+    It is compiled here, which needs no GPU. A measured time, where there is one, stands beside the prediction, and so
+    does the config of the paper's block rule. Where the two differ by more than a quarter, the model does not explain
+    the config: nothing is said about what binds it, and no advice is given.
 
     \b
     tune explain --seq 8192 --dim 64
@@ -126,12 +127,10 @@ class _Rival:
         }
 
     def words(self, analysis: "Analysis") -> str:
-        ours = None if analysis.breakdown is None else analysis.breakdown.total_us
         facts = [self.problem] if self.problem else []
-        if self.predicted_us is not None and ours is not None:
-            facts.append(
-                f"predicted {microseconds(self.predicted_us)}, {self.predicted_us / ours:.2f} times this one's"
-            )
+        if self.predicted_us is not None and analysis.breakdown is not None and analysis.is_explained:
+            ratio = self.predicted_us / analysis.breakdown.total_us
+            facts.append(f"predicted {microseconds(self.predicted_us)}, {ratio:.2f} times this one's")
         if self.measured_us is not None:
             facts.append(f"measured {microseconds(self.measured_us)}")
         return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
@@ -143,11 +142,14 @@ def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
     Raises:
         NoFeasibleConfigError: it does not compile.
     """
-    subject, resources = choice.subject, choice.subject.compile()
+    subject, code = choice.subject, choice.subject.compile()
 
     from blocktune.tuner.cost.analysis import analyse
 
-    return analyse(subject.kernel, subject.config, subject.shape, device, resources, measured_us=choice.measured_us)
+    return analyse(
+        subject.kernel, subject.config, subject.shape, device, code.resources,
+        shared=code.shared, measured_us=choice.measured_us,
+    )  # fmt: skip
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
@@ -201,11 +203,13 @@ def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Cho
 
 
 def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
-    """What the dispatcher's ladder has for the shape."""
+    """What the dispatcher's ladder has for the shape. A time that was measured on this device for this shape is shown
+    whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.selection.fallback import Rung
 
+    of_this_shape = (Rung.EXACT, Rung.OTHER_DRIVER, Rung.OTHER_COMPILER, Rung.OTHER_SOURCE)
     answer = look_up(store, db, device, shape)
     candidate = answer.candidate
     if candidate is None:
@@ -216,14 +220,14 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
     return _Choice(
         subject=Subject(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
         source=Explanation.of(candidate, shape, device=device).reason,
-        measured_us=candidate.time_us if candidate.rung is Rung.EXACT else None,
+        measured_us=candidate.time_us if candidate.rung in of_this_shape else None,
         winner=answer.winner if candidate.rung is Rung.EXACT else None,
     )
 
 
 def _show(analysis: "Analysis") -> None:
-    if analysis.breakdown is not None:
-        print_table(("where the time goes", "", "of the whole"), _time_rows(analysis))
+    if analysis.is_explained:
+        print_table(("where the time goes, by the models", "alone"), _time_rows(analysis))
         say("")
     print_table(("device memory", "bytes", "FLOP/B", "time at least", "ceiling"), _memory_rows(analysis))
     say("")
@@ -238,17 +242,17 @@ def _show(analysis: "Analysis") -> None:
         say("")
 
 
-def _time_rows(analysis: "Analysis") -> list[tuple[str, str, str]]:
-    """The terms of the cost model, the largest first, and the total."""
+def _time_rows(analysis: "Analysis") -> list[tuple[str, str]]:
+    """What every term of the cost model takes alone, the largest first, and all of them together, which overlap: shares
+    of the whole would add up to more than it."""
     from blocktune.tuner.cost.term_texts import terms_of
 
     breakdown = analysis.breakdown
     assert breakdown is not None
     times = {words: getattr(breakdown, f"{name}_us") for name, words in terms_of(analysis.shape).items()}
     ordered = sorted(times.items(), key=lambda term: -term[1])
-    total = breakdown.total_us
-    rows = [(words, microseconds(time), percent(round(time / total, 3))) for words, time in ordered if time]
-    return [*rows, ("in all, overlapping", microseconds(total), "")]
+    rows = [(words, microseconds(time)) for words, time in ordered if time]
+    return [*rows, ("together, overlapping", microseconds(breakdown.total_us))]
 
 
 def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.explain.ladder_file import LadderFile
+from blocktune.cli.explain.ladder_file import HEADER, LadderFile, ShippedLadder, shipped_ladder
 from blocktune.cli.shared.lookup import look_up
-from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_optional_shape_flags
 from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.cli.shared.winners import shape_json
-from blocktune.kernels.values.errors import VerificationError
+from blocktune.kernels.values.errors import UsageError, VerificationError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -25,16 +25,24 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compare.ladder import Ladder
+    from blocktune.tuner.compare.ladder_presets import Preset
     from blocktune.tuner.compare.ladder_steps import Step
 
 WRONG = "WrongResultError"
 """How the problem of a step begins whose result differs from the reference."""
 
+OPTIONAL = ("tensor cores", "limited by", "bank conflicts", "occupancy", "over v2", "device memory")
+"""Columns that a narrow terminal goes without, the first ones first."""
 
-@with_shape_flags
+
+@with_optional_shape_flags
 def ladder(
-    flags: ShapeFlags,
+    flags: ShapeFlags | None,
     device: DeviceName = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="A known problem with its device and blocks: rtx2070.", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="JSON file; a shape of it is replaced.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
     db: Database = None,
@@ -42,14 +50,18 @@ def ladder(
 ) -> None:
     """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel, and say what each step bought.
 
-    On the GPU here every step is checked and timed in turns with the others; for another --device all is predicted.
-    A step that cannot run is listed with the reason. One whose result is wrong ends the command with 7.
+    On the GPU here every step is checked and timed in turns with the others; for another --device all is predicted,
+    below the times that ship for that device and shape, if any. A step that cannot run is listed with the reason. One
+    whose result is wrong ends the command with 7.
 
     \b
     tune ladder --seq 8192 --dim 64
     tune ladder --seq 1024 --dim 64 --dtype fp16 --device rtx2070
+    tune ladder --preset rtx2070
     """
-    shape, spec = flags.shape(), choose_device(device)
+    chosen = _preset(preset, flags, device)
+    shape = chosen.shape if chosen else _given(flags).shape()
+    spec = choose_device(chosen.device if chosen else device)
 
     from blocktune.tuner.compare.ladder import climb
     from blocktune.tuner.compile.farm import CompileFarm
@@ -59,7 +71,7 @@ def ladder(
     file = None if out is None else LadderFile(out, spec, _environment(spec))
     with existing_store(db) as store:
         known = known_configs(store, db, spec, shape)
-    if flags.assumed():
+    if flags is not None and flags.assumed():
         note(flags.assumed())
     with gpu_lock(spec.uuid, note), CompileFarm(need_code=here) as farm:
         note(f"{'measuring' if here else 'predicting'} on {spec.name}: {shape.label}")
@@ -68,18 +80,51 @@ def ladder(
             from blocktune.tuner.measure.protocol import CudaClock
 
             clock = CudaClock()
-        climbed = climb(shape, spec, compiler=farm, known=known, clock=clock, seed=seed)
+        climbed = climb(shape, spec, compiler=farm, known=known, clock=clock, seed=seed, preset=chosen)
+    shipped = None if here else shipped_ladder(spec, shape)
     if file is not None:
         file.add(climbed.to_json(), _command(), datetime.now(UTC).isoformat(timespec="seconds"))
     if as_json:
-        print_json(climbed.to_json() | {"shape": shape_json(shape)})
+        print_json(climbed.to_json() | {"shape": shape_json(shape), "shipped": shipped and shipped.to_json()})
     else:
+        if chosen is not None:
+            say(f"{chosen.teaches}\n")
+        if shipped is not None:
+            _show_shipped(shipped, climbed)
         show(climbed)
     wrong = [f"{step.name}: {step.problem}" for step in climbed.steps if step.problem.startswith(WRONG)]
     if wrong:
         raise VerificationError(
             f"Every step must compute what the reference does, but {'; '.join(wrong)}. Please report it."
         )
+
+
+def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "Preset | None":
+    """The preset that is named.
+
+    Raises:
+        UsageError: there is none of this name, or flags say what it says.
+    """
+    from blocktune.tuner.compare.ladder_presets import PRESETS
+
+    if name is None:
+        return None
+    if name not in PRESETS:
+        raise UsageError(f"A preset is one of {', '.join(PRESETS)}, but got {name!r}.")
+    if flags is not None or device is not None:
+        raise UsageError(f"The preset {name} has a shape and a device of its own. Leave out `--device` and the sizes.")
+    return PRESETS[name]
+
+
+def _given(flags: ShapeFlags | None) -> ShapeFlags:
+    """The flags.
+
+    Raises:
+        UsageError: none was given.
+    """
+    if flags is None:
+        raise UsageError("The ladder needs a shape: give `--seq` and `--dim`, or `--preset rtx2070`.")
+    return flags
 
 
 def known_configs(
@@ -95,13 +140,18 @@ def show(climbed: "Ladder") -> None:
     """The steps as a table, then each in words."""
     what = f"measured, {climbed.rounds} rounds" if climbed.measured else "predicted by the models, nothing was measured"
     columns = ("step", "config", "time" if climbed.measured else "predicted", "TFLOP/s", "over the step before",
-               "over v2", "device memory", "occupancy", "limited by", "tensor cores")  # fmt: skip
+               "over v2", "device memory", "occupancy", "limited by", "bank conflicts", "tensor cores")  # fmt: skip
     rows = [_cells(step, climbed) for step in climbed.steps]
-    optional = ("tensor cores", "limited by", "occupancy", "over v2", "device memory")
-    print_table(columns, rows, title=f"{climbed.shape.label} on {climbed.device.name}, {what}", optional=optional)
+    print_table(columns, rows, title=f"{climbed.shape.label} on {climbed.device.name}, {what}", optional=OPTIONAL)
     say("")
     for step in climbed.steps:
         say(_words(step))
+
+
+def _show_shipped(shipped: ShippedLadder, climbed: "Ladder") -> None:
+    title = f"{climbed.shape.label} on {climbed.device.name}, {shipped.source}"
+    print_table(HEADER, shipped.cells, title=title, optional=OPTIONAL)
+    say("\nWhat follows is predicted, for the steps of today; where the two disagree, the measurement is right.\n")
 
 
 def _measured(store: "ResultStore", device: "DeviceSpec", shape: "AttentionShape") -> Iterator["KernelConfig"]:
@@ -141,8 +191,17 @@ def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
         "-" if traffic is None else size(traffic.least),
         percent(occupied.fraction if occupied else None),
         ", ".join(str(name).replace("_", " ") for name in occupied.limiters) if occupied else "-",
+        _conflicts(step),
         step.tensor_cores or "-",
     )
+
+
+def _conflicts(step: "Step") -> str:
+    """Wavefronts a load of the loop, as a profiler calls them; `-` where the loop loads nothing that can be counted."""
+    shared = step.shared
+    if shared is None or not shared.loads:
+        return "-"
+    return f"{shared.ways:.1f}-way" if shared.load_excess else "none"
 
 
 def _ratio(ratio: float | None) -> str:

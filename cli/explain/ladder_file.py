@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.json_files import read_document, write_atomically
 from blocktune.cli.shared.render import SCHEMA
+from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -73,15 +75,52 @@ def read_ladder(path: Path) -> dict[str, Any]:
     return read_document(path, "ladder", FORMAT, SCHEMA)
 
 
+@dataclass(frozen=True, slots=True)
+class ShippedLadder:
+    """A ladder that was measured and ships with the package: the document that it is of, and its row."""
+
+    document: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def source(self) -> str:
+        """When and with what it was measured."""
+        return f"measured on {self.document['created_at'][:10]} ({_software(self.document)}), ships with blocktune"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows of a table under `HEADER`."""
+        flops = AttentionShape.from_json(self.row["shape"]).flops
+        return [_cells(step, flops) for step in self.row["steps"]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "created_at": self.document["created_at"],
+            "environment": self.document["environment"],
+            "rounds": self.row["rounds"],
+            "steps": self.row["steps"],
+        }
+
+
+def shipped_ladder(device: "DeviceSpec", shape: AttentionShape) -> ShippedLadder | None:
+    """The ladder that ships for a device and a shape, if one was measured."""
+    for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
+        if not entry.name.endswith(SUFFIX):
+            continue
+        with resources.as_file(entry) as path:
+            document = read_ladder(path)
+        for row in document["rows"] if document["device"]["name"] == device.name else ():
+            if row["origin"] == "measured" and AttentionShape.from_json(row["shape"]) == shape:
+                return ShippedLadder(document, row)
+    return None
+
+
 def ladder_tables(document: Mapping[str, Any]) -> str:
     """The tables of a document, with where they come from and why each step differs from the one before."""
     return "\n\n".join([_caption(document), *(_section(row) for row in document["rows"])])
 
 
 def _caption(document: Mapping[str, Any]) -> str:
-    environment = document["environment"]
-    names = [name for name in ("triton", "torch", "driver") if environment[name]]
-    software = ", ".join(f"{name} {environment[name]}" for name in names)
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     measured = all(row["origin"] == "measured" for row in document["rows"])
     how = (
@@ -91,8 +130,15 @@ def _caption(document: Mapping[str, Any]) -> str:
     )
     return (
         f"{'Measured' if measured else 'Predicted'} for {document['device']['name']} on {document['created_at'][:10]} "
-        f"({software}), by {commands}. {how}; the bytes are counted by the model, with all keys that L2 can keep."
+        f"({_software(document)}), by {commands}. {how}; the bytes are counted by the model, with all keys that L2 can "
+        "keep."
     )
+
+
+def _software(document: Mapping[str, Any]) -> str:
+    environment = document["environment"]
+    names = [name for name in ("triton", "torch", "driver") if environment[name]]
+    return ", ".join(f"{name} {environment[name]}" for name in names)
 
 
 def _section(row: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ def occupancy(
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
         subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
         subject = subject.with_choices(choices, param or [])
-        resources = subject.compile()
+        resources = subject.compile().resources
     result = compute(resources, limits, carveout_percent=carveout)
     text = explain(result) if subject is None else _explain(subject, result, num_sms)
     if as_json:

@@ -1,13 +1,15 @@
 """What `tune replay --out` keeps, and the tables that are made of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.lab.model_fit import FASTEST
 
 if TYPE_CHECKING:
+    from blocktune.tuner.lab.model_fit import FitRow
     from blocktune.tuner.lab.sweep_sources import SweepSources
 
 SUFFIX = ".replay.json"
@@ -25,6 +27,9 @@ STRATEGY_COLUMNS = (
 )
 MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
                  "registers off by")  # fmt: skip
+
+FIT = "fit"
+FIT_COLUMNS = ("family", "kernel", "sweeps", "measured / predicted", "single configs")
 
 RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those within 2 %")
 
@@ -58,25 +63,36 @@ def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {**report, "strategies": strategies, "random_as_good": alike}
 
 
-def replay_tables(document: Mapping[str, Any], part: str | None = None, sources: "SweepSources | None" = None) -> str:
+def replay_tables(
+    document: Mapping[str, Any],
+    part: str | None = None,
+    sources: "SweepSources | None" = None,
+    fit: "Sequence[FitRow]" = (),
+) -> str:
     """Return the tables of a document, or one part of them.
 
     Args:
         document: as `tune replay --out` writes it.
-        part: `strategies`, `model` or `racing`.
+        part: `strategies`, `model`, `fit` or `racing`.
         sources: what the sweeps are of; stands above the tables.
+        fit: how far today's model is from the times of the sweeps; without rows there is no such table.
 
     Raises:
         UsageError: there is no such part.
     """
-    parts = {"strategies": _strategies, "model": _model, "racing": _racing}
+    parts = {
+        "strategies": _strategies,
+        "model": _model,
+        FIT: lambda _: fit_table(fit),
+        "racing": _racing,
+    }
     if part is not None and part not in parts:
         raise UsageError(
             f"A part of a replay is one of {', '.join(parts)}, but got {part!r}. Name one, or none for all."
         )
     told = "" if sources is None else sources_text(sources)
     tables = [make(document) for name, make in parts.items() if part in (None, name)]
-    return "\n\n".join([*([told] if told else []), *tables])
+    return "\n\n".join(text for text in (told, *tables) if text)
 
 
 def sources_text(sources: "SweepSources") -> str:
@@ -111,6 +127,22 @@ def _strategies(document: Mapping[str, Any]) -> str:
 def _model(document: Mapping[str, Any]) -> str:
     caption = "The model alone, with nothing measured (medians over the shapes, in brackets the worst):"
     return f"{caption}\n\n{_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
+
+
+def fit_table(rows: "Sequence[FitRow]") -> str:
+    """Return measured over predicted times, by family and kernel; nothing without rows."""
+    if not rows:
+        return ""
+    caption = (
+        f"Measured over predicted time, by today's model, of the {FASTEST} fastest configs of each kernel and sweep: "
+        "1 is exact, more is slower than predicted. The rank correlations above are as the replay recorded them, with "
+        "the model of its day."
+    )
+    cells = [
+        [row.family, f"`{row.kernel}`", str(row.sweeps), f"{row.median:.2f}", f"{row.low:.2f} to {row.high:.2f}"]
+        for row in rows
+    ]
+    return f"{caption}\n\n{_table(FIT_COLUMNS, cells)}"
 
 
 def _racing(document: Mapping[str, Any]) -> str:

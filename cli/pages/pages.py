@@ -11,8 +11,8 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
-from blocktune.cli.lab.replay_file import read_replay, replay_tables
 from blocktune.cli.pages import bench_summary, differential_tables, shipped_tables, speed_picture
 from blocktune.cli.pages import gpu_test_tables as readme_gpu_runs
 from blocktune.cli.pages import noise_tables as readme_noise
@@ -24,6 +24,8 @@ from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
+from blocktune.tuner.lab.model_fit import fit_rows
+from blocktune.tuner.lab.sweep_file import load_sweep
 from blocktune.tuner.lab.sweep_sources import sources_of
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -71,8 +73,11 @@ def with_results(page: str, folder: Path) -> str:
 def _replay(path: Path, part: str | None, folder: Path) -> str:
     """Return the tables of a replay, with what its sweeps are of."""
     document = read_replay(path)
-    sources = sources_of(sorted((folder / "sweeps").glob("*.gz")), document.get("without") or ())
-    return replay_tables(document, part, sources)
+    sweeps = sorted((folder / "sweeps").glob("*.gz"))
+    without = document.get("without") or ()
+    fit = fit_rows(map(load_sweep, sweeps)) if part in (None, FIT) else []
+    kept = [row for row in fit if row.kernel not in without]
+    return replay_tables(document, part, sources_of(sweeps, without), kept)
 
 
 def pages(root: Path) -> list[Path]:

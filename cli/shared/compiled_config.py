@@ -14,9 +14,9 @@ from blocktune.kernels.values.errors import UsageError
 if TYPE_CHECKING:
     from blocktune.kernels.base.kernel import AttentionKernel
     from blocktune.kernels.hardware.device import ComputeLimits
-    from blocktune.kernels.hardware.resources import KernelResources
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.compile.one_config import CompiledCode
 
 BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")]
 BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")]
@@ -67,8 +67,8 @@ class Subject:
             raise UsageError(" ".join(problems))
         return replace(self, config=config)
 
-    def compile(self) -> "KernelResources":
-        """The resources of the config, compiled in a process of its own since a compile may abort its process.
+    def compile(self) -> "CompiledCode":
+        """The code of the config, compiled in a process of its own since a compile may abort its process.
 
         Raises:
             NoFeasibleConfigError: the config does not compile.

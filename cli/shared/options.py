@@ -1,10 +1,10 @@
 """The flags that several commands share, and their translation into the words of the other rooms, done here once."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -110,14 +110,51 @@ class ShapeFlags:
         return f"assumed {', '.join(defaults)}" if defaults else ""
 
 
+NEEDED = ("seq", "dim")
+"""The sizes without which there is no shape."""
+
+
 def with_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of `ShapeFlags` in place of its parameter `flags`."""
-    shared = inspect.signature(ShapeFlags).parameters
+    return _expanded(command, inspect.signature(ShapeFlags).parameters, lambda values: ShapeFlags(**values))
+
+
+def with_optional_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of `ShapeFlags` in place of its parameter `flags`, which is None where none is given."""
+    shared = dict(inspect.signature(ShapeFlags).parameters)
+    for name in NEEDED:
+        declared, option = get_args(shared[name].annotation)
+        shared[name] = shared[name].replace(annotation=Annotated[declared | None, option], default=None)
+    return _expanded(command, shared, _flags_if_any)
+
+
+def _flags_if_any(values: Mapping[str, Any]) -> ShapeFlags | None:
+    """Raises:
+    UsageError: some flag is given, but not those that every shape needs.
+    """
+    missing = [f"--{name}" for name in NEEDED if values[name] is None]
+    if not missing:
+        return ShapeFlags(**values)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(ShapeFlags).parameters.items()}
+    given = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, defaults[name])]
+    if given:
+        raise UsageError(
+            f"A shape needs `--seq` and `--dim`, but {', '.join(given)} came without {missing[0]}. Add it."
+        )
+    return None
+
+
+def _expanded(
+    command: Callable[..., None],
+    shared: Mapping[str, inspect.Parameter],
+    flags_of: Callable[[dict[str, Any]], ShapeFlags | None],
+) -> Callable[..., None]:
+    """The command with these parameters in place of `flags`."""
     own = [value for name, value in inspect.signature(command).parameters.items() if name != "flags"]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        flags = ShapeFlags(**{name: values.pop(name) for name in shared})
+        flags = flags_of({name: values.pop(name) for name in shared})
         command(flags=flags, **values)
 
     parameters = [value.replace(kind=inspect.Parameter.KEYWORD_ONLY) for value in (*shared.values(), *own)]

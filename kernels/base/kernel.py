@@ -52,6 +52,7 @@ class SoftmaxCost:
     copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does. persistent:
     a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
     a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
+    merges_inside: no launch does, but the block of a head that ends last.
     adds_walked: of every tile a part of what belongs to the rows that are walked along is added to memory in float32.
     adds_ahead: the copy engine adds it while the block computes on. exchanges: warpgroups pass tiles to each other
     through shared memory. lone_warps: every warp walks along keys of its own and waits for no other. round_trip: keys
@@ -66,6 +67,7 @@ class SoftmaxCost:
     persistent: bool = False
     products: int = 2
     merge_overlaps: bool = False
+    merges_inside: bool = False
     adds_walked: bool = False
     adds_ahead: bool = False
     exchanges: bool = False

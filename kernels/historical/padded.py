@@ -2,8 +2,9 @@
 
 Rows whose length is a power of two put equal columns of all rows into the same banks of shared memory. The remedy of
 hand-written kernels is one column more; Triton's tiles have widths of powers of two, so the next one is twice as wide.
-The loads of the padding are masked, its products are computed. Triton permutes ("swizzles") the columns of shared tiles
-by itself, which avoids the conflicts without any padding: this kernel is kept to be measured against that.
+The loads of the padding are masked, its products are computed. For matrix instructions Triton permutes ("swizzles") the
+columns of shared tiles by itself, which avoids the conflicts without any padding: this kernel is kept to be measured
+against that.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides, swizzled_alike
+from blocktune.kernels.base.flash_kernel import IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides, operand_widths
 from blocktune.kernels.base.kernel import MAX_HEAD_DIM, MIN_HEAD_DIM, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
@@ -83,7 +84,7 @@ class FlashForwardPadded(HistoricalKernel):
     """FlashAttention-2 with padding. The accumulators are twice as wide, so a tile has 64 queries."""
 
     name = "flash_fwd_padded"
-    ladder_steps = ("padded",)
+    ladder_steps: ClassVar[tuple[str, ...]] = ("padded",)
     largest_head_dim = MAX_HEAD_DIM // 2
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),
@@ -98,8 +99,12 @@ class FlashForwardPadded(HistoricalKernel):
         (32, 32, 4, 1),
     )
 
+    def multiplied(self, shape: AttentionShape) -> AttentionShape:
+        """The shape whose head dimensions are those that are multiplied."""
+        return padded_shape(shape)
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _PLAIN.shared_bytes(plain_config(config), padded_shape(shape), limits)
+        return _PLAIN.shared_bytes(plain_config(config), self.multiplied(shape), limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.most_shared_bytes(plain_config(config), padded_shape(shape), limits)
@@ -115,7 +120,7 @@ class FlashForwardPadded(HistoricalKernel):
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         """The padded products; the bytes of the padding are counted too, though they are not loaded."""
-        return config, padded_shape(shape)
+        return config, self.multiplied(shape)
 
     @cached_property
     def source_hash(self) -> str:
@@ -126,11 +131,11 @@ class FlashForwardPadded(HistoricalKernel):
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), tensor) | {"Lse": None, "scale_log2": 1.0}
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
-        arguments |= _PLAIN.sizes(shape) | _constants(config, shape)
+        arguments |= _PLAIN.sizes(shape) | self._constants(config, shape)
         return specialize(flash_fwd_padded_kernel, arguments, _PLAIN.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        fixed = (*_PLAIN.sizes(shape).values(), *_constants(config, shape).values())
+        fixed = (*_PLAIN.sizes(shape).values(), *self._constants(config, shape).values())
         return TritonLaunch(
             flash_fwd_padded_kernel,
             _PLAIN.grid(config, shape),
@@ -138,6 +143,11 @@ class FlashForwardPadded(HistoricalKernel):
             partial(_trailing, fixed),
             _PLAIN.options(config),
         )
+
+    def _constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        width, width_v = operand_widths(self.multiplied(shape))
+        shared = _PLAIN.constants(plain_config(config), shape) | {"WIDTH": width, "WIDTH_V": width_v}
+        return {name: value for name, value in shared.items() if name != "SCHEDULE"}
 
 
 def padded_shape(shape: AttentionShape) -> AttentionShape:
@@ -148,12 +158,6 @@ def padded_shape(shape: AttentionShape) -> AttentionShape:
 def plain_config(config: KernelConfig) -> KernelConfig:
     """The same blocks of the plain kernel, whose tiles are computed in order."""
     return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
-
-
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    width, width_v = swizzled_alike(next_width(shape.head_dim), next_width(shape.head_dim_v), shape.element_bytes)
-    shared = _PLAIN.constants(plain_config(config), shape) | {"WIDTH": width, "WIDTH_V": width_v}
-    return {name: value for name, value in shared.items() if name != "SCHEDULE"}
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:

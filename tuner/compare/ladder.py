@@ -23,6 +23,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.compare.ladder_presets import Preset
 from blocktune.tuner.compare.ladder_steps import (
     IDEAS,
     PADDED,
@@ -54,7 +55,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.traffic.model import standard_memory_problem
 
-COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1))
+COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))
 """(block_m, block_n, num_warps, num_stages) that v1 to transposed share, best first; v1 has one stage in any case."""
 
 PLAIN_STEPS = (V1, V2, PADDED, TRANSPOSED)
@@ -95,6 +96,7 @@ def climb(
     torch_device: str = "cuda",
     bind: Bind | None = None,
     seed: int = 0,
+    preset: Preset | None = None,
 ) -> Ladder:
     """Climbs the ladder.
 
@@ -107,6 +109,7 @@ def climb(
         torch_device: where the tensors are.
         bind: makes a launcher of a config; None asks the config's kernel.
         seed: of the inputs.
+        preset: whose blocks and kernels are taken in place of the usual ones.
 
     Raises:
         UsageError: the shape is a backward or has features, or does not fit the device's memory.
@@ -117,7 +120,7 @@ def climb(
         )
     steps = [
         _modelled(step, shape, device, compiler)
-        for step in (Step(name=STANDARD), *planned_steps(shape, device.limits, known))
+        for step in (Step(name=STANDARD), *planned_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
@@ -127,12 +130,14 @@ def climb(
     return Ladder(shape=shape, device=device, steps=compared, measured=clock is not None, rounds=len(rounds))
 
 
-def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig]) -> list[Step]:
+def planned_steps(
+    shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig], preset: Preset | None = None
+) -> list[Step]:
     """Every step with a kernel and the config that it takes, or why it has none."""
-    blocks = _common_blocks(shape, limits)
+    blocks = _common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
     for name in (step for step in IDEAS if step != STANDARD):
-        reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in kernels_of(name)]
+        reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, preset)]
         able = [kernel for kernel, reason in reasons if reason is None]
         if not able:
             steps.append(Step(name=name, problem="; ".join(str(reason) for _, reason in reasons)))
@@ -143,6 +148,12 @@ def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[
         else:
             steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
     return steps
+
+
+def _kernels(step: str, preset: Preset | None) -> tuple[AttentionKernel, ...]:
+    """Return the kernels that a step may take, of which a preset may have others than usual."""
+    named = preset.kernels.get(step, ()) if preset is not None else ()
+    return tuple(map(get_kernel, named)) or kernels_of(step)
 
 
 def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Step:

@@ -109,7 +109,7 @@ class Step:
             "limiters": [str(name) for name in occupied.limiters] if occupied else [],
             "tensor_cores": self.tensor_cores,
             "resources": occupied and occupied.resources.to_json(),
-            "shared_accesses": self.shared and self.shared.to_json(),
+            "shared_accesses": self.shared and self.shared.report(),
             "why": self.why,
         }
 

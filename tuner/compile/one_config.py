@@ -1,4 +1,6 @@
-"""The resources of a single config."""
+"""The compiled code of a single config."""
+
+from dataclasses import dataclass
 
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
@@ -6,10 +8,19 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 
-def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> KernelResources:
-    """Return what a config takes, compiled in a process of its own since a compile may abort its process.
+@dataclass(frozen=True, slots=True)
+class CompiledCode:
+    """What the compiler made of a config. shared: how its loop reads shared memory, None where that is not known."""
+
+    resources: KernelResources
+    shared: SharedAccesses | None = None
+
+
+def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> CompiledCode:
+    """Return the code of a config, compiled in a process of its own since a compile may abort its process.
 
     Raises:
         NoFeasibleConfigError: the config does not compile.
@@ -20,4 +31,4 @@ def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits)
         raise NoFeasibleConfigError(
             f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): {result.error}"
         )
-    return result.resources
+    return CompiledCode(result.resources, result.shared)

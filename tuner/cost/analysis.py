@@ -23,6 +23,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, missing_rates, predict_launches
 from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_instruction, roofline, waves_of
+from blocktune.tuner.cost.term_texts import lifts_of
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
@@ -34,17 +35,22 @@ from blocktune.tuner.traffic.model import Traffic, standard_memory_problem, stan
 UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
 """Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
 
+TRUSTED_ERROR = 0.25
+"""A prediction that is further than this share from a measurement explains nothing about the config."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """One config on one device.
 
-    alternatives: shared bytes of a block after one step down of a parameter, by the step's name. waves and breakdown
-    are None where no block fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates`
-    names them). traffic: bytes of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for
-    every byte that a block reads while it walks; None for a backward. density: the share of blocks that a block mask is
+    alternatives: shared bytes of a block after one step down of a parameter, by the step's name. lifts: what would make
+    each term of the breakdown smaller, by the choices that the kernel has. waves and breakdown are None where no block
+    fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates` names them). traffic: bytes
+    of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for every byte that a block reads
+    while it walks along keys; None where it walks along queries. density: the share of blocks that a block mask is
     taken to leave. budget: None for kernels whose tiles nobody has listed. standard_problem: why standard attention
-    would not fit this device. measured_us: of this very config on this device, None if nobody measured it.
+    would not fit this device. shared: how the compiled loop reads shared memory, None where that is not known.
+    measured_us: of this very config on this device, None if that is not known.
     """
 
     device: DeviceSpec
@@ -52,6 +58,7 @@ class Analysis:
     config: KernelConfig
     occupied: Occupancy
     alternatives: Mapping[str, int] = field(hash=False)
+    lifts: Mapping[str, str] = field(hash=False)
     waves: Waves | None
     breakdown: CostBreakdown | None
     missing_rates: tuple[str, ...]
@@ -70,6 +77,13 @@ class Analysis:
         if self.measured_us is None or self.breakdown is None:
             return None
         return self.breakdown.total_us / self.measured_us - 1
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether there is a prediction, and no measurement that it is far from."""
+        if self.breakdown is None:
+            return False
+        return self.model_error is None or abs(self.model_error) <= TRUSTED_ERROR
 
     @property
     def flops(self) -> float:
@@ -106,7 +120,8 @@ class Analysis:
             "occupancy": self.occupied.to_json(),
             "tensor_cores": self.occupied.resources.tensor_cores,
             "waves": waves and {"grid_blocks": waves.grid_blocks, "count": waves.count, "efficiency": waves.efficiency},
-            "prediction": self.breakdown and self.breakdown.to_json(),
+            "prediction": self._prediction_json(),
+            "is_explained": self.is_explained,
             "missing_rates": list(self.missing_rates),
             "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
@@ -114,10 +129,16 @@ class Analysis:
             "density": self.density,
             "on_chip": self.budget and self.budget.to_json(),
             "standard_problem": self.standard_problem,
-            "shared_accesses": self.shared and self.shared.to_json(),
+            "shared_accesses": self.shared and self.shared.report(),
             "measured_us": self.measured_us,
             "model_error": self.model_error,
         }
+
+    def _prediction_json(self) -> dict[str, Any] | None:
+        """What binds is not known where the model is far from a measurement."""
+        if self.breakdown is None:
+            return None
+        return self.breakdown.to_json() | ({} if self.is_explained else {"binding": None})
 
 
 def analyse(
@@ -145,6 +166,7 @@ def analyse(
     fits = occupied.blocks_per_sm > 0
     density = density_of(shape)
     blocks, folded = folded_forward(kernel, config, shape)
+    walks_keys = shape.direction is Direction.FORWARD and not kernel.softmax_cost(config).round_trip
     traffic = _traffic(kernel, config, shape)
     lines = {} if missing else _rooflines(shape, traffic, device, density, resources.tensor_cores)
     return Analysis(
@@ -153,6 +175,7 @@ def analyse(
         config=config,
         occupied=occupied,
         alternatives=steps_down(kernel, config, shape, device.limits),
+        lifts=lifts_of(kernel, config, shape, device.limits),
         waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
         breakdown=predict_launches(kernel, config, shape, device, resources, shared=shared)
         if fits and not missing
@@ -161,7 +184,7 @@ def analyse(
         missing_rates=missing,
         traffic=traffic,
         rooflines=lines,
-        block_intensity=block_intensity(folded, blocks.block_m) if shape.direction is Direction.FORWARD else None,
+        block_intensity=block_intensity(folded, blocks.block_m) if walks_keys else None,
         density=density,
         budget=budget_of(kernel, config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),

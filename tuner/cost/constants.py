@@ -65,11 +65,14 @@ class CostConstants:
     next_launch_us: float = 2.0
     """A launch before or after the longest one, besides what it moves."""
 
-    merge_us: float = 4.0
+    merge_us: float = 7.0
     """A second launch, which waits for the first and merges what its blocks found out about shares of the keys."""
 
-    overlapped_merge_us: float = 3.0
+    overlapped_merge_us: float = 5.5
     """The same where it is launched early and only waits for the first one's last block."""
+
+    inner_merge_us: float = 3.0
+    """The same without a launch: blocks count themselves in memory, and the last one of a head merges."""
 
     memory_share: float = 0.92
     """What device memory delivers of its rate: the rest goes to refreshing and to turning from reads to writes."""

@@ -37,8 +37,9 @@ def explain(
     else:
         measured_us = None
         _require_valid(config, shape, spec)
-    resources = compiled(config, shape, spec.limits)
-    return analyse(get_kernel(config.kernel), config, shape, spec, resources, measured_us=measured_us)
+    code = compiled(config, shape, spec.limits)
+    kernel = get_kernel(config.kernel)
+    return analyse(kernel, config, shape, spec, code.resources, shared=code.shared, measured_us=measured_us)
 
 
 def _best(shape: AttentionShape, device: DeviceSpec) -> tuple[KernelConfig, float | None]:

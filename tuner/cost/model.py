@@ -243,9 +243,11 @@ class _Launch:
         return joined(self._us(whole), hbm_us, self._constants.burstiness)
 
     def _merge_us(self) -> float:
-        """Of the second launch, beside the bytes that it moves."""
+        """Of merging shares of the keys, beside the bytes that this moves."""
         if self._parts == 1:
             return 0.0
+        if self._softmax.merges_inside:
+            return self._constants.inner_merge_us
         return self._constants.overlapped_merge_us if self._softmax.merge_overlaps else self._constants.merge_us
 
     def _edge_cycles(self) -> float:

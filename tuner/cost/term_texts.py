@@ -1,7 +1,18 @@
-"""What each term of the cost model stands for, and what would lift it, by what is computed."""
+"""What each term of the cost model stands for, and what would lift it, by what is computed and what the kernel has.
 
-from collections.abc import Mapping
+    terms_of(shape)["l2"]                          # keys and values from L2
+    lifts_of(kernel, config, shape, limits)["l2"]  # names no parameter that this config cannot change so
 
+An advice is given only where the kernel has a choice that follows it: none names `schedule` to a kernel without one, or
+a taller block to a config that has the tallest.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
@@ -20,25 +31,6 @@ TERMS = {
 }
 """Of a forward."""
 
-LIFTS = {
-    "tensor": "it is the work itself: only tiles with fewer masked or padded scores do less of it.",
-    "exp": "their number is the number of scores, whatever the blocks; what helps is to compute them while products "
-    "run, by more resident blocks or a `schedule` that runs ahead.",
-    "arithmetic": "a schedule without a running maximum (`schedule` 2) has the least of it; more resident blocks hide "
-    "it behind products.",
-    "spill": "smaller blocks or more warps leave more registers for each row.",
-    "shared": "taller blocks use every operand that they read for more products; the bank conflicts that are listed "
-    "are of the compiler's layouts, which no parameter changes.",
-    "l2": "a larger block_m uses every key more often; block_n does not matter to it.",
-    "hbm": "no block sizes reduce what must be read at least once; splitting the keys over more blocks would keep more "
-    "reads in flight.",
-    "latency": "more resident blocks or warps fill it: see what the occupancy needs.",
-    "edge": "fewer, longer blocks have fewer of them: a larger block_m, if the grid still fills the GPU.",
-    "tail": "another block_m changes the number of waves; many small blocks end more evenly.",
-    "beside": "no block sizes do: these launches move the same bytes whatever they are.",
-}
-"""What would make each term of a forward smaller."""
-
 BACKWARD_TERMS = {
     "exp": "exponentials of the probabilities",
     "arithmetic": "other arithmetic of the probabilities",
@@ -46,33 +38,136 @@ BACKWARD_TERMS = {
 }
 """Where a backward, whose blocks own keys and walk along the queries, differs."""
 
-BACKWARD_LIFTS = {
-    "tensor": "it is the work itself: five products in one pass, seven in two, and only tiles with fewer masked or "
+
+class Change(Enum):
+    """Which other choices of a parameter an advice is about."""
+
+    LARGER = "larger"
+    SMALLER = "smaller"
+    ANOTHER = "another"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A sentence of what would lift a term, for configs whose kernel has a choice that changes the parameter so."""
+
+    text: str
+    parameter: str
+    change: Change
+
+
+MORE_BLOCKS = "More resident blocks hide it behind other work: see what the occupancy needs."
+
+FACTS = {
+    "tensor": "It is the work itself: only tiles with fewer masked or padded scores do less of it.",
+    "exp": "Their number is the number of scores, whatever the blocks.",
+    "arithmetic": "It grows with the number of scores, whatever the blocks.",
+    "spill": "A thread holds more than its registers.",
+    "shared": "Bank conflicts, where they are listed, are of the compiler's layouts, which no parameter changes.",
+    "l2": "Every block reads all that it walks along.",
+    "hbm": "No block sizes lower what must be read at least once.",
+    "latency": "Waiting is hidden by other work that could run meanwhile.",
+    "edge": "Every block begins and ends once.",
+    "tail": "Blocks that end together leave no multiprocessor idle.",
+    "beside": "These launches move the same bytes whatever the blocks are.",
+}
+"""What holds of each term for every kernel."""
+
+BACKWARD_FACTS = {
+    "tensor": "It is the work itself: five products in one pass, seven in two, and only tiles with fewer masked or "
     "padded scores do less of it.",
-    "exp": "one pass computes each probability once, two compute it twice; what helps is to compute them during "
-    "products, by more resident blocks.",
-    "arithmetic": "more resident blocks hide it behind products.",
-    "l2": "a larger block_n uses every query and its gradient more often and adds to dq less often; block_m does not "
-    "matter to it.",
-    "hbm": "no block sizes reduce what must be read at least once; one pass adds its sums of dq, two read the inputs "
+    "exp": "One pass computes each probability once, two compute it twice.",
+    "hbm": "No block sizes lower what must be read at least once; one pass adds its sums of dq, two read the inputs "
     "twice.",
-    "edge": "fewer, longer blocks have fewer of them: a larger block_n, if the grid still fills the GPU.",
-    "tail": "another block_n changes the number of waves; many small blocks end more evenly.",
 }
 
-DECODE_LIFTS = {
-    "exp": "their number is the number of scores; a block_m that is nearer to the rows of a group computes fewer for "
-    "rows that do not exist.",
-    "tensor": "a block_m that is nearer to the rows of a group multiplies fewer rows that do not exist.",
-    "arithmetic": "more `splits` spread it over more multiprocessors, while some of them idle.",
-    "l2": "a block_m that holds all rows of a group reads its keys once.",
-    "hbm": "nothing in the kernel does: every key must be read once. Fewer key heads, a smaller data type or a window "
-    "read less.",
-    "latency": "more `splits`, more stages or more resident blocks keep more reads in flight.",
-    "edge": "fewer `splits` have fewer prologues and partial results, if the grid still fills the GPU.",
-    "tail": "another number of `splits` changes the number of waves.",
+DECODE_FACTS = {
+    "exp": "Their number is the number of scores, those of rows that do not exist included.",
+    "tensor": "Rows of a block that no query fills are multiplied like others.",
+    "hbm": "Every key must be read once. Fewer key heads, a smaller data type or a window read less.",
+}
+
+ADVICE = {
+    "exp": (Advice("A larger `schedule` computes them while products run.", "schedule", Change.LARGER),),
+    "arithmetic": (
+        Advice("A larger `schedule` hides it behind products; 2 has no running maximum.", "schedule", Change.LARGER),
+    ),
+    "spill": (
+        Advice("More warps (`num_warps`) leave more registers for each row.", "num_warps", Change.LARGER),
+        Advice("A smaller `block_m` needs fewer registers.", "block_m", Change.SMALLER),
+        Advice("A smaller `block_n` needs fewer registers.", "block_n", Change.SMALLER),
+    ),
+    "shared": (
+        Advice("A larger `block_m` uses every operand that is read for more products.", "block_m", Change.LARGER),
+    ),
+    "l2": (Advice("A larger `block_m` uses every key more often.", "block_m", Change.LARGER),),
+    "latency": (
+        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Change.LARGER),
+        Advice("More warps (`num_warps`) fill it.", "num_warps", Change.LARGER),
+    ),
+    "edge": (Advice("A larger `block_m` makes fewer blocks, if they still fill the GPU.", "block_m", Change.LARGER),),
+    "tail": (
+        Advice("A smaller `block_m` makes more, shorter blocks, which end more evenly.", "block_m", Change.SMALLER),
+    ),
+}
+"""For forwards, by term."""
+
+BACKWARD_ADVICE: dict[str, tuple[Advice, ...]] = {
+    "exp": (),
+    "arithmetic": (),
+    "shared": (
+        Advice("A larger `block_n` uses every operand that is read for more products.", "block_n", Change.LARGER),
+    ),
+    "l2": (
+        Advice(
+            "A larger `block_n` uses every query and its gradient more often.",
+            "block_n",
+            Change.LARGER,
+        ),
+    ),
+    "edge": (Advice("A larger `block_n` makes fewer blocks, if they still fill the GPU.", "block_n", Change.LARGER),),
+    "tail": (
+        Advice("A smaller `block_n` makes more, shorter blocks, which end more evenly.", "block_n", Change.SMALLER),
+    ),
+}
+"""Where a backward differs."""
+
+DECODE_ADVICE = {
+    "exp": (Advice("A smaller `block_m` computes fewer of these.", "block_m", Change.SMALLER),),
+    "tensor": (Advice("A smaller `block_m` multiplies fewer of them.", "block_m", Change.SMALLER),),
+    "arithmetic": (
+        Advice("More `splits` spread it over multiprocessors that idle, where some do.", "splits", Change.LARGER),
+    ),
+    "l2": (Advice("A `block_m` that holds all rows of a group reads its keys once.", "block_m", Change.LARGER),),
+    "hbm": (),
+    "latency": (
+        Advice("More `splits` keep more reads in flight.", "splits", Change.LARGER),
+        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Change.LARGER),
+    ),
+    "edge": (
+        Advice(
+            "Fewer `splits` have fewer prologues and partial results, if the blocks still fill the GPU.",
+            "splits",
+            Change.SMALLER,
+        ),
+    ),
+    "tail": (Advice("Other `splits` change the number of waves.", "splits", Change.ANOTHER),),
 }
 """Where split-KV decoding differs."""
+
+ROUND_TRIP_FACTS = {
+    "l2": "With every tile of keys the output makes a round trip.",
+    "hbm": "With every tile of keys the output makes a round trip.",
+    "edge": "There is one block a head, whatever its tiles.",
+    "tail": "There is one block a head, whatever its tiles: few heads leave multiprocessors idle.",
+}
+
+FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Change.LARGER),)
+ROUND_TRIP_ADVICE: dict[str, tuple[Advice, ...]] = {"l2": FEWER_TRIPS, "hbm": FEWER_TRIPS, "edge": (), "tail": ()}
+"""Where keys stay and queries and outputs travel, as in FlashAttention v1."""
+
+HIDDEN_BY_BLOCKS = ("exp", "arithmetic", "latency")
+"""Terms that other resident blocks hide."""
 
 
 def terms_of(shape: AttentionShape) -> Mapping[str, str]:
@@ -80,8 +175,47 @@ def terms_of(shape: AttentionShape) -> Mapping[str, str]:
     return TERMS | BACKWARD_TERMS if shape.direction is Direction.BACKWARD else TERMS
 
 
-def lifts_of(shape: AttentionShape, config: KernelConfig) -> Mapping[str, str]:
-    """What would make each term smaller."""
+def lifts_of(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
+) -> dict[str, str]:
+    """Return what would make each term smaller, by the choices that the kernel has."""
+    facts, advice = _texts(kernel, config, shape)
+    # a block whose warps copy for others is meant to have its multiprocessor for itself
+    shares = kernel.softmax_cost(config).copying_warps == 0
+    return {
+        term: " ".join(
+            (
+                fact,
+                *(one.text for one in advice.get(term, ()) if _can_follow(one, kernel, config, shape, limits)),
+                *([MORE_BLOCKS] if shares and term in HIDDEN_BY_BLOCKS else []),
+            )
+        )
+        for term, fact in facts.items()
+    }
+
+
+def _texts(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape
+) -> tuple[Mapping[str, str], Mapping[str, tuple[Advice, ...]]]:
     if shape.direction is Direction.BACKWARD:
-        return LIFTS | BACKWARD_LIFTS
-    return LIFTS | DECODE_LIFTS if "splits" in config.parameters else LIFTS
+        return FACTS | BACKWARD_FACTS, ADVICE | BACKWARD_ADVICE
+    if "splits" in kernel.parameters:
+        return FACTS | DECODE_FACTS, ADVICE | DECODE_ADVICE
+    if kernel.softmax_cost(config).round_trip:
+        return FACTS | ROUND_TRIP_FACTS, ADVICE | ROUND_TRIP_ADVICE
+    return FACTS, ADVICE
+
+
+def _can_follow(
+    advice: Advice, kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
+) -> bool:
+    """Whether the config with another choice of the parameter, as advised, is one that can run."""
+    return any(not kernel.violations(other, shape, limits) for other in _changed(advice, kernel, config))
+
+
+def _changed(advice: Advice, kernel: AttentionKernel, config: KernelConfig) -> Iterator[KernelConfig]:
+    name, own = advice.parameter, config.parameters
+    for choice in kernel.parameters.get(name, ()):
+        larger = choice > own[name]
+        if choice != own[name] and advice.change in (Change.ANOTHER, Change.LARGER if larger else Change.SMALLER):
+            yield KernelConfig.of(config.kernel, own | {name: choice})

@@ -1,14 +1,21 @@
 """An analysis in words: what binds, what would lift it, and how much the model can be trusted here."""
 
+from collections.abc import Mapping
+
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
 from blocktune.tuner.cost.rounds import OLDER_MMA_SHARE
-from blocktune.tuner.cost.term_texts import lifts_of, terms_of
+from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.occupancy.text import explain as explain_occupancy
 
 LEVEL = 0.95
 """Terms that reach this share of the largest one bind together with it."""
+
+UNEXPLAINED = (
+    "The model does not explain this config: it is too far from the measurement to say what binds it or what would "
+    "lift that. The facts of its code and its bytes are counted."
+)
 
 
 def explain(analysis: Analysis) -> str:
@@ -20,6 +27,7 @@ def explain(analysis: Analysis) -> str:
         _tensor_cores(analysis),
         *_memory(analysis),
         *_on_chip(analysis),
+        *_bank_conflicts(analysis),
         explain_occupancy(analysis.occupied, alternatives=analysis.alternatives, waves=analysis.waves),
     ]
     return "\n".join(lines)
@@ -30,31 +38,42 @@ def _time(analysis: Analysis) -> list[str]:
     if found is None:
         missing = ", ".join(analysis.missing_rates)
         return [f"No time is predicted: {missing} of {analysis.device.name} is unknown."] if missing else []
-    terms, lifts = terms_of(analysis.shape), lifts_of(analysis.shape, analysis.config)
-    times = {name: getattr(found, f"{name}_us") for name in terms}
-    largest = max(times.values())
-    binding = [name for name, time_us in times.items() if time_us >= LEVEL * largest]
-    named = " and ".join(f"{name} ({terms[name]})" for name in binding)
-    takes = "each takes" if len(binding) > 1 else "it takes"
     rate = analysis.flops / found.total_us / 1e6
+    predicted = f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s."
+    if not analysis.is_explained:
+        return [predicted]
+    binding = _binding(analysis)
     return [
-        f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s. Bound by {named}: alone {takes} {largest:,.1f} µs, "
-        f"{100 * largest / found.total_us:.0f} % of the time; the rest is what "
-        "does not overlap.",
-        *(f"To lift {name}: {lifts[name]}" for name in binding),
+        f"{predicted} {_bound_by(analysis, binding)}",
+        *(f"To lift {name}: {analysis.lifts[name]}" for name in binding),
     ]
+
+
+def _binding(analysis: Analysis) -> dict[str, float]:
+    """The largest term and those that are level with it, with the time that each takes alone."""
+    times = {name: getattr(analysis.breakdown, f"{name}_us") for name in terms_of(analysis.shape)}
+    largest = max(times.values())
+    return {name: time_us for name, time_us in times.items() if time_us >= LEVEL * largest}
+
+
+def _bound_by(analysis: Analysis, binding: Mapping[str, float]) -> str:
+    """Each term with its own time. Times of units that work at once do not add up, so that none is called a share."""
+    terms = terms_of(analysis.shape)
+    named = " and ".join(f"{name} ({terms[name]}), alone {time_us:,.1f} µs" for name, time_us in binding.items())
+    return f"Bound by {named}; units overlap, so that such times do not add up."
 
 
 def _measured(analysis: Analysis) -> list[str]:
     error = analysis.model_error
     if analysis.measured_us is None:
-        return ["Nobody measured this config for this shape on this device."]
+        return ["No measurement of this config for this shape on this device is known."]
     if error is None:
         return [f"Measured {analysis.measured_us:,.1f} µs."]
     line = analysis.rooflines[analysis.once]
     return [
         f"Measured {analysis.measured_us:,.1f} µs: the model is {100 * abs(error):.1f} % "
         f"{'above' if error >= 0 else 'below'} it.",
+        *([] if analysis.is_explained else [UNEXPLAINED]),
         *([_bandwidth(line, analysis.measured_us)] if line.bound_by_memory else []),
     ]
 
@@ -69,7 +88,7 @@ def _bandwidth(line: Roofline, measured_us: float) -> str:
 
 
 def _exponentials(analysis: Analysis) -> list[str]:
-    if analysis.breakdown is None:
+    if analysis.breakdown is None or not analysis.is_explained:
         return []
     ratio = exp_over_products(analysis.breakdown)
     return [f"Exponentials take {ratio:.2f} times as long as the matrix products, on units of their own."]
@@ -110,7 +129,7 @@ def _premise(analysis: Analysis) -> str:
 
 
 def _intensity(analysis: Analysis) -> str:
-    if analysis.shape.direction is Direction.BACKWARD:
+    if analysis.block_intensity is None:
         each = analysis.flops / analysis.traffic[analysis.uncached].total_bytes
         return (
             f"All blocks together perform {each:.4g} FLOP for every byte that they read, write or add, wherever it "
@@ -172,4 +191,25 @@ def _on_chip(analysis: Analysis) -> list[str]:
     return [
         f"Tiles fill at least {budget.least_registers} registers a thread ({has}) and "
         f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
+    ]
+
+
+def _bank_conflicts(analysis: Analysis) -> list[str]:
+    """How the loop of the compiled code reads shared memory, if it was counted."""
+    found = analysis.shared
+    if found is None:
+        return []
+    if not found.loads:
+        unit = analysis.occupied.resources.tensor_cores
+        through = f", but through descriptors of {unit}" if unit in ("wgmma", "tcgen05") else ""
+        return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
+    counted = (
+        f"In a round of the loop a warp loads from shared memory {found.loads} times, which takes "
+        f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} a load"
+    )
+    if not found.load_excess:
+        return [f"{counted}: no bank conflicts."]
+    return [
+        f"{counted}, which a profiler calls a {found.ways:.1f}-way bank conflict: {found.load_excess:,} of them, "
+        f"{100 * found.conflict_share:.1f} %, are more than the widths of the loads need."
     ]

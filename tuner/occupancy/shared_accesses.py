@@ -64,6 +64,10 @@ class SharedAccesses:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def report(self) -> dict[str, Any]:
+        """The counts, with what follows from them."""
+        return self.to_json() | {"ways": self.ways, "conflict_share": self.conflict_share}
+
     @classmethod
     def of(cls, loads: Sequence[Wavefronts], stores: Sequence[Wavefronts]) -> Self:
         return cls(

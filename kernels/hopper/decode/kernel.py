@@ -117,7 +117,7 @@ class FlashDecodeHopper(AttentionKernel):
         return KernelConfig(self.name, 16, block_n, DEFAULT_WARPS, 1, (("splits", splits), ("stream", once)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(merge_overlaps=True, lone_warps=True)
+        return SoftmaxCost(merges_inside=True, lone_warps=True)
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)

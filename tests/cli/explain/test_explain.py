@@ -10,6 +10,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.compile.one_config import CompiledCode
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.search.shape_defaults import complete_shape
 
 EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
@@ -27,12 +29,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Compiles are replaced by fixed resources; the labels of what was asked for are kept."""
     labels: list[str] = []
 
-    def compile_(subject) -> KernelResources:
+    def compile_(subject) -> CompiledCode:
         labels.append(subject.config.label)
         warps = subject.kernel.total_warps(subject.config)
-        return KernelResources(
+        resources = KernelResources(
             registers=min(168, 2048 // warps), shared_bytes=57_344, num_warps=warps, tensor_cores="wgmma"
         )
+        return CompiledCode(resources, SharedAccesses())
 
     monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", compile_)
     return labels
@@ -55,7 +58,7 @@ def test_the_stored_winner_is_explained_beside_its_measured_time(tune, winner, c
 
 
 def test_the_words_hold_every_model(tune, winner, compiled) -> None:
-    tune.store(winner())
+    tune.store(winner(time_us=1950.0))
     result = tune(*EXPLAIN)
     assert result.exit_code == 0, result.stderr
     for part in (
@@ -66,13 +69,29 @@ def test_the_words_hold_every_model(tune, winner, compiled) -> None:
         "68,987,912,192",
         "v2, every key in L2",
         "3 of 64 x 64, 2 B each",
-        "Measured 812.5 µs: the model is",
+        "where the time goes, by the models",
+        "together, overlapping",
+        "Bound by ",
+        "Measured 1,950.0 µs: the model is",
         "3 blocks/SM",
         "waves of 396",
         "tensor cores (wgmma)",
+        "through descriptors of wgmma: no bank conflicts to count",
     ):
         assert part in result.stdout
     assert "assumed --batch 2" in result.stderr
+
+
+def test_a_config_that_the_model_is_far_from_gets_no_advice(tune, winner, compiled) -> None:
+    tune.store(winner())
+    text = tune(*EXPLAIN).stdout
+    assert "The model does not explain this config" in text
+    for claim in ("where the time goes", "Bound by", "To lift", "Exponentials take"):
+        assert claim not in text
+    for fact in ("Measured 812.5 µs: the model is", "68,987,912,192", "3 blocks/SM", "tensor cores (wgmma)"):
+        assert fact in text
+    data = json.loads(tune(*EXPLAIN, "--json").stdout)
+    assert (data["is_explained"], data["prediction"]["binding"]) == (False, None)
 
 
 def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled) -> None:
@@ -104,7 +123,7 @@ def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, comp
 def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     fine = Subject.compile
 
-    def compile_(subject: Subject) -> KernelResources:
+    def compile_(subject: Subject) -> CompiledCode:
         if subject.config.block_n == 128:
             raise NoFeasibleConfigError("such blocks do not compile.")
         return fine(subject)
@@ -134,7 +153,7 @@ def test_without_results_the_default_is_explained_and_nothing_is_made(tune, comp
     result = tune(*EXPLAIN)
     assert result.exit_code == 0
     assert "the kernel's default" in result.stdout
-    assert "Nobody measured" in result.stdout
+    assert "No measurement of this config" in result.stdout
     assert not tune.db.exists()
 
 
@@ -210,6 +229,10 @@ def test_an_old_card_is_explained_without_a_gpu(tune) -> None:
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["tensor_cores"] == "none"
+    shared = data["shared_accesses"]
+    assert shared["load_excess"] > 0, "its products read rows of 256 bytes, column by column"
+    assert shared["ways"] == shared["load_wavefronts"] / shared["loads"]
+    assert f"which a profiler calls a {shared['ways']:.1f}-way bank conflict" in data["explanation"]
     assert data["occupancy"]["cc"] == device_named("rtx2070").limits.name == "7.5"
     shape = complete_shape(1024, 64, dtype="fp16")
     assert data["shape"] == shape.to_json() | {"label": shape.label}

@@ -18,6 +18,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compare import ladder as archaeology
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.13")
@@ -85,6 +86,73 @@ def test_a_stored_winner_is_what_the_tuned_step_takes(tune, winner) -> None:
     data = json.loads(tune(*LADDER, "--json").stdout)
     steps = {step["name"]: step for step in data["steps"]}
     assert steps["tuned"]["config"] == winner().config.to_json()
+
+
+def test_a_preset_has_a_shape_a_device_blocks_and_kernels_of_its_own(tune) -> None:
+    result = tune("ladder", "--preset", "rtx2070")
+    assert result.exit_code == 0, result.output
+    assert "b10 h64 s1024 d32 fp32 on NVIDIA GeForce RTX 2070, predicted by the models" in result.stdout
+    assert "rows of 128 bytes begin in the same bank" in result.stdout
+    data = json.loads(tune("ladder", "--preset", "rtx2070", "--json").stdout)
+    steps = {step["name"]: step for step in data["steps"]}
+    assert steps["v2"]["config"]["kernel"] == "flash_v2"
+    for name in ("v1", "v2", "padded", "transposed"):
+        assert (steps[name]["config"]["block_m"], steps[name]["config"]["block_n"]) == (32, 32)
+    assert steps["v2"]["grid_blocks"] == 20_480
+    assert data["shipped"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give `--seq` and `--dim`, or `--preset rtx2070`"),
+        (("--preset", "gtx480"), "A preset is one of rtx2070"),
+        (("--preset", "rtx2070", "--device", "h200"), "Leave out `--device`"),
+        (("--preset", "rtx2070", "--seq", 1024, "--dim", 64), "Leave out `--device` and the sizes"),
+        (("--preset", "rtx2070", "--batch", 3), "--batch came without --seq"),
+        (("--seq", 1024), "--seq came without --dim"),
+    ],
+    ids=str,
+)
+def test_a_ladder_is_of_a_shape_or_of_a_preset(tune, words: tuple[object, ...], says: str) -> None:
+    result = tune("ladder", *words)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+
+
+def test_conflicts_of_a_step_stand_in_its_row(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FakeFarm.submit
+
+    def submit(farm: FakeFarm, kernel: str, *given: Any) -> "Future[CompileResult]":
+        shared = SharedAccesses(loads=10, load_wavefronts=63 if kernel == "flash_fwd" else 20, load_excess=43)
+        if kernel == "flash_fwd_transposed":
+            shared = replace(shared, load_excess=0)
+        future: Future[CompileResult] = Future()
+        future.set_result(replace(plain(farm, kernel, *given).result(), shared=shared))
+        return future
+
+    monkeypatch.setattr(FakeFarm, "submit", submit)
+    text = tune(*LADDER).stdout.split("predicted by the models")[1]
+    assert "6.3-way" in next(line for line in text.splitlines() if "flash_fwd 64x64" in line)
+    assert "none" in next(line for line in text.splitlines() if "flash_fwd_transposed 64x64" in line)
+    assert "6.3 wavefronts a load" in text
+    steps = {step["name"]: step for step in json.loads(tune(*LADDER, "--json").stdout)["steps"]}
+    assert steps["v2"]["shared_accesses"]["ways"] == 6.3
+
+
+def test_what_was_measured_and_ships_is_shown_first(tune) -> None:
+    text = tune(*LADDER).stdout
+    measured, predicted = text.index("ships with blocktune"), text.index("predicted by the models")
+    assert measured < predicted
+    assert "b2 h32 s8192 d64 bf16 on NVIDIA H200, measured on 2026-11-21" in text
+    assert "1.03x" in text[measured:predicted], "v1 over standard attention, as measured"
+    assert "where the two disagree, the measurement is right" in text
+    data = json.loads(tune(*LADDER, "--json").stdout)
+    assert data["origin"] == "predicted"
+    assert [step["timing"] is not None for step in data["shipped"]["steps"]] == [True] * 8
+    other = tune(*LADDER, "--causal")
+    assert "ships with blocktune" not in other.stdout
+    assert json.loads(tune(*LADDER, "--causal", "--json").stdout)["shipped"] is None
 
 
 def test_a_backward_has_no_ladder(tune) -> None:

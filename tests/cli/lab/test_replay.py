@@ -38,11 +38,15 @@ def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, mo
     assert "| forward, flash_fwd |" in page
     assert "Random configs are as good" in page
     assert "old" not in page
+    assert "| forward, full | `flash_fwd` | 1 |" in page
+    fit = with_results(f"<!-- results {out.name}#fit -->\n<!-- /results -->", tmp_path)
+    assert "measured / predicted" in fit
+    assert "| guided |" not in fit
     part = with_results(f"<!-- results {out.name}#strategies -->\n<!-- /results -->", tmp_path)
     assert part.startswith(f"<!-- results {out.name}#strategies -->\n")
     assert "| guided |" in part
     assert "rank correlation" not in part
-    with pytest.raises(UsageError, match="strategies, model, racing"):
+    with pytest.raises(UsageError, match="strategies, model, fit, racing"):
         with_results(f"<!-- results {out.name}#weather -->\n<!-- /results -->", tmp_path)
 
 

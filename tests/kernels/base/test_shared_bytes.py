@@ -133,7 +133,7 @@ def test_prediction_without_tensor_cores(block_m: int, block_n: int, head_dim: i
     assert predicted <= allocated <= predicted + (4 * block_m if dtype == "float32" else 0)
 
 
-@pytest.mark.parametrize("kernel", ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed", "flash_decode"])
+@pytest.mark.parametrize("kernel", ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed", "flash_decode"])
 def test_prediction_of_the_other_portable_kernels_without_tensor_cores(kernel: str) -> None:
     problem = replace(shape(64, "float16", seqlen=1024), seqlen_q=1 if kernel == "flash_decode" else 1024)
     config = get_kernel(kernel).default_config(problem, limits_for(TURING))

@@ -14,7 +14,7 @@ from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
-HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
+HISTORICAL = ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed"]
 pytestmark = [
     pytest.mark.interpreted,
     runs,

@@ -11,7 +11,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from tests.support.triton_modes import compiled_here
 
-HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
+HISTORICAL = ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed"]
 INSTRUCTIONS = {(7, 5): "none", (8, 0): "mma", (9, 0): "wgmma"}
 
 

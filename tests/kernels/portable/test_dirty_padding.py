@@ -27,6 +27,7 @@ FORWARD = [
     "flash_fwd_padded",
     "flash_fwd_transposed",
     "flash_v1",
+    "flash_v2",
 ]
 BACKWARD = ["flash_bwd_split", "flash_bwd_fused", "flash_bwd_sparse"]
 BLOCK = 64

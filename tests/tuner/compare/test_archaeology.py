@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from blocktune.cli.explain.ladder_file import read_ladder
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.hardware.device import current_device, device_named
@@ -33,6 +35,7 @@ from blocktune.tuner.compare.ladder_steps import (
 from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.measure import protocol as bench
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -258,6 +261,20 @@ def test_standard_attention_takes_at_least_its_bytes_and_its_products() -> None:
     predicted = predicted_standard_us(LONG, H200)
     assert predicted >= standard_traffic(LONG).total_bytes / (H200.memory_gbs * 1e3) * 0.999
     assert predicted >= LONG.flops / (H200.tensor_tflops * 1e6)
+
+
+def test_every_step_is_predicted_near_what_was_measured() -> None:
+    """With the resources of the code that was measured."""
+    (row,) = read_ladder(Path(__file__).parents[3] / "results" / "h200.ladder.json")["rows"]
+    shape = AttentionShape.from_json(row["shape"])
+    for step in row["steps"]:
+        if step["config"] is None:
+            predicted = predicted_standard_us(shape, H200)
+        else:
+            config = KernelConfig.from_json(step["config"])
+            resources = KernelResources(**step["resources"])
+            predicted = predict_us(get_kernel(config.kernel), config, shape, H200, resources)
+        assert predicted == pytest.approx(step["timing"]["median_us"], rel=0.25), step["name"]
 
 
 def test_equal_steps_differ_in_nothing_and_sizes_are_read_easily() -> None:

@@ -267,6 +267,10 @@ def test_a_merge_of_shares_is_a_launch_more() -> None:
     moved = predict(folded, folded_config, resources, occupancy(resources, H200.limits), H200, parts=2)
     assert moved.hbm_us > alone.hbm_us
     assert moved.total_us - alone.total_us > CONSTANTS.merge_us
+    inside = predict(
+        folded, folded_config, resources, occupancy(resources, H200.limits), H200, SoftmaxCost(merges_inside=True), 2
+    )
+    assert moved.total_us - inside.total_us == pytest.approx(CONSTANTS.merge_us - CONSTANTS.inner_merge_us, abs=1e-9)
     assert parts_of(problem, problem) == 1
 
 

@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
-from blocktune.tuner.compile.one_config import compiled
+from blocktune.tuner.compile.one_config import CompiledCode, compiled
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.text import explain as words
 
@@ -27,9 +27,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelConfig]]:
     """Compiles are replaced by fixed resources; the configs are kept."""
     configs: list[KernelConfig] = []
 
-    def compiled_(config: KernelConfig, *_: object) -> KernelResources:
+    def compiled_(config: KernelConfig, *_: object) -> CompiledCode:
         configs.append(config)
-        return RESOURCES
+        return CompiledCode(RESOURCES)
 
     monkeypatch.setattr("blocktune.tuner.cost.explain.compiled", compiled_)
     return configs
@@ -76,7 +76,7 @@ def test_print_says_it_in_words(asked: list[KernelConfig]) -> None:
 
 
 def test_one_config_is_compiled_without_a_gpu() -> None:
-    resources = compiled(CONFIG, SHAPE, H200.limits)
+    resources = compiled(CONFIG, SHAPE, H200.limits).resources
     assert resources.tensor_cores == "wgmma"
     assert 0 < resources.registers <= 255
 

@@ -7,6 +7,7 @@ import pytest
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.registry import get_kernel
+from blocktune.tuner.lab.model_fit import FAMILIES, fit_rows
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.replay_report import model_rows, racing_row
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
@@ -121,6 +122,13 @@ def test_the_model_tells_two_passes_from_one(sweeps: list[Sweep]) -> None:
     (row,) = (row for row in model_rows(map(Replay, backwards)) if row["kernel"] is None)
     assert row["rank_correlation"]["low"] >= 0.75
     assert row["first_choice"]["high"] <= 0.05
+
+
+def test_predicted_times_are_near_the_measured_ones(sweeps: list[Sweep]) -> None:
+    rows = fit_rows(sweeps)
+    assert {row.family for row in rows} == set(FAMILIES)
+    for row in rows:
+        assert 0.75 <= row.median <= 1.33, row
 
 
 def test_the_model_alone_chooses_well(replays: list[Replay]) -> None:
