@@ -36,6 +36,7 @@ TIERS = {
         ("occupancy", "traffic", "correctness"),
         ("compile",),
         ("cost", "measure"),
+        ("sampling",),
         ("search",),
         ("compare", "fleet", "upkeep", "lab", "tuned"),
     ),

@@ -129,7 +129,7 @@ class Search:
         self._last = self._started
         self._promised = math.inf  # when the search ends by the earliest estimate so far
         for trial in known:
-            proposals.recall(trial.config, _score(trial))
+            proposals.recall(trial.config, _score(trial), trial)
 
     @property
     def ended_by(self) -> str:
@@ -162,6 +162,7 @@ class Search:
         finally:
             for future in self._in_flight:
                 future.cancel()
+            self._proposals.close()
 
     def _is_over(self) -> bool:
         """Whether the time is up. It counts from the first trial on: until then the GPU worker starts and the default
@@ -262,7 +263,7 @@ class Search:
         if self._since is None:
             self._since = self._last
         self.trials[trial.config] = trial
-        self._proposals.tell(trial.config, _score(trial))
+        self._proposals.tell(trial.config, _score(trial), trial)
 
     def _trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
         return self._subject.trial(config, outcome, **fields)

@@ -33,6 +33,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.report import (
     Budget,
     Progress,
@@ -41,7 +42,7 @@ from blocktune.tuner.search.report import (
     effective_budget,
 )
 from blocktune.tuner.search.starting_configs import find_contenders
-from blocktune.tuner.search.strategies import Problem, make_proposals
+from blocktune.tuner.search.strategies import make_proposals
 from blocktune.tuner.search.verdict import decide_predicted
 
 _UNBOUNDED = 1 << 30

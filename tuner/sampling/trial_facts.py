@@ -1,0 +1,34 @@
+"""What a stored trial is in a study: its user attributes, its rounds, and how it ended."""
+
+import statistics
+from typing import Any
+
+from blocktune.db.records.records import Trial
+
+
+def user_attributes(trial: Trial) -> dict[str, Any]:
+    """Returns what is known of a trial apart from its parameters and its value."""
+    compiled = trial.resources
+    facts = {
+        "config": trial.config.label,
+        "outcome": str(trial.outcome),
+        "error": trial.error,
+        "time_us": trial.time_us,
+        "predicted_us": trial.predicted_us,
+        "blocks_per_sm": trial.blocks_per_sm,
+        "limiters": list(trial.limiters),
+        "registers": None if compiled is None else compiled.registers,
+        "spill_bytes": None if compiled is None else compiled.spill_bytes,
+        "shared_bytes": None if compiled is None else compiled.shared_bytes,
+        "source_hash": trial.kernel_hash,
+    }
+    return {name: value for name, value in facts.items() if value not in (None, "", [])}
+
+
+def medians(trial: Trial, score: float | None) -> dict[int, float]:
+    """Returns the median after every round, in the unit of the score, which is that of all rounds."""
+    if score is None or not trial.samples_us:
+        return {}
+    samples = trial.samples_us
+    scale = score / statistics.median(samples)
+    return {step: scale * statistics.median(samples[: step + 1]) for step in range(len(samples))}
