@@ -140,7 +140,7 @@ def test_an_order_is_enough_where_everything_is_tried() -> None:
 
 def test_any_sampler_of_optuna_can_be_named_by_its_path() -> None:
     name = "optuna.samplers:RandomSampler"
-    orders = [tuple(tried(make_proposals(problem(seed=seed), name), 30)) for seed in (0, 0, 1)]
+    orders = [tuple(tried(make_proposals(problem(landscape.SPACE, seed=seed), name), 30)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert len(set(orders[0])) == 30
     assert type(make_proposals(problem(), name).study.sampler).__name__ == "RandomSampler"
