@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.features import Features
     from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
     from blocktune.kernels.values.tree_mask import tree_words
+    from blocktune.tuner.sampling.guided_sampler import GuidedSampler
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.tuned.tune_function import tune_function
 
@@ -48,6 +49,7 @@ __all__ = [
     "Dispatcher",
     "Explanation",
     "Features",
+    "GuidedSampler",
     "JsonConfigs",
     "KernelConfig",
     "NoDeviceError",
@@ -81,6 +83,7 @@ _HOMES = {
     "Dispatcher": "blocktune.kernels.dispatch.dispatcher",
     "Explanation": "blocktune.kernels.selection.explanation",
     "Features": "blocktune.kernels.values.features",
+    "GuidedSampler": "blocktune.tuner.sampling.guided_sampler",
     "JsonConfigs": "blocktune.kernels.stored.sources",
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",

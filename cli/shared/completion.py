@@ -6,6 +6,7 @@ import typer
 
 from blocktune.kernels.hardware.catalogue import catalogue
 from blocktune.kernels.values.shape import SHORT_DTYPES, Direction
+from blocktune.tuner.search.strategies import STRATEGIES
 
 KERNELS = (
     "flash_bwd_hopper",
@@ -36,6 +37,11 @@ def devices(incomplete: str) -> Iterator[tuple[str, str]]:
 def kernels(incomplete: str) -> Iterator[str]:
     """Yield the kernels that begin so."""
     return (name for name in KERNELS if name.startswith(incomplete))
+
+
+def samplers(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the strategies of a search that begin so, each with what it is."""
+    return ((name, strategy.about) for name, strategy in STRATEGIES.items() if name.startswith(incomplete))
 
 
 def dtypes(incomplete: str) -> Iterator[str]:

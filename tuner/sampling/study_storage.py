@@ -23,7 +23,7 @@ def open_study(name: str, url: str | None = None) -> Study:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if url is not None:
-        _require_own(url)
+        require_own(url)
     try:
         return optuna.create_study(
             study_name=name, storage=url, direction="minimize", pruner=RacePruner(), load_if_exists=url is not None
@@ -37,7 +37,7 @@ def storage_url(place: str) -> str:
     return place if "://" in place else f"sqlite:///{place}"
 
 
-def _require_own(url: str) -> None:
+def require_own(url: str) -> None:
     """Checks that a database is empty or Optuna's: its tables next to those of a results store would break both.
 
     Raises:

@@ -3,12 +3,24 @@
 import statistics
 from typing import Any
 
-from blocktune.db.records.records import Trial
+from blocktune.db.exchange.document import document_from
+from blocktune.db.records.records import Outcome, Trial
+
+RECORD = "record"
+"""The user attribute that holds all of a trial, as an export has it."""
+
+
+def score_of(trial: Trial) -> float | None:
+    """Returns what the search minimises; None if the config cannot run."""
+    if trial.outcome is Outcome.PREDICTED:
+        return trial.predicted_us
+    return trial.relative_to_anchor if trial.outcome is Outcome.OK else None
 
 
 def user_attributes(trial: Trial) -> dict[str, Any]:
     """Returns what is known of a trial apart from its parameters and its value."""
     compiled = trial.resources
+    (record,) = document_from(trial.device, (), (trial,))["trials"]
     facts = {
         "config": trial.config.label,
         "outcome": str(trial.outcome),
@@ -20,7 +32,7 @@ def user_attributes(trial: Trial) -> dict[str, Any]:
         "registers": None if compiled is None else compiled.registers,
         "spill_bytes": None if compiled is None else compiled.spill_bytes,
         "shared_bytes": None if compiled is None else compiled.shared_bytes,
-        "source_hash": trial.kernel_hash,
+        RECORD: record,
     }
     return {name: value for name, value in facts.items() if value not in (None, "", [])}
 
