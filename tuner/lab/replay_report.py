@@ -16,7 +16,7 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.lab.racing import racing_rows
 from blocktune.tuner.lab.replay import Replay, ReplayRun
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES
+from blocktune.tuner.search.strategies import DEFAULT, has_chance
 from blocktune.tuner.search.verdict import decide_predicted
 
 FORMAT = "blocktune-replay"
@@ -110,7 +110,7 @@ def compare_strategies(
 
     Args:
         sweeps: of any shapes and devices.
-        strategies: names of `STRATEGIES`.
+        strategies: as `make_proposals` takes them.
         seeds: how many; a strategy without chance is run once, and counts as often.
         workers: processes that search at the same time; one searches in this process.
         on_run: told what has been searched.
@@ -123,7 +123,7 @@ def compare_strategies(
             if used.start == 0:
                 runs[name].append([])
                 on_run(f"{sweep.label}: {name}")
-            runs[name][-1] += own if STRATEGIES[name].chance else own * seeds
+            runs[name][-1] += own if has_chance(name) else own * seeds
     return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(map(Replay, chosen))))
 
 
@@ -133,7 +133,7 @@ def _tasks(sweeps: Sequence[Sweep], strategies: Sequence[str], seeds: int) -> li
     drawn = [range(first, min(first + SEEDS_OF_A_TASK, seeds)) for first in range(0, seeds, SEEDS_OF_A_TASK)]
     return [
         (sweep, name, some) for sweep in sweeps for name in strategies
-        for some in (drawn if STRATEGIES[name].chance else [range(1)])
+        for some in (drawn if has_chance(name) else [range(1)])
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ trial that violates the constraint `runs`. So is a point that a sampler suggests
 costs a few milliseconds, as it is neither compiled nor measured.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -23,7 +24,7 @@ RUNS = "runs"
 """The constraint of a trial: above 0 where its config cannot run."""
 
 MAX_USELESS_ASKS = 40
-"""After so many asks in a row without a new config the given order decides."""
+"""Of a sampler that answers within milliseconds."""
 
 Ready = Mapping[KernelConfig, float | None]
 Pick = Callable[[Ready], KernelConfig]
@@ -40,6 +41,7 @@ class StudyProposals:
         order: proposed then, up to the startup, and where the sampler finds nothing new.
         startup: configs that are tried before the sampler is asked. None leaves everything to the order.
         pick: which of those that are compiled is measured; None is the first proposed.
+        patience: asks in a row without a new config after which the order decides.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class StudyProposals:
         order: Iterable[KernelConfig] | None = None,
         startup: int | None = 0,
         pick: Pick | None = None,
+        patience: int = MAX_USELESS_ASKS,
     ) -> None:
         self.study = study
         self.size = len(parameters.configs)
@@ -58,7 +61,7 @@ class StudyProposals:
         self._first = deque(first)
         self._order = deque(parameters.configs if order is None else order)
         self._startup = self.size if startup is None else startup
-        self._pick = pick
+        self._pick, self._patience = pick, patience
         self._open: dict[KernelConfig, optuna.Trial] = {}
         self._proposed = self._resumed()
 
@@ -90,9 +93,9 @@ class StudyProposals:
         for step, median in ({} if trial is None else medians(trial, score)).items():
             asked.report(median, step)
         if score is None or asked.should_prune():
-            self.study.tell(asked, state=TrialState.PRUNED)
+            self._tell(asked, state=TrialState.PRUNED)
         else:
-            self.study.tell(asked, score)
+            self._tell(asked, score)
 
     def close(self) -> None:
         """Gives up what was proposed and never tried, so that another search of this study may ask for it."""
@@ -123,7 +126,7 @@ class StudyProposals:
 
     def _sample(self) -> KernelConfig | None:
         """A new config of the study's: what somebody enqueued, else what the sampler asks for."""
-        for _ in range(MAX_USELESS_ASKS):
+        for _ in range(self._patience):
             trial = self.study.ask()
             config = self._parameters.suggested(trial)
             if config is not None and config not in self._proposed:
@@ -131,8 +134,14 @@ class StudyProposals:
                 self._open[config] = trial
                 return config
             trial.set_constraint(RUNS, float(config is None))
-            self.study.tell(trial, state=TrialState.PRUNED)
+            self._tell(trial, state=TrialState.PRUNED)
         return None
+
+    def _tell(self, trial: optuna.Trial, value: float | None = None, state: TrialState | None = None) -> None:
+        """Ends a trial. A sampler that has no use for constraints warns of each; the space keeps the rules anyway."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Constraints have been set")
+            self.study.tell(trial, value, state)
 
     def _finished(self, config: KernelConfig, score: float | None, trial: Trial | None) -> FrozenTrial:
         """A trial of an earlier run, as this study would have kept it."""

@@ -6,6 +6,7 @@ file imports no Optuna, so that a command line which only names them stays fast.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.values.errors import UsageError
@@ -67,14 +68,12 @@ def require_strategy(name: str) -> None:
     Raises:
         UsageError: it is neither a name of `STRATEGIES` nor the path of a class, or it lacks a package.
     """
-    from importlib.util import find_spec
-
     if name not in STRATEGIES and ":" not in name:
         raise UsageError(
             f"A strategy is one of {', '.join(STRATEGIES)}, or package.module:Class of an Optuna sampler, but got "
             f"{name!r}."
         )
-    missing = [package for package in _needs(name) if find_spec(package) is None]
+    missing = _missing(name)
     if missing:
         raise UsageError(
             f"The strategy {name} needs {' and '.join(missing)}, but Python does not find it. "
@@ -82,5 +81,16 @@ def require_strategy(name: str) -> None:
         )
 
 
-def _needs(name: str) -> tuple[str, ...]:
-    return STRATEGIES[name].needs if name in STRATEGIES else ()
+def installed() -> list[str]:
+    """Returns the strategies that lack no package."""
+    return [name for name in STRATEGIES if not _missing(name)]
+
+
+def has_chance(name: str) -> bool:
+    """Returns whether the seed of a strategy matters; that of a class may."""
+    return name not in STRATEGIES or STRATEGIES[name].chance
+
+
+def _missing(name: str) -> list[str]:
+    needs = STRATEGIES[name].needs if name in STRATEGIES else ()
+    return [package for package in needs if find_spec(package) is None]

@@ -13,7 +13,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
-from blocktune.tuner.sampling.study_proposals import Pick, Ready, StudyProposals
+from blocktune.tuner.sampling.study_proposals import MAX_USELESS_ASKS, Pick, Ready, StudyProposals
 from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import by_prediction
 
@@ -32,12 +32,22 @@ class _Preferring(Protocol):
     def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int: ...
 
 
+GP_ASKS = 3
+"""Asks of GPSampler without a new config after which the model decides: each takes a good part of a second, and it does
+not learn from points that are no config."""
+
+
 def sampled(
-    study: Study, sampler: BaseSampler, space: ConfigSpace, order: Sequence[KernelConfig], startup: int
+    study: Study,
+    sampler: BaseSampler,
+    space: ConfigSpace,
+    order: Sequence[KernelConfig],
+    startup: int,
+    patience: int = MAX_USELESS_ASKS,
 ) -> StudyProposals:
     """Returns a search by a sampler of Optuna's, after the first configs of an order."""
     study.sampler = sampler
-    return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction)
+    return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction, patience=patience)
 
 
 def sampled_by_tpe(
@@ -142,7 +152,7 @@ def _tpe(problem: Problem, study: Study) -> StudyProposals:
 def _gp(problem: Problem, study: Study) -> StudyProposals:
     startup = _startup(problem)
     sampler = GPSampler(n_startup_trials=startup, seed=problem.seed, warn_independent_sampling=False)
-    return _from_model(problem, study, sampler)
+    return sampled(study, sampler, problem.space, problem.by_usefulness, startup, GP_ASKS)
 
 
 def _cmaes(problem: Problem, study: Study) -> StudyProposals:

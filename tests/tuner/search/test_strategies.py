@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 
@@ -11,7 +10,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, make_proposals
+from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals
 from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED
 from tests.support import landscape
 
@@ -39,7 +38,7 @@ def tried(proposals: Proposals, count: int = 10_000, *, salt: int = 0) -> list[K
     return found
 
 
-INSTALLED = [name for name, strategy in STRATEGIES.items() if all(map(find_spec, strategy.needs))]
+INSTALLED = installed()
 
 
 def test_every_strategy_is_made_by_a_function() -> None:
@@ -161,6 +160,8 @@ def test_a_strategy_that_is_none_is_refused(name: str, said: str) -> None:
 
 
 def test_a_strategy_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("blocktune.tuner.search.strategies.find_spec", lambda name: None)
+    assert "gp" in STRATEGIES
+    assert "gp" not in installed()
     with pytest.raises(UsageError, match="pip install scipy"):
         make_proposals(problem(), "gp")
