@@ -66,7 +66,7 @@ def test_what_was_known_is_not_proposed(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_only_chance_depends_on_the_seed(name: str) -> None:
-    orders = [tuple(tried(make_proposals(problem(seed=seed), name), 13)) for seed in (0, 0, 1)]
+    orders = [tuple(tried(make_proposals(problem(landscape.SPACE, seed=seed), name), 13)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1]
     assert (orders[0] != orders[2]) == STRATEGIES[name].chance
 
