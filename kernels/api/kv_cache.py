@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from blocktune.kernels.api.flash_arguments import real_number, whole_number, window_of
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_sizes, check_slopes, check_softcap
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -36,6 +37,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
 
@@ -45,6 +48,7 @@ def flash_attn_with_kvcache(
     num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key, and so do
     window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 is none. The tuned
     config says how many splits there are. Values of lengths and tables are checked at the first call of a kind.
+    dispatcher: whose configs serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v], and the log-sum-exp [batch, num_heads, seqlen_q] if asked.
@@ -52,28 +56,34 @@ def flash_attn_with_kvcache(
     Raises:
         NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
             of splits).
-        UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
+        UsageError: sizes or data types do not fit, a table points outside, or gradients are needed. It is a
+            RuntimeError, as flash-attention's is.
+        TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
+        WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
     del rotary_interleaved
     _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
     _refuse(num_splits=num_splits or None)
+    check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     lengths = _lengths(cache_seqlens, q, k_cache, block_table)
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
+    softcap = real_number("softcap", softcap)
     check_softcap(softcap)
     _check_cache(query, k_cache, v_cache, block_table)
     if (k is None) != (v is None):
         raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
-    if k is not None:
+    if k is not None and v is not None:
+        check_dimensions("[batch, new, heads, dim]", k=k, v=v)
         lengths = lengths + k.shape[1]
     asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
-    asked |= {"window": window_size, "softcap": softcap, "alibi_slopes": slopes}
+    asked |= {"window": window_of(window_size), "softcap": softcap, "alibi_slopes": slopes}
     keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     if k is not None and v is not None:
         if not is_compiling():
-            attention.check(query, keys, values, Call.of(**asked))
+            dispatcher.check(query, keys, values, Call.of(**asked))
         _append(k_cache, k, lengths - k.shape[1], block_table)
         _append(v_cache, v, lengths - k.shape[1], block_table)
-    out, lse = attention.attend(query, keys, values, lse=return_softmax_lse, **asked)
+    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -87,16 +97,21 @@ def tree_attention(
     *,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor:
     """Drafts of speculative decoding: every query sees the cache before the drafts, and of these what its bits say.
 
     query [batch, num_heads, drafts, head_dim]; the caches as `flash_attn_with_kvcache` takes them, with the drafts' own
     keys the last of each entry's cache_seqlens (int32 [batch]). tree_mask int32 [batch, drafts, ceil(drafts / 32)], as
-    `tree_words` makes one for each entry.
+    `tree_words` makes one for each entry. dispatcher: whose configs serve the call.
 
     Raises:
         UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
+        TooFewDimensionsError: the query or a cache has fewer than four dimensions.
+        WrongTypeError: an argument is no tensor.
     """
+    check_dimensions("[batch, heads, drafts, dim]", query=query)
+    check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     batch, _, drafts, _ = query.shape
     wanted = (batch, drafts, -(-drafts // WORD_BITS))
     if tree_mask.shape != wanted or tree_mask.dtype != torch.int32:
@@ -108,7 +123,7 @@ def tree_attention(
     _check_cache(query, key_cache, value_cache, block_table)
     asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
     keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    return attention.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
 
 
 def _refuse(**given: object) -> None:
@@ -119,9 +134,12 @@ def _refuse(**given: object) -> None:
 
 def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor | None) -> Tensor:
     """cache_seqlens as int32 [batch]; q is [batch, ...] and cache [entries, rows, ...]."""
+    if table is not None:
+        check_dimensions("[batch, max_pages]", block_table=table)
     capacity = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
-    if given is None or isinstance(given, int):
-        return torch.full((q.shape[0],), capacity if given is None else given, dtype=torch.int32, device=q.device)
+    if not isinstance(given, Tensor):
+        rows = capacity if given is None else whole_number("cache_seqlens", given)
+        return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
     if given.dtype != torch.int32 or given.shape != (q.shape[0],):
         raise UsageError(
             f"`cache_seqlens` must be int32 [batch] with batch {q.shape[0]}, but got {given.dtype} "
@@ -148,7 +166,7 @@ def _asked(
     capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
-        "scale": scale_of(query, scale),
+        "scale": scale_of(query, None if scale is None else real_number("softmax_scale", scale)),
         "cache_seqlens": lengths,
         "block_table": table,
         "page_size": page_size,
@@ -168,7 +186,7 @@ def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor 
             "or another entry point."
         )
     wanted = (query.shape[0],)
-    if table is not None and (table.dtype != torch.int32 or table.dim() != 2 or table.shape[:1] != wanted):
+    if table is not None and (table.dtype != torch.int32 or table.shape[:1] != wanted):
         raise UsageError(
             f"`block_table` must be int32 [batch, max_pages] with batch {query.shape[0]}, but got {table.dtype} "
             f"{tuple(table.shape)}. Convert it, or give a row for every sequence."

@@ -9,7 +9,7 @@ from torch import Tensor, aminmax, float32
 from torch import bool as bool_
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import TooFewDimensionsError, UsageError, WrongTypeError
 
 
 def check_values(query: Tensor, key: Tensor, call: Call) -> None:
@@ -30,9 +30,26 @@ def check_values(query: Tensor, key: Tensor, call: Call) -> None:
         _check_lengths(extras.cache_seqlens, seqlen_k)
 
 
+def check_dimensions(layout: str, **tensors: Tensor) -> None:
+    """Check that every argument is a tensor with the dimensions of a layout, such as `[tokens, heads, dim]`.
+
+    Raises:
+        WrongTypeError: one is no tensor.
+        TooFewDimensionsError: one has fewer dimensions.
+        UsageError: one has more.
+    """
+    count = layout.count(",") + 1
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise WrongTypeError(f"`{name}` must be a tensor, but got {type(tensor).__name__}. Make one of it.")
+        if tensor.dim() != count:
+            error = TooFewDimensionsError if tensor.dim() < count else UsageError
+            raise error(f"`{name}` must be {layout}, but got {tuple(tensor.shape)}. Reshape it to {count} dimensions.")
+
+
 def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "query, key and value") -> None:
     """Whether query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]
-    fit each other.
+    fit each other; `check_dimensions` has seen them.
 
     Raises:
         UsageError: they do not.
@@ -45,8 +62,6 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "quer
         )
     if not query.is_floating_point():
         raise UsageError(f"{names} must be of a floating-point type, but got {query.dtype}. Convert them.")
-    if any(tensor.dim() != 4 for tensor in tensors):
-        raise UsageError(f"{names} must have four dimensions (batch, heads, length, dim), but got {_shapes(tensors)}.")
     if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise UsageError(
             f"{names} must agree in batch, head_dim of queries and keys, and heads and length of keys and values, but "
@@ -74,25 +89,40 @@ def check_dropout(dropout_p: float) -> None:
 
 
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
-    """Raises:
-    UsageError: the mask is no boolean or floating-point tensor that broadcasts to [..., num_heads, seqlen_q, seqlen_k].
+    """Check that a mask has a type and a shape that PyTorch takes; what it says of a query or a key with fewer than two
+    dimensions is PyTorch's matter.
+
+    Raises:
+        TooFewDimensionsError: the mask has fewer than two dimensions.
+        UsageError: the mask is no boolean or floating-point tensor that broadcasts to [..., num_heads, seqlen_q,
+            seqlen_k].
     """
+    if query.dim() < 2 or key.dim() < 2:
+        return
     if mask.dtype not in (bool_, query.dtype, float32):
         added = " or ".join(map(str, dict.fromkeys((query.dtype, float32))))
         raise UsageError(
             f"`attn_mask` must be boolean (True where the query sees the key) or {added} (added to the scores), but "
             f"got {mask.dtype}. Convert it, such as with `attn_mask != 0`."
         )
-    leading = zip(reversed(query.shape[:-2]), reversed(key.shape[:-2]), strict=False)
-    wanted = [key.shape[-2], query.shape[-2], *(max(sizes) for sizes in leading)]
-    given = list(reversed(mask.shape))
-    if not 2 <= len(given) <= len(wanted) or any(
-        size not in (1, most) for size, most in zip(given, wanted, strict=False)
-    ):
-        raise UsageError(
-            f"`attn_mask` must broadcast to {tuple(reversed(wanted))}, but got {tuple(mask.shape)}. The last two "
-            "dimensions are queries and keys; give 1 for a dimension that shares the mask."
-        )
+    given, wanted = tuple(mask.shape), _score_sizes(query, key)
+    last = wanted[len(wanted) - len(given) :]
+    if 2 <= len(given) <= len(wanted) and all(size in (1, most) for size, most in zip(given, last, strict=True)):
+        return
+    error = TooFewDimensionsError if len(given) < 2 else UsageError
+    raise error(
+        f"`attn_mask` must broadcast to {wanted}, but got {given}. The last two dimensions are queries and keys; give "
+        "1 for a dimension that shares the mask."
+    )
+
+
+def _score_sizes(query: Tensor, key: Tensor) -> tuple[int, ...]:
+    """[..., num_heads, seqlen_q, seqlen_k], with the larger size where query and key differ, and all dimensions that
+    one of them has."""
+    missing = query.dim() - key.dim()
+    leading_q, leading_k = (1,) * -missing + tuple(query.shape[:-2]), (1,) * missing + tuple(key.shape[:-2])
+    leading = tuple(max(sizes) for sizes in zip(leading_q, leading_k, strict=True))
+    return (*leading, query.shape[-2], key.shape[-2])
 
 
 def check_softcap(softcap: float) -> None:

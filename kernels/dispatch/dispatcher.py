@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
-from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.engine import Engine, Plans, run
@@ -28,8 +27,12 @@ from blocktune.kernels.dispatch.plan import (
     needs_gradients,
     plan_key,
 )
-from blocktune.kernels.dispatch.sdpa_arguments import call_of, check_options, traced_attention
-from blocktune.kernels.dispatch.torch_attention import torch_attention, with_positive_scale
+from blocktune.kernels.dispatch.sdpa_arguments import call_of, options_obstacle, traced_attention, type_obstacle
+from blocktune.kernels.dispatch.torch_attention import (
+    scaled_dot_product_attention,
+    torch_attention,
+    with_positive_scale,
+)
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
@@ -65,6 +68,7 @@ class Dispatcher(Engine):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        *,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
@@ -77,14 +81,18 @@ class Dispatcher(Engine):
         by PyTorch; `explain` with the same arguments says so.
 
         Raises:
-            UsageError: both attn_mask and is_causal are given, attn_mask has another shape or data type, or dropout_p
-                is outside [0, 1). PyTorch raises for all other wrong arguments.
+            UsageError: attn_mask has another shape or data type, or dropout_p is outside [0, 1]. It is a RuntimeError,
+                as PyTorch's is.
+            TooFewDimensionsError: attn_mask has fewer than two dimensions. It is an IndexError as well.
+            Exception: PyTorch's own, for all other wrong arguments: a TypeError for one of another type, a RuntimeError
+                for tensors that do not fit each other. attn_mask together with is_causal is computed or refused as the
+                installed PyTorch does.
         """
         if is_compiling():
-            return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is None and not dropout_p:
+            return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if attn_mask is None and dropout_p == 0.0:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
-            if plan is not None and (scale is None or scale > 0):
+            if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
                 return plan.run(query, key, value, scale)
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -96,9 +104,9 @@ class Dispatcher(Engine):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        *,
         scale: float | None = None,
         enable_gqa: bool = False,
-        *,
         device: DeviceSpec | str | None = None,
     ) -> Explanation:
         """Which config serves a shape, or a call with these arguments, and why not a better one.
@@ -119,9 +127,9 @@ class Dispatcher(Engine):
             raise UsageError(
                 "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
             )
-        if not _are_tensors(query, key, value):
-            kinds = ", ".join(type(argument).__name__ for argument in (query, key, value))
-            return Explanation(rung=Rung.SDPA, reason=f"an argument is no tensor ({kinds}), which PyTorch refuses")
+        obstacle = type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if obstacle is not None:
+            return Explanation(rung=Rung.SDPA, reason=obstacle)
         if query.device.type == KERNEL_DEVICE:
             self._settle(query.device.index)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
@@ -189,12 +197,13 @@ class Dispatcher(Engine):
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:
-        if not _are_tensors(query, key, value):
+        pytorchs = type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None
+        if not pytorchs:
+            query, scale = with_positive_scale(query, None if scale is None else float(scale))
+        if pytorchs or functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)  # which refuses them
-        check_options(attn_mask, dropout_p, is_causal)
+            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-        query, scale = with_positive_scale(query, scale)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if isinstance(found, tuple):
             plans, call = found
@@ -216,7 +225,8 @@ class Dispatcher(Engine):
         enable_gqa: bool,
     ) -> Plan | tuple[Plans, Call] | Explanation:
         """The plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
-        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
+        obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
+        obstacle = obstacle or call_obstacle(query, key, value, attn_mask, dropout_p)
         if obstacle is None:
             if attn_mask is not None:
                 check_mask(attn_mask, query, key)
@@ -238,10 +248,6 @@ class Dispatcher(Engine):
                 resolver = self._resolver
                 plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
         return plan
-
-
-def _are_tensors(*arguments: object) -> bool:
-    return all(isinstance(argument, Tensor) for argument in arguments)
 
 
 def _require_callable(shape: AttentionShape) -> None:
@@ -300,8 +306,6 @@ def _example_options(shape: AttentionShape) -> dict[str, Any]:
 
 attention = Dispatcher()
 """The dispatcher of this process: the user's store above the shipped results. Nothing is read before the first call."""
-
-ops.serve(attention)
 
 
 def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:

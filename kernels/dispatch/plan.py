@@ -137,6 +137,8 @@ def call_obstacle(
     problem = trace_obstacle(*tensors)
     if problem is not None:
         return problem
+    if attn_mask is not None and attn_mask.layout is not torch.strided:
+        return "attn_mask has no strides"
     if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
         return "attn_mask requires a gradient, which our kernels do not compute"
     if dropout_p and is_capturing(query):

@@ -75,7 +75,7 @@ class PlanTable(dict[Any, Plan]):
         recent = self._recent
         if is_aligned:
             for guard, causal, gqa, plan in recent:
-                if causal == is_causal and gqa == enable_gqa and guard(query, key, value):
+                if causal is is_causal and gqa is enable_gqa and guard(query, key, value):
                     return plan
         if is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
             return None
@@ -83,13 +83,14 @@ class PlanTable(dict[Any, Plan]):
         way = self._ways.get(place)
         if way is None or (way in recent and way[0] is not _never):  # has just failed: inference mode is part of it
             way = self._new_way(place, query, key, value, is_causal, enable_gqa)
-        if way is not _NO_WAY:
-            self._recent = way, recent[0]
+        if way is _NO_WAY or way[1] is not is_causal or way[2] is not enable_gqa:
+            return None  # 1 equals True, so that both have one key, but PyTorch refuses it
+        self._recent = way, recent[0]
         return way[3]
 
     def _new_way(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Way:
         plan = self.get(place)
-        if plan is None:
+        if plan is None or not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
             return _NO_WAY
         addresses = {query.data_ptr(), key.data_ptr(), value.data_ptr()}
         is_short = (

@@ -11,22 +11,65 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_dropout, check_mask
+from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.plan import autocasted, layout_obstacle, scale_of
-from blocktune.kernels.dispatch.torch_attention import sound_attention, with_positive_scale
+from blocktune.kernels.dispatch.torch_attention import (
+    scaled_dot_product_attention,
+    sound_attention,
+    with_positive_scale,
+)
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
 
+NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
+"""What may stand where PyTorch's signature says float, and needs no conversion."""
 
-def check_options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
-    """Raises:
-    UsageError: both attn_mask and is_causal are given, or dropout_p is outside [0, 1).
+
+def type_obstacle(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> str | None:
+    """Why PyTorch answers a call with arguments of these types, or None where they are those of its signature.
+
+    It raises a TypeError, unless it can convert them: a number of NumPy, a tensor of one number.
     """
-    if attn_mask is not None and is_causal:
+    if (
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and isinstance(value, Tensor)
+        and (attn_mask is None or isinstance(attn_mask, Tensor))
+        and isinstance(dropout_p, NUMBERS)
+        and isinstance(is_causal, bool)
+        and (scale is None or isinstance(scale, NUMBERS))
+        and isinstance(enable_gqa, bool)
+    ):
+        return None
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    kinds = ", ".join(type(argument).__name__ for argument in arguments)
+    return f"an argument is of another type than in PyTorch's signature ({kinds}), which PyTorch refuses or converts"
+
+
+def options_obstacle(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> str | None:
+    """Why PyTorch answers a call with these options, whatever its tensors are; or None.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1].
+    """
+    if not 0.0 <= dropout_p <= 1.0:
         raise UsageError(
-            "Only one of `attn_mask` and `is_causal` can be given, but got both. Put the triangle in the mask."
+            f"`0 <= dropout_p <= 1` must hold, but got dropout_p={dropout_p}. Give the share of the pairs to drop."
         )
-    check_dropout(dropout_p)
+    if attn_mask is not None and is_causal:
+        return (
+            "attn_mask and is_causal are given together: PyTorch computes both or refuses them, by version and backend"
+        )
+    return "all pairs are dropped" if dropout_p == 1.0 else None
 
 
 def call_of(
@@ -62,6 +105,7 @@ def _asked(
 
 
 def traced_attention(
+    dispatcher: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -71,15 +115,19 @@ def traced_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
-    check_options(attn_mask, dropout_p, is_causal)
+    """Return what stands in a compiled graph: the op with the plans of a dispatcher, which `registered` numbered, or
+    PyTorch's where no kernel takes such tensors."""
+    if type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None:
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     query, scale = with_positive_scale(query, scale)
-    if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+    if obstacle is not None or _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-    return ops.attend(query, key, value, lse=False, **asked)[0]
+    return ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
@@ -96,7 +144,7 @@ def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     if any(_is_wrapped(tensor) for tensor in tensors):
         return True
     if mask is not None:
-        if mask.requires_grad or mask.device != query.device:
+        if mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided:
             return True
         check_mask(mask, query, key)
     return layout_obstacle(query, key, value, enable_gqa) is not None

@@ -10,6 +10,8 @@ Seen with torch 2.11 and cuDNN 9.19 on compute capability 9.0, where PyTorch pre
 - The fused backends take a row's maximum before they scale it, so that a negative scale overflows.
 - cuDNN returns nothing for a batch of none.
 
+Seen with torch 2.13 on the CPU: the fused backend reads a float32 mask as if it had the type of a float64 query.
+
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
 
@@ -31,6 +33,7 @@ scaled_dot_product_attention = functional.scaled_dot_product_attention
 ALIGNMENT_BYTES = 16
 TINY = 2.0**-64
 """A scale for scores that are 0 anyway: no gradient of the query overflows before it is multiplied by 0."""
+HALVES = (torch.float16, torch.bfloat16)
 FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
 
@@ -77,10 +80,12 @@ def sound_attention(
     """PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
     query, scale = with_positive_scale(query, scale)
     dtype = query.dtype
-    if attn_mask is not None and query.device.type == FUSED_DEVICE:
+    if attn_mask is not None and attn_mask.dtype is torch.float32 and dtype is torch.float64:
+        attn_mask = attn_mask.double()
+    elif attn_mask is not None and query.device.type == FUSED_DEVICE and key.dim() > 1:
         attn_mask = one_for_each_key(attn_mask, key.shape[-2])
-        if attn_mask.is_floating_point() and attn_mask.dtype is not dtype:
-            query, key, value = (tensor.to(attn_mask.dtype) for tensor in (query, key, value))
+        if attn_mask.dtype is torch.float32 and dtype in HALVES and key.dtype is dtype and value.dtype is dtype:
+            query, key, value = (tensor.to(torch.float32) for tensor in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -99,7 +104,7 @@ def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, flo
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
     """A mask that all keys share, with an element for each of them in memory; other masks as they are."""
-    if mask.dim() == 0 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
+    if mask.dim() < 2 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
         return mask
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     return own.expand(*own.shape[:-1], seqlen_k).contiguous()

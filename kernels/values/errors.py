@@ -1,7 +1,9 @@
 """The errors that blocktune raises on purpose.
 
     BlocktuneError                    exit code
-    ├── UsageError (ValueError)           2   a shape, config, flag or file that breaks a rule
+    ├── UsageError                        2   a shape, config, flag or file that breaks a rule
+    │   ├── TooFewDimensionsError         2   a tensor with fewer dimensions than its place needs
+    │   ├── WrongTypeError                2   an argument of a Python type that its place does not take
     │   ├── UnknownDeviceError            2   a device that the catalogue does not hold
     │   ├── UnknownKernelError            2   a kernel that the registry does not hold
     │   └── ImportRejectedError           2   a results file with unknown fields or absurd values
@@ -15,6 +17,11 @@
     └── VerificationError                 7   a result that differs from the reference
 
 A message has three parts: the rule, the values that broke it, the way out.
+
+`blocktune.attention` stands where PyTorch's attention stood, and the `flash_attn` functions where flash-attention's
+did, so that their callers may catch what those raise. Their checks raise RuntimeError for values, sizes and data types,
+IndexError for a tensor with too few dimensions and TypeError for an argument of another Python type. A UsageError is a
+RuntimeError for them, and a ValueError because that is what Python calls a wrong value.
 """
 
 from typing import ClassVar
@@ -26,10 +33,20 @@ class BlocktuneError(Exception):
     exit_code: ClassVar[int] = 1
 
 
-class UsageError(BlocktuneError, ValueError):
-    """An argument breaks a rule."""
+class UsageError(BlocktuneError, ValueError, RuntimeError):
+    """An argument breaks a rule; a RuntimeError as well, as PyTorch's checks raise."""
 
     exit_code = 2
+
+
+class TooFewDimensionsError(UsageError, IndexError):
+    """A tensor lacks a dimension, which PyTorch looks for and does not find: a mask with fewer than two, or query, key
+    and value of a function that takes them with three or four."""
+
+
+class WrongTypeError(UsageError, TypeError):
+    """An argument is no tensor or no number. `attention` leaves the types of its arguments to PyTorch, which raises a
+    TypeError of its own."""
 
 
 class UnknownDeviceError(UsageError):

@@ -130,11 +130,6 @@ def test_a_broadcast_dimension_comes_last_in_memory() -> None:
     assert strides_like((0, 64, 256, 1), (2, 4, 8, 16)) == (512, 16, 64, 1)
 
 
-def test_a_mask_and_is_causal_together_are_refused() -> None:
-    with pytest.raises(UsageError, match="attn_mask"):
-        attention(*tensors(SHAPE), attn_mask=torch.zeros(32, 32), is_causal=True)
-
-
 def test_wrong_arguments_raise_as_in_pytorch(kernel: PlainKernel) -> None:
     query, key, value = tensors(SHAPE)
     for wrong in ([query, key[:, :3], value], [query, key.half(), value], [query, key[..., :32], value]):

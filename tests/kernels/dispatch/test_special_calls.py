@@ -177,3 +177,8 @@ def test_queries_without_elements_are_pytorchs(dim_v: int, mask: Tensor | None) 
         out = attend(query, query, value, mask)
         results.append((out, *torch.autograd.grad(out.sum(), (query, value), allow_unused=True)))
     torch.testing.assert_close(*results)
+
+
+def test_a_float32_mask_of_float64_tensors_is_read_as_what_it_is() -> None:
+    tensors, mask = three(dtype=torch.float64), torch.randn(20, 20)
+    torch.testing.assert_close(Dispatcher(ListSource())(*tensors, mask), in_float64(tensors, 0.125, mask))

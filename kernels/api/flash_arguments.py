@@ -1,0 +1,63 @@
+"""Numbers as flash-attention's callers pass them: Python's, NumPy's, or tensors of one number."""
+
+from operator import index
+from typing import Any
+
+from blocktune.kernels.values.errors import UsageError, WrongTypeError
+
+
+def whole_number(name: str, given: Any) -> int:
+    """Return the number as an int.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+    """
+    if type(given) is int:
+        return given
+    try:
+        return index(given)
+    except TypeError as error:
+        raise WrongTypeError(f"`{name}` takes whole numbers, but got {given!r:.100}. Give it an int.") from error
+
+
+def real_number(name: str, given: Any) -> float:
+    """Return the number as a float.
+
+    Raises:
+        WrongTypeError: it is no number; text that holds one is none either.
+    """
+    if type(given) is float:
+        return given
+    if not hasattr(given, "__float__") and not hasattr(given, "__index__"):
+        raise WrongTypeError(f"`{name}` takes a number, but got {given!r:.100}. Give it a float.")
+    return float(given)
+
+
+def length_of(name: str, given: Any) -> int:
+    """Return the length of the longest sequence as an int.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+        UsageError: it is negative.
+    """
+    length = whole_number(name, given)
+    if length < 0:
+        raise UsageError(f"`{name} >= 0` must hold, but got {length}. Give the length of the longest sequence.")
+    return length
+
+
+def window_of(given: Any) -> tuple[int, int]:
+    """Return (left, right) of a `window_size`.
+
+    Raises:
+        WrongTypeError: it is no pair, or a side is no whole number.
+        UsageError: it has more or fewer sides than two.
+    """
+    try:
+        sides = tuple(given)
+    except TypeError as error:
+        raise WrongTypeError(f"`window_size` is (left, right), but got {given!r:.100}. (-1, -1) is none.") from error
+    if len(sides) != 2:
+        raise UsageError(f"`window_size` is (left, right), but got {len(sides)} numbers. (-1, -1) is none.")
+    left, right = sides
+    return whole_number("window_size", left), whole_number("window_size", right)
