@@ -1,7 +1,6 @@
 """The store: what was measured, kept the moment it was measured."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from math import log2
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,16 +11,22 @@ from sqlalchemy.orm import Session
 from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
+from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.health import StoreHealth, health_of
 from blocktune.db.records.records import Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, UNREADABLE, RowWriter, best_of, device_of, document_of, trial_of
+from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, device_of, document_of, trial_of
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
-from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
-from blocktune.db.tables.location import StoreTarget, default_store_path
+from blocktune.db.tables.engine import StoreEngines, open_engines
+from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.schema import is_current, make_current, require_current
+from blocktune.db.tables.server import kept_up
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
+from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -29,6 +34,7 @@ from blocktune.kernels.values.shape import AttentionShape
 __all__ = ["ResultStore", "default_store_path"]
 
 Record = TypeVar("Record")
+T = TypeVar("T")
 
 
 class ResultStore:
@@ -62,13 +68,22 @@ class ResultStore:
             SchemaTooNewError: a newer blocktune wrote it.
             StoreError: it is locked, damaged, out of reach or, to be only read, missing.
         """
-        place = StoreTarget.of(target)
-        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        engines = open_engines(StoreTarget.of(target), read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
         if read_only:
             require_current(engines)
         else:
             make_current(engines)
         return cls(engines, read_only=read_only)
+
+    @classmethod
+    def open_to_read(cls, target: str | Path | None = None) -> Self:
+        """The store at a place as `open` takes it, only to be read. It needs no write permission, unless an older
+        blocktune made the store: then it is upgraded first. Raises the errors of `open`."""
+        place = StoreTarget.of(target)
+        engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+        if not is_current(engines):
+            make_current(open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS))
+        return cls(engines, read_only=True)
 
     @property
     def label(self) -> str:
@@ -81,8 +96,7 @@ class ResultStore:
         Raises:
             UsageError: the trial breaks a rule, such as a time that is not positive or an outcome `ok` without one.
         """
-        with self._write() as writer:
-            writer.put_trial(trial)
+        self._write(lambda writer: writer.put_trial(trial))
 
     def set_best(self, best: Best) -> bool:
         """Stores the winner of a shape on a device and returns whether it was stored.
@@ -93,8 +107,7 @@ class ResultStore:
         Raises:
             UsageError: the best breaks a rule, such as a measured origin without a time.
         """
-        with self._write() as writer:
-            return writer.put_best(best)
+        return self._write(lambda writer: writer.put_best(best))
 
     def trials(
         self,
@@ -183,14 +196,12 @@ class ResultStore:
                 trials do not count as made here.
         """
         believed = [source if trust else unverified(source) for source in sources]
-        with self._write() as writer:
-            return merge_into(writer, self._records(writer.best_rows(), best_of), believed)
+        return self._write(lambda writer: merge_into(writer, self._records(writer.best_rows(), best_of), believed))
 
     def remove_best(self, best: Best) -> None:
         """Forgets the winner of this shape on this device, since it must not be used; another config that has won
         meanwhile stays."""
-        with self._write() as writer:
-            writer.remove_best(best)
+        self._write(lambda writer: writer.remove_best(best))
 
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
         """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
@@ -217,23 +228,32 @@ class ResultStore:
     def _only_device(self) -> DeviceSpec:
         known = self.devices()
         if len(known) != 1:
-            names = ", ".join(device.name for device in known) or "none"
+            names = shown(", ".join(device.name for device in known) or "none", 500)
             raise UsageError(f"An export holds one device, but {self.label} knows: {names}. Name it by --device.")
         return known[0]
 
-    @contextmanager
-    def _write(self) -> Iterator[RowWriter]:
+    def _write(self, work: Callable[[BulkWriter], T]) -> T:
+        """What a piece of work returns that is done in a transaction of its own, alone."""
         if self._read_only:
             raise self._only_read()
-        with translated(self._engines.target), Session(self._engines.writer) as session, session.begin():
-            yield RowWriter(session)
+
+        def transaction() -> T:
+            with Session(self._engines.writer) as session, session.begin():
+                return work(BulkWriter(session))
+
+        with translated(self._engines.target):
+            return kept_up(transaction)
 
     def _only_read(self) -> StoreError:
         return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        with translated(self._engines.target), Session(self._engines.reader) as session:
-            return self._records(session.scalars(query), convert)
+        def transaction() -> list[Record]:
+            with Session(self._engines.reader) as session:
+                return self._records(session.scalars(query), convert)
+
+        with translated(self._engines.target):
+            return kept_up(transaction)
 
     def _records(self, rows: Iterable[Any], convert: Callable[[Any], Record]) -> list[Record]:
         """The records of rows, none of which is believed before it has passed the bounds of its record."""
@@ -241,8 +261,8 @@ class ResultStore:
             return [convert(row) for row in rows]
         except UNREADABLE as error:
             raise StoreCorruptError(
-                f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: {error} "
-                "`tune doctor --recover` saves the others."
+                f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: "
+                f"{shown(str(error), 500)} `tune doctor --recover` saves the others."
             ) from error
 
 

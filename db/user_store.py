@@ -1,7 +1,6 @@
 """What was measured of people's own kernels, in the same database as ours."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -12,11 +11,15 @@ from blocktune.db.records.records import Environment
 from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
-from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS, StoreEngines, open_engines, translated
+from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.schema import make_current
+from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.server import kept_up
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
+from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import StoreCorruptError
 
@@ -43,14 +46,20 @@ class UserKernelStore:
         make_current(engines)
         return cls(engines)
 
+    @classmethod
+    def open_to_read(cls, target: str | Path | None = None) -> Self:
+        """A store of the present schema, only to be read: it needs no write permission. Raises the errors of `open`."""
+        engines = open_engines(StoreTarget.of(target), read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+        require_current(engines)
+        return cls(engines)
+
     def record(self, trial: UserTrial) -> None:
         """Stores one trial; a later one of the same candidate and software replaces it.
 
         Raises:
             UsageError: a value is out of range, or there is a time without the outcome `ok` or the other way round.
         """
-        with self._write() as writer:
-            writer.put_user_trial(trial)
+        self._write(lambda writer: writer.put_user_trial(trial))
 
     def set_best(self, best: UserBest) -> None:
         """Stores the winner of a problem on a device, in place of an earlier one: it was measured against that one.
@@ -58,8 +67,7 @@ class UserKernelStore:
         Raises:
             UsageError: a value is out of range.
         """
-        with self._write() as writer:
-            writer.put_user_best(best)
+        self._write(lambda writer: writer.put_user_best(best))
 
     def restore(self, trials: Iterable[UserTrial], bests: Iterable[UserBest]) -> None:
         """Stores many trials and winners in one transaction: all of them or, when one breaks a rule, none.
@@ -67,11 +75,15 @@ class UserKernelStore:
         Raises:
             UsageError: one does.
         """
-        with self._write() as writer:
-            for trial in trials:
+        kept_trials, kept_bests = tuple(trials), tuple(bests)
+
+        def put_all(writer: UserRowWriter) -> None:
+            for trial in kept_trials:
                 writer.put_user_trial(trial)
-            for best in bests:
+            for best in kept_bests:
                 writer.put_user_best(best)
+
+        self._write(put_all)
 
     def trials(
         self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem, environment: Environment
@@ -105,10 +117,13 @@ class UserKernelStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _write(self) -> Iterator[UserRowWriter]:
-        with translated(self._engines.target), Session(self._engines.writer) as session, session.begin():
-            yield UserRowWriter(session)
+    def _write(self, work: Callable[[UserRowWriter], None]) -> None:
+        def transaction() -> None:
+            with Session(self._engines.writer) as session, session.begin():
+                work(UserRowWriter(session))
+
+        with translated(self._engines.target):
+            kept_up(transaction)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         """The records of rows, none of which is believed before it has passed the bounds of its record.
@@ -116,11 +131,16 @@ class UserKernelStore:
         Raises:
             StoreCorruptError: one does not.
         """
-        with translated(self._engines.target), Session(self._engines.reader) as session:
-            try:
+
+        def transaction() -> list[Record]:
+            with Session(self._engines.reader) as session:
                 return [convert(row) for row in session.scalars(query)]
+
+        with translated(self._engines.target):
+            try:
+                return kept_up(transaction)
             except UNREADABLE as error:
                 raise StoreCorruptError(
                     f"Stored rows must hold values that blocktune wrote, but in {self._engines.target.label} one does "
-                    f"not: {error!s:.500} `tune doctor --recover` saves the others."
+                    f"not: {shown(str(error), 500)} `tune doctor --recover` saves the others."
                 ) from error

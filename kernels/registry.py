@@ -1,6 +1,15 @@
-"""The kernels that compete. A new one is its own file and one line here; the first that fits gives the default."""
+"""The kernels that compete. A new one is a folder and one line here; the first that fits gives the default.
+
+A kernel that lives elsewhere is registered by a program, or named to every command by an environment variable:
+
+    register(MyForward())
+    BLOCKTUNE_KERNELS=my_package.my_module:MyForward tune run --seq 8192 --dim 64 --kernel my_fwd
+"""
 
 import difflib
+import importlib
+import os
+from contextlib import ExitStack
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -20,8 +29,12 @@ from blocktune.kernels.portable.forward.general import FlashForwardGeneral
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse import FlashForwardSparse
 from blocktune.kernels.portable.forward.tma import FlashForwardTma
-from blocktune.kernels.values.errors import UnknownKernelError
+from blocktune.kernels.values.errors import UnknownKernelError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
+
+VARIABLE = "BLOCKTUNE_KERNELS"
+"""Environment variable with the classes of kernels from elsewhere as module:class, separated by commas. The processes
+that compile and measure inherit it."""
 
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
@@ -68,3 +81,75 @@ def competing() -> tuple[AttentionKernel, ...]:
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
     """The kernels that compete for this shape on this compute capability, in registry order."""
     return tuple(kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
+
+
+def register(kernel: AttentionKernel) -> ExitStack:
+    """Add a kernel after those that compete, in this process and in those that it starts from now on.
+
+        register(MyForward())           # for good
+        with register(MyForward()):     # while the block runs
+            ...
+
+    Args:
+        kernel: of a class that a module on the path of Python defines, and that is made without arguments: the
+            processes that compile and measure make one of their own.
+
+    Returns:
+        A context that takes the kernel away again when it is left.
+
+    Raises:
+        UsageError: its name is taken, or no other process can import its class.
+    """
+    path = f"{type(kernel).__module__}:{type(kernel).__qualname__}"
+    if kernel.name in KERNELS:
+        raise UsageError(f"A kernel must have a name of its own, but {kernel.name!r} is taken. Give it another one.")
+    if path.startswith("__main__:") or "<locals>" in path:
+        raise UsageError(
+            f"A kernel's class must be importable by the processes that compile, but got {path}. Move it to a module."
+        )
+    KERNELS[kernel.name] = kernel
+    _name_to_others([*(named for named in _named() if named != path), path])
+    context = ExitStack()
+    context.callback(_withdraw, kernel.name, path)
+    return context
+
+
+def _withdraw(name: str, path: str) -> None:
+    del KERNELS[name]
+    _name_to_others([named for named in _named() if named != path])
+
+
+def _named() -> list[str]:
+    """Return the classes that the environment names."""
+    return [path.strip() for path in os.environ.get(VARIABLE, "").split(",") if path.strip()]
+
+
+def _name_to_others(paths: list[str]) -> None:
+    """Name these classes, and no other ones, to the processes that this one starts."""
+    os.environ[VARIABLE] = ",".join(paths)
+    if not paths:
+        del os.environ[VARIABLE]
+
+
+def _load(path: str) -> None:
+    """Add the kernel of a class that the environment names, unless its module has registered it.
+
+    Raises:
+        UsageError: there is no such class, or its name is taken.
+    """
+    module, _, name = path.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"`{VARIABLE}` names classes of kernels as module:class, separated by commas, but {path!r} gave none: "
+            f"{error}. Correct it, or put the module on PYTHONPATH."
+        ) from error
+    if not isinstance(made, AttentionKernel):
+        raise UsageError(f"`{VARIABLE}` names subclasses of AttentionKernel, but got {path}.")
+    if type(KERNELS.setdefault(made.name, made)) is not type(made):
+        raise UsageError(f"A kernel must have a name of its own, but {made.name!r} of {path} is taken.")
+
+
+for _path in _named():
+    _load(_path)

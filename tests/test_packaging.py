@@ -11,29 +11,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("cli", "db", "kernels", "results", "tuner")
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+SOURCES = {
+    path.relative_to(ROOT) for room in ("blocktune", *ROOMS) for path in (ROOT / room).rglob("*.py") if path.is_file()
+}
 
 
-def folder_of(package: str) -> str:
-    """The folder that the mapping in pyproject.toml gives to a package."""
-    for parent, folder in SETUPTOOLS["package-dir"].items():
-        if package == parent or package.startswith(f"{parent}."):
-            return (folder + package.removeprefix(parent)).replace(".", "/")
-    return package.replace(".", "/")
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_link_leads_the_build_and_other_tools_to_the_folder(room: str) -> None:
+    link = ROOT / "blocktune" / room
+    assert link.is_symlink(), f"ln -s ../{room} blocktune/{room}"
+    assert link.readlink() == Path("..", room), "a relative link, so that it holds in every clone"
 
 
-def test_every_folder_with_python_files_is_a_listed_package() -> None:
-    on_disk = {
-        str(path.parent.relative_to(ROOT)) for room in ("blocktune", *ROOMS) for path in (ROOT / room).rglob("*.py")
-    }
-    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == on_disk
-
-
-@pytest.mark.parametrize(("package", "folder"), SETUPTOOLS["package-dir"].items())
-def test_a_link_leads_tools_that_know_no_mapping_to_the_folder(package: str, folder: str) -> None:
-    link = ROOT / package.replace(".", "/")
-    assert link.is_symlink(), f"ln -s ../{folder} {link.relative_to(ROOT)}"
-    assert link.readlink() == Path("..", folder), "a relative link, so that it holds in every clone"
+def test_every_folder_with_python_files_is_a_package() -> None:
+    """One without an `__init__.py` is not found by the build."""
+    assert {path.parent for path in SOURCES} == {path.parent for path in SOURCES if path.name == "__init__.py"}
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +58,9 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_holds_every_source_file(wheel_names: set[str]) -> None:
-    for package in SETUPTOOLS["packages"]:
-        for path in (ROOT / folder_of(package)).glob("*.py"):
-            assert f"{package.replace('.', '/')}/{path.name}" in wheel_names
+def test_the_wheel_holds_the_source_files_and_no_other_ones(wheel_names: set[str]) -> None:
+    expected = {path if path.parts[0] == "blocktune" else "blocktune" / path for path in SOURCES}
+    assert {name for name in wheel_names if name.endswith(".py")} == {str(path) for path in expected}
 
 
 @pytest.mark.parametrize("room", ["kernels", "db", "results"])

@@ -5,32 +5,10 @@ import platform
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib import metadata
-from pathlib import Path
 
-from blocktune.kernels.values.errors import StoreError
-
-
-class Level(StrEnum):
-    """How a finding matters."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fact. `meaning` and `fix` say what follows from it and what to do; empty where all is well."""
-
-    name: str
-    value: str
-    level: Level = Level.OK
-    meaning: str = ""
-    fix: str = ""
-
+from blocktune.cli.explain.findings import Finding, Level
+from blocktune.cli.explain.store_checks import store_findings, triton_cache
 
 TRITON_VARIABLES: Mapping[str, str] = {
     "TRITON_INTERPRET": "kernels run in Python on the CPU, thousands of times slower; no time is a GPU's",
@@ -57,7 +35,8 @@ WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
 
 def examine(db: str | None) -> tuple[Finding, ...]:
     """Everything that the doctor knows about this machine, the database at `db` and the GPUs."""
-    return (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *_sqlite(), *_database(db))
+    machine = (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *triton_cache(os.environ))
+    return (*machine, *_sqlite(), *store_findings(db))
 
 
 def _python() -> Iterator[Finding]:
@@ -191,65 +170,3 @@ def _sqlite() -> Iterator[Finding]:
         ),
         fix="Keep an export of results that matter (tune export), or use a Python with SQLite 3.51.3 or newer.",
     )
-
-
-def _results_file(path: Path) -> Finding:
-    """What the dispatcher reads in place of a database."""
-    from blocktune.kernels.stored.export_file import rows_in_file
-
-    try:
-        rows = rows_in_file(path)
-    except StoreError as error:
-        return Finding(
-            name="results file",
-            value=str(path),
-            level=Level.PROBLEM,
-            meaning=str(error),
-            fix="Until then attention runs with shipped and default configs.",
-        )
-    return Finding(name="results file", value=f"{path} ({len(rows)} winners, for the dispatcher only)")
-
-
-def _database(db: str | None) -> Iterator[Finding]:
-    from blocktune.db.store import ResultStore
-    from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.stored.export_file import SUFFIX
-
-    if db is not None and db.endswith(SUFFIX):
-        yield _results_file(Path(db).expanduser())
-        return
-    target = StoreTarget.of(db)
-    if target.path is not None and not target.path.exists():
-        yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
-        return
-    try:
-        with ResultStore.open(db, read_only=True) as store:
-            health = store.health()
-    except StoreError as error:
-        yield Finding(
-            name="database",
-            value=target.label,
-            level=Level.PROBLEM,
-            meaning=str(error),
-            fix="Until then attention runs with shipped and default configs.",
-        )
-        return
-    rows = f"{health.rows['trial']} trials, {health.rows['best']} winners"
-    state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
-    yield Finding(name="database", value=f"{health.place} ({state})")
-    if not health.sound:
-        yield Finding(
-            name="database integrity",
-            value=health.integrity,
-            level=Level.PROBLEM,
-            meaning="The file is damaged; what it answers may be wrong.",
-            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one beside it.",
-        )
-    if health.journal_mode not in ("wal", ""):
-        yield Finding(
-            name="database journal",
-            value=health.journal_mode,
-            level=Level.WARNING,
-            meaning="Readers and a writer of this database wait for each other; its file system may not allow WAL.",
-            fix="Keep the database on a local disk (--db, BLOCKTUNE_DB); it can be exported to any other place.",
-        )

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from blocktune.cli.explain.checks import Level, examine
+from blocktune.cli.explain.checks import examine
+from blocktune.cli.explain.findings import Level
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.kernels.values.errors import StoreError

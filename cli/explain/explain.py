@@ -18,12 +18,12 @@ from blocktune.tuner.measure.device_choice import choose_device
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
+    from blocktune.kernels.base.on_chip import Tile
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.cost.analysis import Analysis
     from blocktune.tuner.cost.roofline import Roofline
-    from blocktune.tuner.occupancy.tile_budget import Tile
 
 ALGORITHMS = {
     "standard": "standard attention",

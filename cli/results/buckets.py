@@ -42,7 +42,7 @@ def buckets(
 
     from blocktune.tuner.upkeep.shape_buckets import plan_buckets
 
-    with existing_store(db) as store:
+    with existing_store(db, writes=apply) as store:
         bests = store.bests(only) if store else []
         found = plan_buckets(bests, store.trials(only) if store else (), max_loss=loss / 100)
         if store and apply:

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from blocktune.cli.shared.render import note, print_json
-from blocktune.db.exchange.document import Document
+from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
@@ -22,7 +22,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
     """
     from blocktune.db.user_store import UserKernelStore
 
-    with UserKernelStore.open(db) as store:
+    with UserKernelStore.open_to_read(db) as store:
         files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
     if str(place) == "-":
         tables = {name: json.loads(text) for name, text in files.items()} if format_ is ExportFormat.VLLM else {}
@@ -46,5 +46,5 @@ def _write(files: Files, place: Path, *, in_folder: bool) -> list[str]:
         place.mkdir(parents=True, exist_ok=True)
     paths = {place / name if in_folder else place: text for name, text in files.items()}
     for path, text in paths.items():
-        path.write_text(text, encoding="utf-8")
+        save_text(text, path)
     return [str(path) for path in paths]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
-from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -47,9 +47,10 @@ def freeze(
             out.mkdir(parents=True, exist_ok=True)
         for each, document in documents.items():
             path = out / f"{_file_name(each)}.json" if every else out
-            save_text(canonical_text(document) + "\n", path)
+            text = canonical_text(document) + "\n"
+            save_text(text, path)
             row = {"file": str(path), "device": each.name, "bests": len(document["bests"])}
-            written.append(row | {"sha256": document["sha256"], "bytes": path.stat().st_size})
+            written.append(row | {"sha256": document["sha256"], "bytes": len(text.encode())})
     except OSError as error:
         raise UsageError(f"Freezing needs a place that can be written, but {out} is none: {error.strerror}.") from error
     if as_json:
@@ -57,7 +58,7 @@ def freeze(
         return
     for row in written:
         note(f"froze {row['bests']} winners of {row['device']} in {row['file']} ({row['bytes']:,} bytes)")
-        typer.echo(f"{row['sha256']}  {row['file']}")
+        say(f"{row['sha256']}  {row['file']}")
 
 
 def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":

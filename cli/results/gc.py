@@ -26,7 +26,7 @@ def gc(
     tune gc
     tune gc --apply
     """
-    with existing_store(db) as store:
+    with existing_store(db, writes=True) as store:
         counts = store.clean(present_rules(), dry_run=not apply) if store else None
     if as_json:
         print_json({"applied": apply} | (counts.to_json() if counts else {}))

@@ -48,7 +48,7 @@ def verify(
 
     device = current_device()
     environment = measuring_environment(device, GpuMonitor(device.uuid))
-    with existing_store(db) as store:
+    with existing_store(db, writes=True) as store:
         due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
         note(f"{len(due)} winners of {device.name} to verify")
         done = _verify_each(due, device, environment, store, as_json) if store and due else []

@@ -1,32 +1,17 @@
 """What a shell completes behind a flag. It answers within a blink, so it imports neither torch nor triton."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import typer
 
+from blocktune.kernels import hardware
 from blocktune.kernels.hardware.catalogue import catalogue
 from blocktune.kernels.values.shape import SHORT_DTYPES, Direction
 from blocktune.tuner.search.strategies import STRATEGIES
 
-KERNELS = (
-    "flash_bwd_hopper",
-    "flash_bwd_split",
-    "flash_bwd_fused",
-    "flash_decode_hopper",
-    "flash_decode",
-    "flash_fwd_hopper_short",
-    "flash_fwd_hopper",
-    "flash_fwd_fp8",
-    "flash_fwd_tma",
-    "flash_fwd",
-    "flash_fwd_sparse",
-    "flash_bwd_sparse",
-    "flash_fwd_padded",
-    "flash_fwd_transposed",
-    "flash_v1",
-    "flash_fwd_general",
-)
-"""The names of the registry, whose import takes seconds. A test compares them."""
+_KERNEL_NAME = re.compile(r'^    name = "(\w+)"$', re.MULTILINE)
 
 
 def devices(incomplete: str) -> Iterator[tuple[str, str]]:
@@ -35,8 +20,10 @@ def devices(incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def kernels(incomplete: str) -> Iterator[str]:
-    """Yield the kernels that begin so."""
-    return (name for name in KERNELS if name.startswith(incomplete))
+    """Yield the kernels that begin so: their sources have the names, and the registry takes seconds to import."""
+    sources = Path(hardware.__file__).parents[1].rglob("*.py")
+    names = (name for path in sources for name in _KERNEL_NAME.findall(path.read_text(encoding="utf-8")))
+    return (name for name in names if name.startswith(incomplete))
 
 
 def samplers(incomplete: str) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """JSON documents of results/: read with a check of what they are, and written whole or not at all."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, An
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"A {kind} file holds JSON, but {path} does not: {error}. Name another file.") from error
     if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (form, schema):
         raise UsageError(f"A {kind} file has format {form} and schema {schema}, but {path} has not. Name another file.")
@@ -30,10 +29,10 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    new = path.with_name(f".{path.name}.new")
+    from blocktune.db.exchange.document import save_text
+
     try:
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, path)
+        save_text(text, path)
     except OSError as error:
         raise UsageError(
             f"The file of --out must be writable, but {path} is not: {error}. Name another one."

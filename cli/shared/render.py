@@ -10,9 +10,14 @@ from typing import Any, TextIO
 import typer
 
 from blocktune.cli.shared.tables import EMPTY, table_lines, wrapped_lines
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.errors import UsageError
 
 SCHEMA = 1
 """Version of every JSON object that a command prints; it rises when a field changes its meaning or goes."""
+
+MAX_TEXT = 200_000
+"""Characters of a result in words."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -20,17 +25,17 @@ INTERRUPTED = 130
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout."""
-    typer.echo(json.dumps({"schema": SCHEMA} | dict(data), indent=2, allow_nan=False))
+    _write(json.dumps({"schema": SCHEMA} | dict(data), indent=2, allow_nan=False), sys.stdout)
 
 
 def note(message: str) -> None:
     """Print a message for the person at the terminal on stderr, out of the way of the data."""
-    typer.echo(_fitted(message, sys.stderr), err=True)
+    _write(_fitted(shown(message), sys.stderr), sys.stderr)
 
 
 def say(text: str) -> None:
     """Print a result in words on stdout."""
-    typer.echo(_fitted(text, sys.stdout))
+    _write(_fitted(shown(text, MAX_TEXT), sys.stdout), sys.stdout)
 
 
 def print_table(
@@ -40,15 +45,35 @@ def print_table(
 
     On a terminal it keeps to the width: the columns `optional` may be left out for that, the first one first.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[shown(str(cell)) for cell in row] for row in rows]
     kept = [index for index in range(len(columns)) if not cells or any(row[index] not in EMPTY for row in cells)]
     if title:
         say(title)
     head, *body = ([row[index] for index in kept] for row in (columns, *cells))
-    typer.echo("\n".join(table_lines(head, body, _width(sys.stdout), optional)))
+    _write("\n".join(table_lines(head, body, _width(sys.stdout), optional)), sys.stdout)
 
 
-def _fitted(text: str, stream: TextIO) -> str:
+def _write(text: str, stream: TextIO | None) -> None:
+    """Print a text on one of the two streams, unless it is closed.
+
+    Raises:
+        UsageError: the standard output cannot be written, as on a full disk.
+    """
+    if stream is None:
+        return
+    try:
+        typer.echo(text, file=stream)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is still buffered goes nowhere
+        if stream is sys.stdout:
+            raise UsageError(
+                f"The output must be writable, but it is not ({error.strerror}). Send it to another place."
+            ) from error
+
+
+def _fitted(text: str, stream: TextIO | None) -> str:
     """The text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
     width = _width(stream)
     if width is None:
@@ -57,9 +82,9 @@ def _fitted(text: str, stream: TextIO) -> str:
     return "\n".join(itertools.chain.from_iterable(lines))
 
 
-def _width(stream: TextIO) -> int | None:
+def _width(stream: TextIO | None) -> int | None:
     """The columns of the terminal that shows the stream; None where no terminal limits it."""
-    if not stream.isatty():
+    if stream is None or not stream.isatty():
         return None
     named = os.environ.get("COLUMNS", "")
     try:

@@ -58,7 +58,7 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise UsageError(
             f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"A file of shapes holds TOML, but {path} does not: {error}. Correct it.") from error
     for name, value in document.items():
         if isinstance(value, dict):

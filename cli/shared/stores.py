@@ -11,15 +11,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def existing_store(db: str | None) -> Iterator["ResultStore | None"]:
-    """The store, upgraded where it is older; None, with a message, where there is none: reading creates nothing."""
+def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultStore | None"]:
+    """The store, upgraded where it is older; None, with a message, where there is none: reading creates nothing.
+
+    Args:
+        db: its place as the user gave it.
+        writes: whether the command changes it. Reading needs no write permission.
+    """
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.location import StoreTarget
 
     target = StoreTarget.of(db)
-    if target.path is not None and not target.path.exists():
+    if target.is_missing:
         note(f"There is no database at {target.label} yet; `tune run` makes it.")
         yield None
         return
-    with ResultStore.open(db) as store:
+    with ResultStore.open(db) if writes else ResultStore.open_to_read(db) as store:
         yield store

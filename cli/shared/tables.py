@@ -1,5 +1,7 @@
 """A table as lines of text: in columns where the width allows it, else a card for each row."""
 
+import io
+import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -62,7 +64,9 @@ def _column_lines(columns: Row, rows: Sequence[Row], widths: Sequence[int]) -> l
         table.add_column(Text(name), width=width)
     for row in rows:
         table.add_row(*map(Text, row))  # taken literally: a device called `[red]` stays that
-    console = Console(highlight=False, width=sum(widths) + GAP * len(widths))
+    # in memory, with the boxes that the output can show: rich would write to the output itself, even when it captures
+    memory = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
+    console = Console(file=memory, highlight=False, width=sum(widths) + GAP * len(widths))
     with console.capture() as capture:
         console.print(table)
     return [line.rstrip() for line in capture.get().splitlines()]

@@ -158,22 +158,40 @@ def save_document(document: Document, path: str | Path) -> None:
 
 
 def save_text(text: str, path: str | Path) -> None:
-    """Writes a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed.
+    """Write a text as `save_bytes` does, in UTF-8."""
+    save_bytes(text.encode(), path)
+
+
+def save_bytes(content: bytes, path: str | Path) -> None:
+    """Write a file at once: a reader sees the old one or the whole new one. A link is replaced, not followed. What is
+    no file, such as a device, a pipe or the standard output by its name, is written into and stays what it is.
 
     Raises:
         OSError: the place cannot be written.
     """
     path = file_path(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    if _is_stream(path):
+        with path.open("wb") as stream:
+            stream.write(content)
+        return
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name:.100}.")
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         temporary.chmod(0o644)  # mkstemp makes it private; an export is for others
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether there is something that is no file, or one of this process's open files by its number."""
+    if path.exists() and not path.is_file():
+        return True
+    links = (os.path.realpath(path.parent), os.readlink(path) if path.is_symlink() else "")
+    return any(link.startswith("/proc/") for link in links)
 
 
 def load_document(path: str | Path) -> Any:

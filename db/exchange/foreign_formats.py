@@ -22,9 +22,6 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import NO_FEATURES
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
-FLEX_KERNELS: Mapping[str, Mapping[str, bool]] = {"flash_fwd": {}, "flash_fwd_tma": {"fwd_USE_TMA": True}}
-"""The kernels whose algorithm is that of FlexAttention's template, with the options that make it so."""
-
 FLEX_MASK_BLOCK = 128
 """Queries and keys of a block of FlexAttention's own masks, unless they say otherwise; tiles must divide it."""
 
@@ -68,19 +65,29 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
     if not files:
         raise NoFeasibleConfigError(
             f"No winner of the {len(bests)} on {device.name} can be written: `--format {format_}` takes "
-            f"{_TAKES[format_]}. `--format triton` takes every winner."
+            f"{_taken(format_)}. `--format triton` takes every winner."
         )
     return files
 
 
-_TAKES = {
-    ExportFormat.TRITON: "any winner",
-    ExportFormat.VLLM: "what was measured, and nothing borrowed or predicted",
-    ExportFormat.FLEX: (
-        f"measured forwards without features of {' and '.join(FLEX_KERNELS)}, which do as FlexAttention's template "
-        f"does, with blocks that divide {FLEX_MASK_BLOCK} (trials count, too: `tune run --kernel flash_fwd` makes some)"
-    ),
-}
+def _taken(format_: ExportFormat) -> str:
+    """Return what a format takes."""
+    if format_ is ExportFormat.TRITON:
+        return "any winner"
+    if format_ is ExportFormat.VLLM:
+        return "what was measured, and nothing borrowed or predicted"
+    names = sorted(flex_kernels())
+    return (
+        f"measured forwards without features of {' and '.join(names)}, which do as FlexAttention's template does, with "
+        f"blocks that divide {FLEX_MASK_BLOCK} (trials count, too: `tune run --kernel {names[0]}` makes some)"
+    )
+
+
+def flex_kernels() -> Mapping[str, Mapping[str, bool]]:
+    """Return the options that make FlexAttention's template compute as a kernel does, by the kernel's name."""
+    from blocktune.kernels.registry import KERNELS  # imports triton
+
+    return {name: kernel.flex_options for name, kernel in KERNELS.items() if kernel.flex_options is not None}
 
 
 def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
@@ -137,7 +144,7 @@ def flex_option(config: KernelConfig) -> dict[str, int | bool]:
         "fwd_num_warps": config.num_warps,
         "fwd_num_stages": config.num_stages,
     }
-    return tile | dict(FLEX_KERNELS[config.kernel])
+    return tile | dict(flex_kernels()[config.kernel])
 
 
 def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionShape, KernelConfig]:
@@ -145,9 +152,10 @@ def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionSh
     measured = [best for best in bests if best.origin is Origin.MEASURED]
     timed: list[Best | Trial] = [*measured, *(trial for trial in trials if trial.outcome is Outcome.OK)]
     found: dict[AttentionShape, Best | Trial] = {}
+    able = flex_kernels()
     for record in timed:
         config, before = record.config, found.get(record.shape)
-        if config.kernel not in FLEX_KERNELS or FLEX_MASK_BLOCK % config.block_m or FLEX_MASK_BLOCK % config.block_n:
+        if config.kernel not in able or FLEX_MASK_BLOCK % config.block_m or FLEX_MASK_BLOCK % config.block_n:
             continue
         if before is None or (record.time_us or 0.0) < (before.time_us or 0.0):
             found[record.shape] = record

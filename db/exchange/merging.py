@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.records import ORIGIN_RANK, Best, Trial
-from blocktune.db.records.rows import RowWriter
 from blocktune.kernels.values.config import Origin
 
 
@@ -73,7 +73,7 @@ def _over_default(best: Best) -> float:
     return best.time_us / best.default_time_us
 
 
-def merge_into(writer: RowWriter, stored: Iterable[Best], sources: Sequence[Results]) -> ImportCounts:
+def merge_into(writer: BulkWriter, stored: Iterable[Best], sources: Sequence[Results]) -> ImportCounts:
     """Writes the trials of all sources, and of every shape the winner of all, those that are stored included.
 
     Args:
@@ -82,22 +82,22 @@ def merge_into(writer: RowWriter, stored: Iterable[Best], sources: Sequence[Resu
         sources: what comes to them, as far as it is believed.
     """
     offered_trials = [trial for source in sources for trial in source.trials]
-    stored_trials = sum(writer.put_trial(trial, only_newer=True) for trial in offered_trials)
+    stored_trials = writer.put_newer_trials(offered_trials)
     held = {_place(best): best for best in stored}
     offered: dict[tuple[object, ...], list[Best]] = defaultdict(list)
     for source in sources:
         for best in source.bests:
             offered[_place(best)].append(best)
     count = sum(len(bests) for bests in offered.values())
-    stored_bests = 0
+    changed = []
     for place, bests in offered.items():
         winner = winner_of([*([held[place]] if place in held else []), *bests])  # of equals, the stored one
         if winner is not held.get(place):
-            writer.replace_best(winner)
-            stored_bests += 1
+            changed.append(winner)
+    writer.replace_bests(changed)
     return ImportCounts(
-        bests=stored_bests,
-        bests_kept=count - stored_bests,
+        bests=len(changed),
+        bests_kept=count - len(changed),
         trials=stored_trials,
         trials_kept=len(offered_trials) - stored_trials,
     )

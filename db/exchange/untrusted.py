@@ -1,15 +1,18 @@
 """A JSON document that a stranger may have written. Each value is taken out by a rule; a broken one names its place."""
 
 import re
+import reprlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import ImportRejectedError
 
 T = TypeVar("T")
 _SHOWN = 80  # characters of a rejected value that a message repeats
+_SHOWN_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,9 @@ class Untrusted:
     path: str = "document"
 
     def reject(self, rule: str) -> NoReturn:
-        shown = repr(self.value)
-        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
         raise ImportRejectedError(
-            f"`{self.path}` must be {rule}, but got {shown}. Nothing was imported; correct the file or export it again."
+            f"`{self.path}` must be {rule}, but got {_cut(self.value)}. Nothing was imported; "
+            "correct the file or export it again."
         )
 
     def object(self, required: Collection[str], optional: Collection[str] = ()) -> "dict[str, Untrusted]":
@@ -100,10 +102,25 @@ class Untrusted:
         try:
             return parse(self.value)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            self.reject(f"{meaning} ({error})")
+            self.reject(f"{meaning} ({shown(str(error), _SHOWN_REASON)})")
 
     def _field(self, name: str) -> "Untrusted":
-        return Untrusted(self.value[name], f"{self.path}.{name[:_SHOWN]}" if self.path != "document" else name[:_SHOWN])
+        place = shown(name[:_SHOWN])
+        return Untrusted(self.value[name], place if self.path == "document" else f"{self.path}.{place}")
+
+
+def _cut(value: Any) -> str:
+    """A value in few characters, without a text of all of it first."""
+    if isinstance(value, str):
+        text = repr(value[: _SHOWN + 1])
+    else:
+        text = _BRIEFLY.repr(value) if isinstance(value, (dict, list)) else repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+_BRIEFLY = reprlib.Repr()
+_BRIEFLY.maxlist = _BRIEFLY.maxdict = 8
+_BRIEFLY.maxstring = _BRIEFLY.maxother = _SHOWN
 
 
 def _is_prose(text: str) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from blocktune.db.records.rows import UNREADABLE, best_of, device_of, environment_of, trial_of
 from blocktune.db.records.user_rows import user_best_of, user_trial_of
-from blocktune.db.tables.engine import StoreEngines, translated
+from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import (
     Base,
     BestRow,
@@ -22,6 +22,8 @@ from blocktune.db.tables.models import (
     TrialRow,
 )
 from blocktune.db.tables.schema import version_of
+from blocktune.db.tables.sqlite_file import log_of
+from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 
 
@@ -117,7 +119,7 @@ def _pragma(connection: Connection, name: str) -> list[Any]:
 
 def _file_bytes(path: Path) -> int:
     """The file and the commits that wait beside it."""
-    wal = path.with_name(path.name + "-wal")
+    wal = log_of(path)
     return path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
 
 

@@ -7,7 +7,8 @@ from sqlalchemy import select
 
 from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
 from blocktune.db.records.records import Outcome
-from blocktune.db.records.rows import RowWriter, device_of, environment_of, storable
+from blocktune.db.records.row_writer import RowWriter, storable
+from blocktune.db.records.rows import device_of, environment_of, require_links
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -86,6 +87,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
     Raises:
         one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
+    require_links(row)
     trial = UserTrial(
         device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
         environment=environment_of(row.environment),
@@ -110,6 +112,7 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
     Raises:
         one of UNREADABLE: a value is out of range; blocktune wrote none such.
     """
+    require_links(row)
     best = UserBest(
         device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
         environment=environment_of(row.environment),

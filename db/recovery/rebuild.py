@@ -1,16 +1,15 @@
 """What can still be read of a damaged store, in a fresh one beside which the damaged one is kept."""
 
-import os
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from blocktune.db.exchange.merging import Results
+from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed
 from blocktune.db.recovery.salvage import Salvaged, salvaged
 from blocktune.db.store import ResultStore
-from blocktune.db.tables.engine import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
 
@@ -59,17 +58,18 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
         raise UsageError(
             f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
         )
+    _require_file(place.path)
+    undo_killed(place.path)
     if not _is_damaged(place.path, lock_timeout_seconds):
         return None
     found = _salvaged(place.path)
-    fresh = place.path.with_name(f".{place.path.name}.recovering-{os.getpid()}")
-    fresh.unlink(missing_ok=True)
+    fresh = fresh_path(place.path)
+    remove_fresh(fresh)
     try:
         bests, trials = _restored(found, fresh)
-        kept = _exchange(place.path, fresh)
+        kept = exchange(place.path, fresh)
     finally:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+        remove_fresh(fresh)
     left_out = len(found.bests) - bests + len(found.trials) - trials
     return Recovery(
         place=place.label,
@@ -86,10 +86,14 @@ def _salvaged(path: Path) -> Salvaged:
     try:
         return salvaged(path)
     except OSError as error:
-        raise StoreError(
-            f"A database must be readable to be recovered, but {path} is not: {error.strerror}. Give yourself read "
-            "permission, and try again."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"A database must be readable to be recovered, but {path} is not: {error.strerror}. Give yourself read "
+        "permission, and try again."
+    )
 
 
 def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
@@ -101,8 +105,12 @@ def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
     return counts.bests, counts.trials
 
 
-def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
-    """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
+def _require_file(path: Path) -> None:
+    """Checks that there may be a store to recover.
+
+    Raises:
+        StoreError: there is none, or it is a text.
+    """
     if not path.exists():
         raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
     if not path.is_file():  # a pipe would be read for ever
@@ -112,6 +120,10 @@ def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
             f"Only a database can be recovered, but {path} is a text file. `tune import` reads exports; correct --db "
             "or BLOCKTUNE_DB."
         )
+
+
+def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
+    """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
     try:
         # upgraded where it is older and sound enough
         with ResultStore.open(path, lock_timeout_seconds=lock_timeout_seconds) as store:
@@ -127,20 +139,6 @@ def _is_text(path: Path) -> bool:
             beginning = file.read(512)
     except UnicodeDecodeError:
         return False
-    return bool(beginning) and all(sign.isprintable() or sign.isspace() for sign in beginning)
-
-
-def _exchange(path: Path, fresh: Path) -> Path:
-    """Puts the fresh file in the place of the damaged one, which is kept with the commits that waited beside it."""
-    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
-    try:
-        for suffix in ("-wal", "-shm", ""):
-            if Path(f"{path}{suffix}").exists():
-                os.rename(f"{path}{suffix}", f"{kept}{suffix}")
-        fresh.replace(path)
     except OSError as error:
-        raise StoreError(
-            f"A recovery needs to rename files in {path.parent}, but cannot: {error.strerror}. "
-            f"What was there is in {path.name} or {kept.name}; give the directory write permission and try again."
-        ) from error
-    return kept
+        raise _unreadable(path, error) from error
+    return bool(beginning) and all(sign.isprintable() or sign.isspace() for sign in beginning)

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
-from blocktune.db.tables.engine import StoreEngines, connect_sqlite
+from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.tables.user_models import Base
 
 _PARENTS = tuple(row_type.__tablename__ for row_type in (DeviceRow, ShapeRow, KernelRow, EnvironmentRow, ConfigRow))

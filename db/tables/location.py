@@ -4,20 +4,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_data_path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from blocktune.kernels.stored.export_file import SUFFIX
-from blocktune.kernels.values.errors import UsageError
-
-
-def default_store_path() -> Path:
-    """The database in the user's data directory, where nothing else says which to take."""
-    directory = user_data_path("blocktune", appauthor=False)
-    if not directory.is_absolute():  # older platformdirs follow a relative XDG_DATA_HOME into the working directory
-        directory = Path.home() / ".local" / "share" / "blocktune"
-    return directory / "blocktune.db"
+from blocktune.kernels.stored.places import default_store_path, is_server, store_file
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +32,34 @@ class StoreTarget:
             UsageError: a URL that is none, an SQLite URL that names no file, or a results file (`*.json`).
         """
         chosen = str(target or os.environ.get("BLOCKTUNE_DB") or default_store_path())
-        if "://" not in chosen:
+        if not is_server(chosen):
             return cls(path=_file_path(chosen))
         try:
-            url = make_url(chosen)
+            return cls(url=make_url(chosen))
         except (ArgumentError, ValueError):
             raise UsageError(
                 "A database URL must read `dialect://user:password@host/database`, but the given one cannot be parsed. "
                 "Correct --db or BLOCKTUNE_DB."
             ) from None
-        if url.get_backend_name() != "sqlite":
-            return cls(url=url)
-        if url.query:
-            raise UsageError(f"An SQLite URL must have no options, but got {sorted(url.query)}. Give the file's path.")
-        return cls(path=_file_path(url.database or ":memory:"))
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is a file that is not there.
+
+        Raises:
+            StoreError: it cannot be said, since a directory may not be searched or the name is too long.
+        """
+        try:
+            return self.path is not None and not self.path.exists()
+        except OSError as error:
+            raise StoreError(
+                f"The database must be a file that can be looked for, but {self.label} cannot ({error.strerror}). "
+                "Give another one by --db or BLOCKTUNE_DB."
+            ) from error
 
 
 def _file_path(name: str) -> Path:
+    """The file itself, whatever links lead to it: what is kept beside a store belongs beside that."""
     if name == ":memory:":
         raise UsageError(
             "The store must be a file, since several processes use it, but got a database in memory. Give a path."
@@ -66,4 +69,4 @@ def _file_path(name: str) -> Path:
             f"The store must be a database, but {name} is a results file by its name. `tune import` brings it into a "
             "store; only the dispatcher reads it as it is. Give another path by --db or BLOCKTUNE_DB."
         )
-    return Path(os.path.abspath(Path(name).expanduser()))
+    return Path(os.path.realpath(store_file(name)))

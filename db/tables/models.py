@@ -195,11 +195,11 @@ class TrialRow(Base):
     throttle_reasons: Mapped[int | None] = mapped_column(BigInteger)
     other_processes: Mapped[int | None]
 
-    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
-    shape: Mapped[ShapeRow] = relationship(lazy="joined", innerjoin=True)
-    kernel: Mapped[KernelRow] = relationship(lazy="joined", innerjoin=True)
-    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
-    config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True)
+    device: Mapped[DeviceRow] = relationship(lazy="joined")
+    shape: Mapped[ShapeRow] = relationship(lazy="joined")
+    kernel: Mapped[KernelRow] = relationship(lazy="joined")
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
+    config: Mapped[ConfigRow] = relationship(lazy="joined")
 
 
 class BestRow(Base):
@@ -232,10 +232,10 @@ class BestRow(Base):
     speedup_high: Mapped[float | None]
     trials: Mapped[int]
 
-    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
-    shape: Mapped[ShapeRow] = relationship(lazy="joined", innerjoin=True)
-    kernel: Mapped[KernelRow] = relationship(lazy="joined", innerjoin=True)
-    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
-    config: Mapped[ConfigRow] = relationship(lazy="joined", innerjoin=True, foreign_keys=[config_id])
+    device: Mapped[DeviceRow] = relationship(lazy="joined")
+    shape: Mapped[ShapeRow] = relationship(lazy="joined")
+    kernel: Mapped[KernelRow] = relationship(lazy="joined")
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
+    config: Mapped[ConfigRow] = relationship(lazy="joined", foreign_keys=[config_id])
     default_config: Mapped[ConfigRow | None] = relationship(lazy="joined", foreign_keys=[default_config_id])
     paper_config: Mapped[ConfigRow | None] = relationship(lazy="joined", foreign_keys=[paper_config_id])

@@ -4,6 +4,7 @@ The version is a number in a table of our own, so that another program that uses
 mistaken for us. SQLite files carry an application id too.
 """
 
+import os
 import re
 import sqlite3
 import time
@@ -12,10 +13,20 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from blocktune.db.tables.engine import StoreEngines, connect_sqlite, translated
-from blocktune.db.tables.location import StoreTarget, default_store_path
+from blocktune.db.tables.engine import StoreEngines
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
+from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import Base
-from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.stored.places import default_store_path
+from blocktune.kernels.values.errors import (
+    ForeignStoreError,
+    SchemaTooNewError,
+    StoreCorruptError,
+    StoreError,
+    UsageError,
+)
 
 CURRENT = "0004"
 """The newest revision in `migrations/versions`."""
@@ -30,14 +41,23 @@ def require_current(engines: StoreEngines) -> None:
     Raises:
         StoreError: it has no tables yet, or those of an older blocktune; or one of the errors of `version_of`.
     """
-    with translated(engines.target), engines.reader.connect() as connection:
-        version = version_of(connection, engines.target)
+    version = _version(engines)
     if version != CURRENT:
         state = "holds no tables yet" if version is None else f"has schema {version}"
         raise StoreError(
             f"A store that is only read must have schema {CURRENT}, but {engines.target.label} {state}. "
             "Open it once for writing, for example by `tune list`."
         )
+
+
+def is_current(engines: StoreEngines) -> bool:
+    """Return whether the store can be read as it is; raises the errors of `version_of`."""
+    return _version(engines) == CURRENT
+
+
+def _version(engines: StoreEngines) -> str | None:
+    with translated(engines.target), engines.reader.connect() as connection:
+        return version_of(connection, engines.target)
 
 
 def make_current(engines: StoreEngines) -> None:
@@ -48,11 +68,10 @@ def make_current(engines: StoreEngines) -> None:
     """
     if engines.target.path is not None:
         _create_file(engines.target.path)
+    version = _version(engines)
+    if version == CURRENT:
+        return
     with translated(engines.target):
-        with engines.reader.connect() as connection:
-            version = version_of(connection, engines.target)
-        if version == CURRENT:
-            return
         if version is None and engines.target.path is not None:
             _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
         with engines.writer.begin() as connection:
@@ -78,12 +97,14 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
         if strangers or application:
             raise ForeignStoreError(
                 f"The store must be a database of blocktune, but {target.label} belongs to another program (it has "
-                f"{', '.join(sorted(strangers)[:5]) or f'the application id {application:#x}'}). "
+                f"{shown(', '.join(sorted(strangers)[:5]), 300) or f'the application id {application:#x}'}). "
                 "Give another one by --db or BLOCKTUNE_DB."
             )
         return None
+    if sqlite:
+        _require_plain_tables(connection, target)
     versions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
-    if len(versions) != 1 or not re.fullmatch("[0-9]{4}", str(versions[0])):
+    if len(versions) != 1 or not re.fullmatch("[0-9]{4}", str(versions[0])) or versions[0] == "0000":
         raise StoreCorruptError(
             f"`{VERSION_TABLE}` must hold one revision number, but in {target.label} it holds {versions!r:.100}. "
             "Move the database away and import your exports into a new one."
@@ -96,15 +117,32 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
     return str(versions[0])
 
 
+def _require_plain_tables(connection: Connection, target: StoreTarget) -> None:
+    """Checks that reading and writing rows runs no code of whoever wrote the file: a view in place of a table may never
+    end, and a trigger does what it likes.
+
+    Raises:
+        StoreCorruptError: one does.
+    """
+    ours = {*Base.metadata.tables, VERSION_TABLE}
+    entries = connection.exec_driver_sql("SELECT type, lower(name), coalesce(sql, '') FROM sqlite_master").all()
+    for kind, name, definition in entries:
+        is_virtual = kind == "table" and definition.lstrip().upper().startswith("CREATE VIRTUAL")
+        if kind == "trigger" or is_virtual or (kind != "table" and name in ours):
+            what = "virtual table" if is_virtual else kind
+            raise StoreCorruptError(
+                f"A store must consist of plain tables, but {target.label} has the {what} {name!r:.80}, which "
+                "blocktune never makes. `tune doctor --recover` saves what can be read; or give another one by --db or "
+                "BLOCKTUNE_DB."
+            )
+
+
 def _create_file(path: Path) -> None:
     """An empty file, unless there is one: later connections never create any, so that a file that vanishes while in use
     is noticed."""
-    if path.is_dir():
-        raise StoreError(
-            f"The database must be a file, but {path} is a directory. Name a file by --db or BLOCKTUNE_DB."
-        )
+    require_file(path)
     try:
-        if path == default_store_path():  # a folder that was named may be misspelt, so only the user's own is made
+        if _is_users_own(path):  # a folder that was named may be misspelt, so only the user's own is made
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch()
     except FileNotFoundError as error:
@@ -118,6 +156,13 @@ def _create_file(path: Path) -> None:
             f"The database's directory must be writable, but {path.parent} is not ({error.strerror}). "
             "Give another place by --db or BLOCKTUNE_DB."
         ) from error
+
+
+def _is_users_own(path: Path) -> bool:
+    try:
+        return path == Path(os.path.realpath(default_store_path()))
+    except UsageError:  # this user has no home
+        return False
 
 
 def _enter_wal_mode(path: Path, timeout_seconds: float) -> None:

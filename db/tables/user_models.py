@@ -42,8 +42,8 @@ class UserTrialRow(Base):
     samples_us: Mapped[list[float]] = mapped_column(JSON)
     seconds: Mapped[float]
 
-    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
-    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
+    device: Mapped[DeviceRow] = relationship(lazy="joined")
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
 
 
 class UserBestRow(Base):
@@ -72,5 +72,5 @@ class UserBestRow(Base):
     speedup_high: Mapped[float | None]
     trials: Mapped[int]
 
-    device: Mapped[DeviceRow] = relationship(lazy="joined", innerjoin=True)
-    environment: Mapped[EnvironmentRow] = relationship(lazy="joined", innerjoin=True)
+    device: Mapped[DeviceRow] = relationship(lazy="joined")
+    environment: Mapped[EnvironmentRow] = relationship(lazy="joined")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_bytes, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.values.config import KernelConfig
@@ -88,20 +89,17 @@ class FlashKernel(AttentionKernel):
         """The jitted function."""
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
+        """Besides the range of every parameter: what `schedule_problem` says."""
         problems = super().rule_violations(config, shape, limits)
-        if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
-            return (f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.",)
-        return problems
+        return problems or schedule_problem(config, shape, limits)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
-        # running ahead was measured on wgmma only, and Triton 3.6 cannot compile all of it for tcgen05
+        # running ahead was measured on wgmma only
         if limits.mma != "wgmma":
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
 
     @cached_property
     def source_hash(self) -> str:
@@ -110,22 +108,20 @@ class FlashKernel(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
 
-        Read off the allocations of Triton 3.6 and 3.9: equal to them below compute capability 8.0 and on 9.0, never
-        above them anywhere, so that no config is dropped that would run (docs/models/shared_memory.md has figures and
-        exceptions).
+        Read off the allocations of Triton 3.6: equal to them below compute capability 8.0 and on 9.0 and nearly always
+        elsewhere, never above them, so that no config is dropped that would run (docs/models/shared_memory.md has
+        figures and exceptions).
         """
         unit = product_unit(config, limits)
         if unit == "none":
             return plain_bytes(config.block_m, config.block_n, *operand_widths(shape), shape.element_bytes)
-        q_bytes = config.block_m * operand_widths(shape)[0] * shape.element_bytes
-        if shape.dtype == "float32" and unit in ("mma", "wgmma"):
-            q_bytes *= 2  # a float32 operand is split into two tf32 ones
+        q_bytes = config.block_m * operand_widths(shape)[0] * shape.element_bytes * tf32_tiles(shape)
         rest_bytes = self._rest_bytes(config, shape, limits)
         if unit == "tcgen05" and shape.dtype == "float32":
-            return rest_bytes  # Q may be in tensor memory only
-        if unit == "wgmma" or config.parameters["schedule"] == IN_ORDER:
+            return rest_bytes  # Q is in tensor memory
+        if unit != "tcgen05" or config.parameters["schedule"] == IN_ORDER:
             return q_bytes + rest_bytes
-        return max(q_bytes, rest_bytes)  # Q may have moved to registers by the time that the buffers fill
+        return max(q_bytes, rest_bytes)  # Q may have moved to tensor memory by the time that the buffers fill
 
     def _rest_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """What is there at one time besides Q."""
@@ -134,8 +130,22 @@ class FlashKernel(AttentionKernel):
         if exchanges_in_turns(config, limits):
             return _turns_bytes(config, shape, barriers)
         exchanged = exchanges_probabilities(config, shape, limits)
-        p_bytes = config.block_m * config.block_n * shape.element_bytes if exchanged else 0
+        p_bytes = config.block_m * config.block_n * shape.element_bytes * tf32_tiles(shape) if exchanged else 0
         return _buffer_bytes(config, shape, limits, depth) + p_bytes + barriers
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        least_bytes, unit = self.shared_bytes(config, shape, limits), product_unit(config, limits)
+        return most_forward_bytes(least_bytes, config, operand_widths(shape), shape.element_bytes, unit)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        if product_unit(config, limits) != "tcgen05":
+            return 0
+        return forward_columns(config, operand_widths(shape), shape.element_bytes)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        if product_unit(config, limits) != "tcgen05":
+            return 0
+        return most_forward_columns(config, operand_widths(shape), shape.element_bytes)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         schedule = config.parameters["schedule"]
@@ -185,9 +195,29 @@ class FlashKernel(AttentionKernel):
 
 
 def product_unit(config: KernelConfig, limits: ComputeLimits) -> MatrixUnit:
-    """Return the instruction of a config's matrix products: a tile lower than a warpgroup's is left to `mma`, which
-    every GPU with tensor cores that Triton uses has."""
-    return "mma" if limits.mma in ("wgmma", "tcgen05") and config.block_m < WARPGROUP_ROWS else limits.mma
+    """Return the instruction of a config's matrix products: a tile lower than a warpgroup's, or of fewer warps, is left
+    to `mma`, which every GPU with tensor cores that Triton uses has."""
+    whole = config.block_m >= WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
+    return "mma" if limits.mma in ("wgmma", "tcgen05") and not whole else limits.mma
+
+
+def schedule_problem(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+    """Return why the config cannot run ahead: those schedules carry 16-bit probabilities, and in Triton 3.6 a pass over
+    the layouts of tensor memory (`TritonNvidiaGPUOptimizeTMemLayoutsPass`) fails at every `AHEAD_FIXED` of tcgen05."""
+    schedule = config.parameters["schedule"]
+    if schedule != IN_ORDER and shape.element_bytes != 2:
+        return (f"`schedule` 1 and 2 of {config.kernel} need a 16-bit data type, but got {shape.dtype}.",)
+    if schedule == AHEAD_FIXED and product_unit(config, limits) == "tcgen05":
+        return (
+            f"`schedule` 2 of {config.kernel} needs products that leave tensor memory alone, but those of "
+            f"{config.block_m} rows on compute capability {limits.name} use it. Take schedule 0 or 1.",
+        )
+    return ()
+
+
+def tf32_tiles(shape: AttentionShape) -> int:
+    """Return how many tiles an operand in shared memory is: of float32, its TF32 numbers and what they leave of it."""
+    return 2 if shape.dtype == "float32" else 1
 
 
 def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -225,8 +255,8 @@ def _turns_bytes(config: KernelConfig, shape: AttentionShape, barrier_bytes: int
 
 def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
     k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
-    if shape.dtype == "float32" and product_unit(config, limits) == "wgmma":  # both halves of the operand at hand
-        return depth * (k_bytes + v_bytes) + 2 * max(k_bytes, v_bytes)
+    if shape.dtype == "float32" and product_unit(config, limits) in ("wgmma", "tcgen05"):
+        return depth * (k_bytes + v_bytes) + tf32_tiles(shape) * max(k_bytes, v_bytes)
     if depth == 0:
         return v_bytes  # K changes its layout piece by piece
     in_order = config.parameters["schedule"] == IN_ORDER
@@ -243,8 +273,10 @@ def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits:
     in_order, unit = config.parameters["schedule"] == IN_ORDER, product_unit(config, limits)
     if unit == "wgmma":  # several warps share rows; in order P takes no memory of its own
         return not in_order and config.num_stages > 1 and _shares_rows(config)
-    # mma.sync splits an accumulator that is wider than high between warps by columns
-    return unit == "mma" and in_order and shape.element_bytes == 2 and config.block_m < operand_widths(shape)[1]
+    # mma.sync splits an accumulator that is wider than high between warps by columns; with one stage there is no buffer
+    # beside a float32 P, and V comes after it
+    beside = shape.element_bytes == 2 or config.num_stages > 1
+    return unit == "mma" and beside and config.block_m < operand_widths(shape)[1]
 
 
 def _shares_rows(config: KernelConfig) -> bool:

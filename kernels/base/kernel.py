@@ -1,11 +1,13 @@
 """What every attention kernel tells about itself: all that search, model, store and dispatcher need to know."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.backward_as_forward import folded_backward
+from blocktune.kernels.base.loops import BackwardLoops, ForwardLoops, Loops, Visits
+from blocktune.kernels.base.on_chip import OnChip, Tile
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -87,7 +89,8 @@ class SecondLaunch:
 class AttentionKernel(ABC):
     """One implementation of a direction of attention.
 
-    A new kernel is one file with one subclass and one line in `registry.py`.
+    A new kernel is a folder with one subclass and one line in `registry.py`: what search, models, exports and ladder
+    need to know of it stands here, and the defaults are those of an ordinary tiled forward or backward.
     """
 
     name: ClassVar[str]
@@ -96,8 +99,10 @@ class AttentionKernel(ABC):
     """The `Features.names` that the kernel serves."""
     dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
     """The data types that the kernel computes; of these it may refuse some for itself."""
-    moving_passes: ClassVar[tuple[str, ...]] = ()
-    """Launches before and after the longest one that only move bytes, by their names in tuner/traffic."""
+    ladder_steps: ClassVar[tuple[str, ...]] = ()
+    """The steps of the ladder (tuner/compare/ladder_steps.py) that the kernel may stand for."""
+    flex_options: ClassVar[Mapping[str, bool] | None] = None
+    """The options that make FlexAttention's template compute as this kernel does, beside the tile; None: none do."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -147,18 +152,38 @@ class AttentionKernel(ABC):
         return tuple(problems)
 
     def _memory_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        smallest = KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
-        needed, limit = self.shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
+        smallest = self.smallest_config()
+        needed, limit = self.most_shared_bytes(smallest, shape, limits), limits.shared_per_block_optin_bytes
         if needed <= limit:
             return None
         return (
             f"`shared memory of the smallest blocks <= {limit} B` must hold for {self.name} on compute capability "
-            f"{limits.name}, but head_dim {shape.head_dim} in {shape.dtype} needs {needed} B"
+            f"{limits.name}, but head_dim {shape.head_dim} and head_dim_v {shape.head_dim_v} in {shape.dtype} need "
+            f"{needed} B"
         )
+
+    def smallest_config(self) -> KernelConfig:
+        """The config that takes least memory: the first choice of every parameter."""
+        return KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
 
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Dynamic shared memory of a block that the compiler will allocate."""
+        """Dynamic shared memory of a block that the compiler will allocate, or a lower bound of it; of float32 with
+        PyTorch's default precision (kernels/base/precision.py)."""
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """An upper bound of it whatever the precision, by which defaults are chosen, so that they can be launched:
+        `shared_bytes` itself where that is exact. A kernel that predicts a lower bound overrides this."""
+        return self.shared_bytes(config, shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Columns of tensor memory that a block needs at least, of every launch; 0 where none is predicted."""
+        del config, shape, limits
+        return 0
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """An upper bound of it, as `most_shared_bytes` is one."""
+        return self.tensor_memory_columns(config, shape, limits)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Dynamic shared memory of a block of the launch that `compile_spec` compiles; `shared_bytes` is that of the
@@ -214,6 +239,24 @@ class AttentionKernel(ABC):
         del config, shape, limits
         return None
 
+    @property
+    def loops(self) -> Loops:
+        """How the launches walk along the tiles, from which the bytes that they move are counted."""
+        if self.direction is Direction.BACKWARD:
+            return BackwardLoops()
+        return ForwardLoops(visits=Visits.FEATURES if self.features else Visits.CAUSAL)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+        """What a block keeps on the chip, of a kernel that lists it itself; None stands for what an ordinary tiled
+        forward or backward keeps, of the plain forward that `as_forward` returns or of the pass over keys."""
+        del config, shape, limits
+        return None
+
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+        """What a block keeps on the chip beside the tiles of an ordinary forward or backward."""
+        del config, shape, limits
+        return ()
+
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Why this config cannot run this shape on this device; empty means feasible. The single statement of
         feasibility: search, fallback and dispatcher all ask here."""
@@ -229,4 +272,26 @@ class AttentionKernel(ABC):
                 f"`shared memory <= {limits.shared_per_block_optin_bytes} B a block` must hold on compute capability "
                 f"{limits.name}, but {config.label} needs {needed} B. Take smaller blocks or fewer stages.",
             )
+        columns = self.tensor_memory_columns(config, shape, limits)
+        if columns > limits.tensor_memory_columns:
+            return (
+                f"`tensor memory <= {limits.tensor_memory_columns} columns a block` must hold on compute capability "
+                f"{limits.name}, but {config.label} needs {columns}. Take smaller blocks.",
+            )
         return ()
+
+    def surely_fits(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
+        """Whether the config breaks no rule and its upper bounds are within the device's memory."""
+        return (
+            not self.violations(config, shape, limits)
+            and self.most_shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes
+            and self.most_tensor_memory_columns(config, shape, limits) <= limits.tensor_memory_columns
+        )
+
+    def first_fitting(
+        self, candidates: Iterable[KernelConfig], shape: AttentionShape, limits: ComputeLimits
+    ) -> KernelConfig:
+        """Return the first candidate that surely fits, and the smallest config where none does: `unsupported` admits no
+        shape that this one has no room for."""
+        fitting = (config for config in candidates if self.surely_fits(config, shape, limits))
+        return next(fitting, self.smallest_config())

@@ -18,8 +18,7 @@ class HistoricalKernel(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
 
 
 def strides_of(*tensors: Any) -> tuple[int, ...]:

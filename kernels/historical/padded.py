@@ -83,6 +83,7 @@ class FlashForwardPadded(HistoricalKernel):
     """FlashAttention-2 with padding. The accumulators are twice as wide, so a tile has 64 queries."""
 
     name = "flash_fwd_padded"
+    ladder_steps = ("padded",)
     largest_head_dim = MAX_HEAD_DIM // 2
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),
@@ -99,6 +100,15 @@ class FlashForwardPadded(HistoricalKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.shared_bytes(plain_config(config), padded_shape(shape), limits)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_shared_bytes(plain_config(config), padded_shape(shape), limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.tensor_memory_columns(plain_config(config), padded_shape(shape), limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_tensor_memory_columns(plain_config(config), padded_shape(shape), limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _PLAIN.softmax_cost(plain_config(config))

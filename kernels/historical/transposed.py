@@ -24,6 +24,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -174,7 +175,8 @@ class FlashForwardTransposed(HistoricalKernel):
     """FlashAttention-2 with keys transposed in advance. transpose_rows: keys that a program of the transpose turns."""
 
     name = "flash_fwd_transposed"
-    moving_passes = ("transpose",)
+    loops = ForwardLoops(transposes="k")
+    ladder_steps = ("transposed",)
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
@@ -191,6 +193,15 @@ class FlashForwardTransposed(HistoricalKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.shared_bytes(plain_config(config), shape, limits)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_shared_bytes(plain_config(config), shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.tensor_memory_columns(plain_config(config), shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _PLAIN.most_tensor_memory_columns(plain_config(config), shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _PLAIN.softmax_cost(plain_config(config))

@@ -14,12 +14,22 @@ import torch
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides, padded_width
+from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
+    LOG2_E,
+    contiguous_strides,
+    padded_width,
+    product_unit,
+    tf32_tiles,
+)
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.loops import RoundTripLoops
+from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, strides_of
 from blocktune.kernels.portable.forward.tiles import load_matrix, mask_scores
@@ -167,6 +177,8 @@ class FlashV1(HistoricalKernel):
     """FlashAttention v1. The paper loads a tile when it needs it, so there is one stage."""
 
     name = "flash_v1"
+    loops = RoundTripLoops()
+    ladder_steps = ("v1", "paper")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),
         "block_n": (16, 32, 64, 128),
@@ -181,12 +193,45 @@ class FlashV1(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """The tiles of queries, keys and values; plain multiply-adds take them as float32, and P where Q was. The
-        compiler may use more elsewhere, for the probabilities and to turn layouts round."""
+        """The tiles of queries, keys and values; plain multiply-adds take them as float32, and P where Q was. Keys and
+        values of float32 are there twice, as TF32 numbers and what these leave, beside Q on its way, or P where warps
+        exchange it. The compiler may use more, for the probabilities and to turn layouts round."""
         m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
         if limits.mma == "none":
             return FLOAT32_BYTES * (max(m * width, m * n) + n * (width + width_v))
-        return shape.element_bytes * (m * width + n * (width + width_v))
+        keys = shape.element_bytes * n * (width + width_v)
+        if shape.element_bytes == FLOAT32_BYTES:
+            return 2 * keys + FLOAT32_BYTES * m * columns_beside_keys(config, shape, limits)
+        return shape.element_bytes * m * width + keys
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of float32, with an output that changes its layout as a whole."""
+        if limits.mma == "none" or shape.element_bytes != FLOAT32_BYTES:
+            return self.shared_bytes(config, shape, limits)
+        m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
+        return FLOAT32_BYTES * (2 * n * (width + width_v) + max(m * width, 2 * m * n, m * width_v))
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        on_tensor_memory = product_unit(config, limits) == "tcgen05"
+        return forward_columns(config, _widths(shape), shape.element_bytes) if on_tensor_memory else 0
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        on_tensor_memory = product_unit(config, limits) == "tcgen05"
+        return most_forward_columns(config, _widths(shape), shape.element_bytes) if on_tensor_memory else 0
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """One tile of each operand, as float32 for plain multiply-adds, with P where Q was; two of float32 keys and
+        values for tensor cores. The output and the statistics of a tile of queries are in registers while it meets a
+        tile of keys, and in device memory between two of these."""
+        m, n, plain = config.block_m, config.block_n, limits.mma == "none"
+        element_bytes, (width, width_v) = FLOAT32_BYTES if plain else shape.element_bytes, _widths(shape)
+        queries = ("P, after Q", m, n) if plain and n > width else ("Q", m, width)
+        count = 1 if plain else tf32_tiles(shape)
+        if count > 1:
+            queries = ("Q or P, in turns", m, columns_beside_keys(config, shape, limits))
+        keys = (shared_tile(name, n, columns, element_bytes, count) for name, columns in (("K", width), ("V", width_v)))
+        held = softmax_tiles(m, n, width_v, shape.element_bytes)
+        return OnChip(tiles=(shared_tile(*queries, element_bytes), *keys, *held), num_warps=config.num_warps)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         del config
@@ -226,6 +271,16 @@ class FlashV1(HistoricalKernel):
 def _widths(shape: AttentionShape) -> tuple[int, int]:
     """Padded columns of a tile of Q or K, and of V."""
     return padded_width(shape.head_dim), padded_width(shape.head_dim_v)
+
+
+def columns_beside_keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Return the columns of the float32 tile that block_m rows have in addition to keys and values: both halves of P
+    where warps of `mma` exchange it and it is wider, else Q; none where tensor memory holds them."""
+    unit, (width, width_v) = product_unit(config, limits), _widths(shape)
+    if unit == "tcgen05":
+        return 0
+    exchanged = unit == "mma" and config.block_m < width_v
+    return max(width, 2 * config.block_n) if exchanged else width
 
 
 def tiles_of(config: KernelConfig, shape: AttentionShape) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
+from blocktune.kernels.stored.ownership import require_trusted
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 SUFFIX = ".json"
@@ -34,6 +35,9 @@ MAX_SERVED_BYTES = 16 << 20
 
 _ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
 _SEAL = "sha256"
+
+EXPORTED_ONLY = "trials"
+"""What every export says of a winner, and no frozen file."""
 
 
 def rows_in_file(path: str | Path) -> list[dict[str, Any]]:
@@ -69,6 +73,7 @@ def _text(path: Path) -> str:
                 raise _no_file(path, "no file")
             if not state.st_size:  # the operating system's own files, which may block or never end, have no size
                 raise _no_file(path, "empty")
+            require_trusted(path)
             content = file.read(MAX_SERVED_BYTES + 1)
     except FileNotFoundError as error:
         raise _no_file(path, "missing") from error
@@ -127,9 +132,24 @@ def _rows(name: str, document: Any) -> list[dict[str, Any]]:
         raise StoreError(f"{name} lacks what exported results have ({reason:.300}). Export it again.") from error
 
 
+def _require_export(name: str, document: Mapping[str, Any]) -> None:
+    """Checks that a document without a seal is an export, which people may edit, and no frozen file that lost it.
+
+    Raises:
+        StoreError: its winners lack what every export says of them.
+    """
+    bests = document.get("bests")
+    if isinstance(bests, list) and any(isinstance(best, dict) and EXPORTED_ONLY not in best for best in bests):
+        raise StoreError(
+            f"A frozen file carries the hash of its content, but {name} has none, nor what an export says of its "
+            f"winners (`{EXPORTED_ONLY}`). Freeze it again."
+        )
+
+
 def _require_unbroken_seal(name: str, document: Mapping[str, Any]) -> None:
     if _SEAL not in document:
-        return  # an export, which people may edit
+        _require_export(name, document)
+        return
     try:
         unbroken = seal_of(document) == document[_SEAL]
     except (ValueError, TypeError, RecursionError):

@@ -15,6 +15,9 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
         raise UsageError(f"A path is text or a pathlib.Path, but got {path!r:.100}. Name a file.")
     try:
-        return Path(path).expanduser()
+        named, expanded = Path(path), Path(path).expanduser()
     except RuntimeError as error:
         raise UsageError(f"The home directory of {path} is not known: {error} Name an absolute path.") from error
+    if expanded != named and not expanded.is_absolute():  # HOME is relative and would follow the working directory
+        raise UsageError(f"The home directory of {path} must be absolute, but is {expanded}. Name an absolute path.")
+    return expanded

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
 from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
@@ -147,9 +148,9 @@ def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedCon
         try:
             found += layer.configs(device)
         except BlocktuneError as error:
-            problems.append(str(error))
+            problems.append(shown(str(error)))
         except Exception as error:
-            problems.append(f"{type(layer).__name__} cannot be read: {type(error).__name__}: {error}")
+            problems.append(shown(f"{type(layer).__name__} cannot be read: {type(error).__name__}: {error}"))
     return found, problems
 
 

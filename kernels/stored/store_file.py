@@ -16,6 +16,8 @@ from pathlib import Path
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
+from blocktune.kernels.stored.ownership import require_trusted
+from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
@@ -23,6 +25,7 @@ from blocktune.kernels.values.errors import (
     StoreCorruptError,
     StoreError,
     StoreLockedError,
+    UsageError,
 )
 
 logger = logging.getLogger("blocktune")
@@ -40,6 +43,9 @@ BUSY_SECONDS = 0.02
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.2
 """Between two tries."""
+
+_NEEDS_NO_LOCK = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_SHM")
+"""A directory that cannot be written, or a full disk, on which SQLite cannot keep its locks."""
 
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT")
 
@@ -79,28 +85,16 @@ def user_place() -> Path:
         StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
     """
     named = os.environ.get("BLOCKTUNE_DB", "")
-    scheme, is_url, place = named.partition("://")
-    if is_url and scheme.split("+")[0] != "sqlite":
+    if is_server(named):
         raise StoreError(
-            f"The dispatcher reads SQLite files only, and results files, but BLOCKTUNE_DB is a {scheme} URL. "
-            "Freeze its results with `tune freeze` and name that file, or pass a source of your own to `Dispatcher`."
+            f"The dispatcher reads SQLite files only, and results files, but BLOCKTUNE_DB is a "
+            f"{named.partition('://')[0]!r:.40} URL. Freeze its results with `tune freeze` and name that file, or pass "
+            "a source of your own to `Dispatcher`."
         )
-    if is_url:
-        named = place.removeprefix("/")  # three slashes lead a relative path, four an absolute one
     try:
-        return Path(named).expanduser() if named else _data_directory() / "blocktune" / "blocktune.db"
-    except RuntimeError as error:
-        raise StoreError(
-            f"The store is in a home directory, but that of {named or 'this user'} is not known: {error} "
-            "Name an absolute path by BLOCKTUNE_DB."
-        ) from error
-
-
-def _data_directory() -> Path:
-    """XDG_DATA_HOME, unless it is relative: then it would follow the working directory, and the XDG Base Directory
-    Specification has it ignored."""
-    named = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".local" / "share"
+        return store_file(named) if named else default_store_path()
+    except UsageError as error:
+        raise StoreError(f"{error} BLOCKTUNE_DB names the store.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +114,7 @@ class SqliteRows:
         """
         try:
             self._require_file()
+            require_trusted(self.path)
             return self._read_in_time(Selection(self.view, device, values))
         except OSError as error:  # a directory that may not be searched, a name that is too long
             raise StoreError(
@@ -167,12 +162,12 @@ class SqliteRows:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _read_either_way(self, selection: Selection, deadline: float) -> list[Row]:
-        """First with locks. A write-ahead store on read-only media cannot take them; `immutable` reads it without,
-        which is right only while no rows wait in the log."""
+        """First with locks. A write-ahead store on read-only media or a full disk cannot take them; `immutable` reads
+        it without, which is right only while no rows wait in the log."""
         try:
             return self._query(selection, "mode=ro", deadline)
         except sqlite3.OperationalError as error:
-            unlockable = error.sqlite_errorname.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN"))
+            unlockable = error.sqlite_errorname.startswith(_NEEDS_NO_LOCK)
             if not unlockable or self._rows_in_log():
                 raise
             return self._query(selection, "mode=ro&immutable=1", deadline)

@@ -98,9 +98,9 @@ class Features:
             try:
                 if name == "window":
                     left, right = value.split(":")
-                    values["window"] = int(left), int(right)
+                    values["window"] = _size(left), _size(right)
                 elif name == "page":
-                    values["page_size"] = int(value)
+                    values["page_size"] = _size(value)
                 elif word in _FLAGS:
                     values[word] = True
                 else:
@@ -111,6 +111,14 @@ class Features:
                     f"but got {word!r}."
                 ) from None
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _size(text: str) -> int:
+    """Return a number of keys; one that no kernel can be given raises ValueError."""
+    size = int(text)
+    if size >= 1 << 31:
+        raise ValueError(f"{text} takes more than 32 bits")
+    return size
 
 
 _FLAGS = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))

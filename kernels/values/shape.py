@@ -145,24 +145,20 @@ class AttentionShape:
     def visible_pairs(self) -> int:
         """(query, key) pairs of one head that take part. Mask tensors and packed lengths are not known here: every pair
         counts that causal mask and window let through."""
-        if self.features.window is not None:
-            return self._windowed_pairs()
-        if self.causal is Causal.NONE:
-            return self.seqlen_q * self.seqlen_k
-        first = max(0, -self.causal_offset)  # the first query that sees a key
-        last = min(self.seqlen_q, self.seqlen_k - self.causal_offset)  # the first query that sees all keys
-        triangle = (first + self.causal_offset + 1 + last + self.causal_offset) * max(0, last - first) // 2
-        return triangle + max(0, self.seqlen_q - max(first, last)) * self.seqlen_k
-
-    def _windowed_pairs(self) -> int:
         left, right = self.features.window or (UNLIMITED, UNLIMITED)
-        right = 0 if self.causal is not Causal.NONE else right
-        total = 0
-        for query in range(self.seqlen_q):
-            first = 0 if left == UNLIMITED else max(0, query + self.diagonal - left)
-            last = self.seqlen_k - 1 if right == UNLIMITED else min(self.seqlen_k - 1, query + self.diagonal + right)
-            total += max(0, last - first + 1)
-        return total
+        if self.causal is not Causal.NONE:
+            right = 0
+        hidden = 0 if left == UNLIMITED else self._pairs_up_to(self.diagonal - left - 1)
+        return (
+            self.seqlen_q * self.seqlen_k if right == UNLIMITED else self._pairs_up_to(self.diagonal + right)
+        ) - hidden
+
+    def _pairs_up_to(self, offset: int) -> int:
+        """(query, key) pairs whose key is at most so far behind the query of its own number."""
+        first = min(max(0, -offset), self.seqlen_q)  # the first query that sees a key
+        last = min(max(first, self.seqlen_k - offset), self.seqlen_q)  # the first query that sees all keys
+        triangle = (first + last + 1 + 2 * offset) * (last - first) // 2
+        return triangle + (self.seqlen_q - last) * self.seqlen_k
 
     @property
     def flops(self) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.exchange.document import document_from, save_document
+from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
-from blocktune.db.tables.engine import connect_sqlite
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError
 
 HELD_SECONDS = 10.0 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 0.5
@@ -84,10 +85,13 @@ def test_a_writer_waits_for_a_lock_that_is_let_go(store: ResultStore, target: st
     holding = threading.Event()
 
     def hold() -> None:
-        with ResultStore.open(target) as other, other._write() as writer:
+        def put_slowly(writer: BulkWriter) -> None:
             writer.put_trial(replace(trial, kernel_hash="e" * 16))
             holding.set()
             time.sleep(HELD_SECONDS)
+
+        with ResultStore.open(target) as other:
+            other._write(put_slowly)
 
     holder = threading.Thread(target=hold)
     holder.start()

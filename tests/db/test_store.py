@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Outcome, Telemetry, Trial
 from blocktune.db.store import ResultStore, default_store_path
 from blocktune.db.tables.location import StoreTarget
@@ -310,3 +311,13 @@ def test_a_server_that_is_not_there() -> None:
     with pytest.raises(StoreError, match="must be reachable") as caught:
         ResultStore.open("postgresql+psycopg://user:secret@127.0.0.1:1/name?password=secret")
     assert "secret" not in str(caught.value)
+
+
+def test_what_a_wrong_clock_dated_ahead_is_replaced(store: ResultStore, best: Best, trial: Trial) -> None:
+    ahead = datetime.now(UTC) + timedelta(days=400)
+    assert store.set_best(replace(best, created_at=ahead))
+    assert store.set_best(replace(best, time_us=50.0))
+    assert [each.time_us for each in store.bests()] == [50.0]
+    store.record(replace(trial, created_at=ahead))
+    store.merge([Results(trials=(replace(trial, time_us=50.0),))], trust=True)
+    assert [each.time_us for each in store.trials()] == [50.0]

@@ -19,7 +19,12 @@ UNUSED_BITS = 0x3FFFC000
 """Of a high word: between the stride and the swizzle there are a base offset, which Triton leaves at zero, and gaps."""
 MAX_LOW = (1 << 30) - 1
 """Two fields of 14 bits, the upper one from bit 16 on."""
+JUMPS = ("BRA", "JMP", "EXIT", "RET", "CALL", "BRX", "WARPSYNC")
 DESTINATIONS = ("R2UR", "S2UR", "LDCU", "REDUX", "CREDUX", "VOTE", "VOTEU")
+SPILL = "MOV.SPILL"
+"""Copies a uniform register that is needed for something else. ptxas places one where on some path nothing was written,
+too: that copies garbage to where no instruction of the path reads it. What is not written stays so in the copy and in
+what `R2UR.FILL` brings back (`sass_values`), so that a use of it is found where it happens."""
 
 
 def layouts(ptx: str) -> set[int]:
@@ -69,14 +74,41 @@ def _text(bounds: Bounds) -> str:
 def unwritten_reads(code: Sequence[Instruction]) -> list[str]:
     """Instructions that read a uniform register which no path has written, one line each.
 
-    Those with a guard are left out: what they read may have been written under the same guard.
+    Those with a guard are left out: what they read may have been written under the same guard. So are `SPILL` and
+    copies that are overwritten unread: ptxas copies both words of a pair where it needs one.
     """
     found = []
+    unread = overwritten_copies(code)
     for instruction, state in states(code):
-        missing = [] if instruction.guard else [name for name in _uniform_reads(instruction) if name not in state]
+        if instruction.guard or instruction.name == SPILL or instruction.address in unread:
+            continue
+        missing = [name for name in _uniform_reads(instruction) if name not in state]
         if missing:
             found.append(f"{instruction}: {', '.join(missing)} was not written")
     return found
+
+
+def overwritten_copies(code: Sequence[Instruction]) -> set[int]:
+    """The addresses of UMOVs of whose register the next mention writes it, ahead of any jump and any bracket, which may
+    read it as the second of a pair."""
+    return {
+        instruction.address
+        for place, instruction in enumerate(code)
+        if instruction.name == "UMOV" and _is_overwritten(code[place + 1 :], instruction.operands[0].text)
+    }
+
+
+def _is_overwritten(following: Sequence[Instruction], register: str) -> bool:
+    """Whether what follows writes the register and surely has not read it until then."""
+    for instruction in following:
+        goal, *sources = [operand.text for operand in instruction.data] or [""]
+        if instruction.guard or instruction.base in JUMPS or any("[UR" in text for text in (goal, *sources)):
+            return False
+        if any(register in text for text in sources):
+            return False
+        if goal == register:
+            return True
+    return False
 
 
 def _uniform_reads(instruction: Instruction) -> Iterator[str]:

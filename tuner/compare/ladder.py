@@ -24,7 +24,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compare.ladder_steps import (
-    KERNELS,
+    IDEAS,
     PADDED,
     PAPER,
     STANDARD,
@@ -35,6 +35,7 @@ from blocktune.tuner.compare.ladder_steps import (
     bytes_of,
     columns_of,
     grid_of,
+    kernels_of,
     last_timed,
     predicted_standard_us,
     why,
@@ -130,11 +131,11 @@ def planned_steps(shape: AttentionShape, limits: ComputeLimits, known: Sequence[
     """Every step with a kernel and the config that it takes, or why it has none."""
     blocks = _common_blocks(shape, limits)
     steps = []
-    for name, kernels in KERNELS.items():
-        reasons = {kernel: get_kernel(kernel).unsupported(shape, limits) for kernel in kernels}
-        able = [get_kernel(kernel) for kernel, reason in reasons.items() if reason is None]
+    for name in (step for step in IDEAS if step != STANDARD):
+        reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in kernels_of(name)]
+        able = [kernel for kernel, reason in reasons if reason is None]
         if not able:
-            steps.append(Step(name=name, problem="; ".join(str(reason) for reason in reasons.values())))
+            steps.append(Step(name=name, problem="; ".join(str(reason) for _, reason in reasons)))
         elif name == PAPER:
             steps.append(_paper_step(able[0], shape, limits))
         elif name in PLAIN_STEPS:
@@ -152,7 +153,7 @@ def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeL
 
 def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
     """The first common blocks that every step that runs at all can run."""
-    kernels = [get_kernel(KERNELS[name][0]) for name in PLAIN_STEPS]
+    kernels = [kernels_of(name)[0] for name in PLAIN_STEPS]
     able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
 
     def fits(blocks: tuple[int, int, int, int]) -> bool:

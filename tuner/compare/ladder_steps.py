@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blocktune.kernels.base.flash_kernel import padded_width
-from blocktune.kernels.base.kernel import SoftmaxCost
+from blocktune.kernels.base.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.historical.padded import next_width
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.report import Timing
@@ -43,18 +43,7 @@ IDEAS = {
     TUNED: "v2's algorithm in ordinary Triton with the best blocks, stages and schedule known here",
     HOPPER: "warps that copy beside warps that compute, with the instructions of Hopper",
 }
-"""What each step is, first to last."""
-
-KERNELS = {
-    V1: ("flash_v1",),
-    PAPER: ("flash_v1",),
-    V2: ("flash_fwd",),
-    PADDED: ("flash_fwd_padded",),
-    TRANSPOSED: ("flash_fwd_transposed",),
-    TUNED: ("flash_fwd_tma", "flash_fwd"),
-    HOPPER: ("flash_fwd_hopper_short", "flash_fwd_hopper"),
-}
-"""The kernels that a step may take; standard attention is PyTorch's."""
+"""What each step is, first to last. A kernel names those that it may stand for; standard attention is PyTorch's."""
 
 STANDARD_MEMORY_SHARE = 0.36
 """What PyTorch's three operations reach of the rate of device memory while they move scores and probabilities: 69 GB in
@@ -125,12 +114,18 @@ class Step:
         }
 
 
+def kernels_of(step: str) -> tuple[AttentionKernel, ...]:
+    """Return the kernels that a step may take, in registry order."""
+    return tuple(kernel for kernel in KERNELS.values() if step in kernel.ladder_steps)
+
+
 def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
     """What a step moves, all its launches together."""
     if config is None:
         total = standard_traffic(shape).total_bytes
         return Bytes(counted=total, least=total)
-    counted, least = (traffic_of(config, shape, perfect_l2=perfect).total_bytes for perfect in (False, True))
+    kernel = get_kernel(config.kernel)
+    counted, least = (traffic_of(kernel, config, shape, perfect_l2=perfect).total_bytes for perfect in (False, True))
     return Bytes(counted=counted, least=least)
 
 

@@ -4,7 +4,8 @@
     analysis.breakdown.binding, analysis.model_error
 
 A backward and a decoding are asked about as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
-but for bytes, which tuner/traffic/by_kernel.py counts for each kernel. `tuner/cost/text.py` says it in words.
+but for bytes, which tuner/traffic/by_kernel.py counts from the loops that it declares. `tuner/cost/text.py` says it in
+words.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
@@ -23,7 +25,6 @@ from blocktune.tuner.cost.model import density_of, folded_forward, missing_rates
 from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_instruction, roofline, waves_of
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
-from blocktune.tuner.occupancy.tile_budget import OnChip
 from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
@@ -144,7 +145,7 @@ def analyse(
     fits = occupied.blocks_per_sm > 0
     density = density_of(shape)
     blocks, folded = folded_forward(kernel, config, shape)
-    traffic = _traffic(shape, config)
+    traffic = _traffic(kernel, config, shape)
     lines = {} if missing else _rooflines(shape, traffic, device, density, resources.tensor_cores)
     return Analysis(
         device=device,
@@ -162,7 +163,7 @@ def analyse(
         rooflines=lines,
         block_intensity=block_intensity(folded, blocks.block_m) if shape.direction is Direction.FORWARD else None,
         density=density,
-        budget=budget_of(config, shape, device.limits),
+        budget=budget_of(kernel, config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),
         measured_us=measured_us,
     )
@@ -206,20 +207,20 @@ def _rooflines(
     }
 
 
-def _traffic(shape: AttentionShape, config: KernelConfig) -> dict[str, Traffic]:
+def _traffic(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape) -> dict[str, Traffic]:
     """By algorithm; the last two are the bounds between which the kernel lies."""
     backward = shape.direction is Direction.BACKWARD
     standard: dict[str, Traffic] = {
         "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)
     }
     m, n = config.block_m, config.block_n
-    if is_plain_v2(config, shape):
+    if is_plain_v2(kernel):
         return standard | {
             "v1": v1_traffic(shape, m, n),
             "v2": v2_traffic(shape, m, n),
             "v2_perfect_l2": v2_traffic(shape, m, n, perfect_l2=True),
         }
     return standard | {
-        "own": traffic_of(config, shape),
-        "own_perfect_l2": traffic_of(config, shape, perfect_l2=True),
+        "own": traffic_of(kernel, config, shape),
+        "own_perfect_l2": traffic_of(kernel, config, shape, perfect_l2=True),
     }

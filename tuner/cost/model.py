@@ -83,7 +83,7 @@ def predict_launches(
     """
     occupied, softmax = occupancy(resources, device.limits), kernel.softmax_cost(config)
     blocks, folded = folded_forward(kernel, config, shape)
-    least = traffic_of(config, shape, perfect_l2=True).total_bytes if softmax.round_trip else 0
+    least = traffic_of(kernel, config, shape, perfect_l2=True).total_bytes if softmax.round_trip else 0
     longest = predict(
         folded, blocks, resources, occupied, device, softmax, parts_of(folded, shape), constants,
         shared=shared, least_bytes=least,
@@ -180,10 +180,11 @@ def _moving_us(
     constants: CostConstants,
 ) -> float:
     """Of the launches that only move bytes."""
-    if not kernel.moving_passes:
+    names = kernel.loops.moving_passes
+    if not names:
         return 0.0
-    traffic = traffic_of(config, shape, perfect_l2=True)
-    passes = [one for one in traffic.passes if one.name in kernel.moving_passes] if isinstance(traffic, Passes) else []
+    traffic = traffic_of(kernel, config, shape, perfect_l2=True)
+    passes = [one for one in traffic.passes if one.name in names] if isinstance(traffic, Passes) else []
     moved = sum(one.total_bytes for one in passes)
     rate = constants.memory_share * float(device.memory_gbs or 0) * 1e3
     return len(passes) * constants.next_launch_us + moved / rate

@@ -8,7 +8,6 @@ sweeps give equal bytes. Reading goes the same way back, through the same checks
 
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 from blocktune.db.exchange.document import FORMAT as EXPORT_FORMAT
 from blocktune.db.exchange.document import FORMAT_VERSION as EXPORT_VERSION
-from blocktune.db.exchange.document import document_from, shape_order
+from blocktune.db.exchange.document import document_from, save_bytes, shape_order
 from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Trial
@@ -146,10 +145,8 @@ def save_sweep(sweep: Sweep, folder: str | Path) -> Path:
     """
     path = file_path(folder) / sweep.file_name
     text = json.dumps(_document(sweep), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    new = path.with_name(f".{path.name}.new")
     try:
-        new.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
-        os.replace(new, path)
+        save_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0), path)
     except OSError as error:
         raise UsageError(f"A sweep needs a folder that can be written to, but {path} cannot be: {error}.") from error
     return path

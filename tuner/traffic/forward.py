@@ -1,14 +1,17 @@
 """How many bytes the forward kernels move that are more than FlashAttention-2 in one launch.
 
 general_traffic(shape, 128, 64)         # window, mask tensor
-transposed_traffic(shape, 64, 64)       # keys turned round by a launch of their own
+transposed_traffic(shape, general_traffic(shape, 128, 64), "k")     # keys transposed by a launch of their own
 v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into 16 bits
 """
+
+from dataclasses import replace
+from typing import Literal
 
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, rows_covered, rows_in
 from blocktune.tuner.traffic.launches import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
-from blocktune.tuner.traffic.model import STATISTIC_BYTES, v1_traffic, v2_traffic
+from blocktune.tuner.traffic.model import STATISTIC_BYTES, V2Traffic, v1_traffic
 
 ACCUMULATOR_BYTES = 4
 """Of an element of v1's output between its updates: float32."""
@@ -45,30 +48,30 @@ def general_traffic(
     return Passes(passes=(Pass(name="forward", read=with_mask(read, mask), written=written),))
 
 
-def transposed_traffic(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Passes:
-    """FlashAttention-2 over keys that a launch before has transposed: it reads and writes all of them once."""
-    keys = key_rows(shape) * shape.head_dim * shape.element_bytes
-    then = v2_traffic(shape, block_m, block_n, perfect_l2=perfect_l2)
-    read = {"q": then.q_read, "kt": then.k_read, "v": then.v_read}
+def transposed_traffic(shape: AttentionShape, forward: V2Traffic | Passes, tensor: Literal["k", "v"]) -> Passes:
+    """Return the traffic of a forward over keys or values that a launch before has transposed: it reads and writes all
+    of them once.
+
+    Args:
+        shape: the problem.
+        forward: the traffic of the forward alone.
+        tensor: what is transposed.
+    """
+    moved = key_rows(shape) * (shape.head_dim if tensor == "k" else shape.head_dim_v) * shape.element_bytes
+    (then,) = forward.passes if isinstance(forward, Passes) else (_as_pass(forward),)
+    read = {f"{tensor}t" if name == tensor else name: count for name, count in then.read.items()}
     return Passes(
         passes=(
-            Pass(name="transpose", read={"k": keys}, written={"kt": keys}),
-            Pass(name="forward", read=read, written={"o": then.o_written}),
+            Pass(name="transpose", read={tensor: moved}, written={f"{tensor}t": moved}),
+            replace(then, read=read),
         )
     )
 
 
-def turned_traffic(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Passes:
-    """FlashAttention-2 over values that a launch before has transposed: it reads and writes all of them once."""
-    values = key_rows(shape) * shape.head_dim_v * shape.element_bytes
-    then = v2_traffic(shape, block_m, block_n, perfect_l2=perfect_l2)
-    read = {"q": then.q_read, "k": then.k_read, "vt": then.v_read}
-    return Passes(
-        passes=(
-            Pass(name="transpose", read={"v": values}, written={"vt": values}),
-            Pass(name="forward", read=read, written={"o": then.o_written}),
-        )
-    )
+def _as_pass(traffic: V2Traffic) -> Pass:
+    """Return FlashAttention-2 without log-sum-exp as a launch."""
+    read = {"q": traffic.q_read, "k": traffic.k_read, "v": traffic.v_read}
+    return Pass(name="forward", read=read, written={"o": traffic.o_written})
 
 
 def v1_kernel_traffic(shape: AttentionShape, block_m: int, block_n: int) -> Passes:

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import contiguous_strides
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_WARPS, contiguous_strides
 from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import BackwardLoops
+from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
@@ -65,7 +67,7 @@ class FlashBackwardHopper(AttentionKernel):
 
     name = "flash_bwd_hopper"
     direction = Direction.BACKWARD
-    moving_passes = ("delta", "dq")
+    loops = BackwardLoops(rewrites_lse=True)
     features = frozenset(("window", "softcap", "varlen", "deterministic"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
@@ -140,6 +142,27 @@ class FlashBackwardHopper(AttentionKernel):
 
     def total_warps(self, config: KernelConfig) -> int:
         return 3 * WARPS
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """Two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves. Of wider heads
+        than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel by panel."""
+        m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
+        d, wide = width_of(shape), is_wide(shape)
+        exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
+        slots = {"Q": stages, "dO": stages - wide}
+        statistics = {"LSE": stages, "delta": stages - wide}
+        return OnChip(
+            tiles=(
+                *(shared_tile(name, n, d, short) for name in "KV"),
+                *(shared_tile(name, m, d, short, count) for name, count in slots.items()),
+                *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
+                *exchanged,
+                shared_tile("dS", n, m, short, 1 if wide else 2),
+                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
+                *gradient_tiles(m, n, (d, d), short),
+            ),
+            num_warps=2 * WARPGROUP_WARPS,
+        )
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         persistent = bool(config.parameters["persistent"])

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import LOG2_E, contiguous_strides
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.base.loops import DecodeLoops
+from blocktune.kernels.base.on_chip import OnChip, register_tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
@@ -51,6 +53,7 @@ class FlashDecodeHopper(AttentionKernel):
     """
 
     name = "flash_decode_hopper"
+    loops = DecodeLoops(merges_itself=True)
     features: ClassVar[frozenset[str]] = frozenset({"cached", "paged"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16,),
@@ -118,6 +121,25 @@ class FlashDecodeHopper(AttentionKernel):
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """Every warp has keys, queries and an output of its own; their outputs meet in shared memory at the end."""
+        n, short, tile_rows = config.block_n, shape.element_bytes, rows_of_tile(shape)
+        rows = config.num_warps * tile_rows
+        return OnChip(
+            tiles=(
+                register_tile("Q", rows, shape.head_dim, short),
+                register_tile("K", n, shape.head_dim, short),
+                register_tile("V", n, shape.head_dim_v, short),
+                register_tile("S", n, tile_rows, FLOAT32_BYTES),
+                register_tile("P", n, tile_rows, short, reuses=True),
+                register_tile("O", rows, shape.head_dim_v, FLOAT32_BYTES),
+                *(register_tile(name, rows, 1, FLOAT32_BYTES) for name in "ml"),
+                shared_tile("O of all warps", rows, shape.head_dim_v, FLOAT32_BYTES),
+                *(shared_tile(f"{name} of all warps", rows, 1, FLOAT32_BYTES) for name in "ml"),
+            ),
+            num_warps=config.num_warps,
+        )
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("key", k), ("value", v)):

@@ -17,9 +17,12 @@ from blocktune.kernels.base.feature_arguments import check_extras
 from blocktune.kernels.base.flash_kernel import LOG2_E, heads_per_group
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.base.loops import ForwardLoops
+from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.forward.warps import consumer, producer
@@ -164,6 +167,8 @@ class FlashForwardHopper(AttentionKernel):
     """The warp-specialised forward kernel of Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_hopper"
+    loops = ForwardLoops()  # counted as if a window hid no keys
+    ladder_steps = ("hopper",)
     features = frozenset(("window", "softcap", "varlen"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
@@ -224,6 +229,12 @@ class FlashForwardHopper(AttentionKernel):
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """The output leaves through shared memory of its own, or where there is no room, through that of Q."""
+        widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        own = None if shares_memory(config, shape) else leaving_tile(config.block_m, widths[1], shape.element_bytes)
+        return consumer_tiles(config, widths, shape.element_bytes, own)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)

@@ -16,9 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.forward.kernel import (
     BARRIER_BYTES,
@@ -170,6 +172,12 @@ class FlashForwardHopperShort(FlashForwardHopper):
         if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
             found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
         return KernelConfig.of(self.name, found)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """The output leaves through as many panels as there is room for."""
+        widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        panels = leaving_tile(config.block_m, PANEL * output_panels(config, shape), shape.element_bytes)
+        return consumer_tiles(config, widths, shape.element_bytes, panels)
 
     @cached_property
     def source_hash(self) -> str:

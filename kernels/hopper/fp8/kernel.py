@@ -15,12 +15,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.base.feature_arguments import broadcast_strides
-from blocktune.kernels.base.flash_kernel import LOG2_E, heads_per_group
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, heads_per_group
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch
+from blocktune.kernels.base.loops import ForwardLoops
+from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, describe_rows, tiles
@@ -127,7 +130,7 @@ class FlashForwardFp8(AttentionKernel):
     """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_fp8"
-    moving_passes = ("transpose",)
+    loops = ForwardLoops(transposes="v")
     dtypes = frozenset(("float8_e4m3fn",))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
@@ -184,6 +187,14 @@ class FlashForwardFp8(AttentionKernel):
         if v.data_ptr() % WORD_BYTES or any(stride % WORD_BYTES for stride in needed):
             return f"{WORD_BYTES} must divide the address and the strides in bytes of value for {self.name}"
         return None
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
+        """The output leaves with 16 bits, through shared memory of its own or where the float32 sums of more than two
+        warpgroups are."""
+        widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        element_bytes = FLOAT32_BYTES if sums_are_shared(config.block_m // ROWS) else shape.out_bytes
+        out = leaving_tile(config.block_m, widths[1], element_bytes)
+        return consumer_tiles(config, widths, shape.element_bytes, out, transposed_values=True)
 
     @cached_property
     def source_hash(self) -> str:

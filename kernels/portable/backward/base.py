@@ -21,6 +21,7 @@ from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
+from blocktune.kernels.portable.backward.shared_memory import least_pass_columns, most_pass_columns
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -117,8 +118,16 @@ class FlashBackward(AttentionKernel):
         candidates = [
             KernelConfig.of(self.name, dict(zip(names, own, strict=True))) for own in self.preferences[first:]
         ]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the pass over keys, which sums up both gradients."""
+        summed = padded_width(shape.head_dim) + padded_width(shape.head_dim_v)
+        return least_pass_columns(config.block_n, config.block_m, summed, shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        summed = padded_width(shape.head_dim) + padded_width(shape.head_dim_v)
+        return most_pass_columns(config.block_n, config.block_m, summed, shape, limits)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments = common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
+from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -26,7 +27,13 @@ from blocktune.kernels.portable.backward.base import (
     specs_before,
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
-from blocktune.kernels.portable.backward.shared_memory import adding_bytes, pass_bytes
+from blocktune.kernels.portable.backward.shared_memory import (
+    adding_bytes,
+    most_adding_bytes,
+    most_statistics_bytes,
+    pass_bytes,
+    statistics_bytes,
+)
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -77,7 +84,6 @@ class FlashBackwardFused(FlashBackward):
     """The dense backward in one pass, whose gradients of queries are not equal to the bit from run to run."""
 
     name = "flash_bwd_fused"
-    moving_passes = ("delta", "dq")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
@@ -106,8 +112,36 @@ class FlashBackwardFused(FlashBackward):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the launch that takes most."""
+        statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
+        return max(self.launch_bytes(config, shape, limits), statistics)
+
+    def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Of the pass over keys."""
         loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
         return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        if shape.dtype != "float32" or limits.mma == "none":
+            return self.shared_bytes(config, shape, limits)
+        keys = most_adding_bytes(config, shape, limits, by_copy_engine=copies(config))
+        return max(keys, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """With the product that dq is, where a tile of queries is high enough for tensor memory."""
+        keys = super().most_tensor_memory_columns(config, shape, limits)
+        shared = keys > 0 and config.block_m >= WARPGROUP_ROWS
+        return keys + (3 * padded_width(shape.head_dim) + config.block_n if shared else 0)
+
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+        """What it takes to add a tile's share of dQ."""
+        width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
+        tiles = {
+            "K": shared_tile("K, for dQ", n, width, 2),
+            "dS": shared_tile("dS", n, m, 2),
+            "dQ": shared_tile("dQ on its way out", m, width, FLOAT32_BYTES),
+        }
+        return tuple(tiles[name] for name in adding_bytes(config, shape, limits, by_copy_engine=copies(config)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(rescales=False, products=5, adds_walked=True)

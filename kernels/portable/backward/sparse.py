@@ -6,7 +6,7 @@ every query head that reads them. No atomic additions: equal inputs give equal b
 density (Dao et al., arXiv 2205.14135, proposition 4).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,12 +19,18 @@ from blocktune.kernels.base.flash_kernel import (
     padded_width,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import gradient_strides, launch_options, row_sums, row_sums_spec
-from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.shared_memory import (
+    least_pass_columns,
+    most_pass_bytes,
+    most_pass_columns,
+    pass_bytes,
+)
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
 from blocktune.kernels.portable.forward.sparse import fitting_mask, mask_problem
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES
@@ -80,7 +86,7 @@ class FlashBackwardSparse(AttentionKernel):
 
     name = "flash_bwd_sparse"
     direction = Direction.BACKWARD
-    moving_passes = ("delta",)
+    loops = BackwardLoops(keys=("kv_block_m", "kv_block_n"), queries=("block_m", "block_n"), visits=Visits.BLOCK_MASK)
     features = frozenset({str(MaskKind.BLOCK_SPARSE), "deterministic"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),
@@ -111,6 +117,17 @@ class FlashBackwardSparse(AttentionKernel):
         dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
         return max(dq, self.launch_bytes(config, shape, limits))
 
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        own, stages = config.parameters, config.num_stages
+        dq = most_pass_bytes(own["block_m"], own["block_n"], stages, shape, limits)
+        return max(dq, most_pass_bytes(own["kv_block_n"], own["kv_block_m"], stages, shape, limits, row_values=True))
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _columns(least_pass_columns, config, shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _columns(most_pass_columns, config, shape, limits)
+
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Of the function for dk and dv."""
         own = config.parameters
@@ -130,8 +147,7 @@ class FlashBackwardSparse(AttentionKernel):
         names, width = tuple(self.parameters), max(shape.head_dim, shape.head_dim_v)
         fitting = self.preferences[(width > 64) + (width > 128) :]
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in fitting]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments = _common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
@@ -155,6 +171,13 @@ class FlashBackwardSparse(AttentionKernel):
 def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
     """The lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a row."""
     return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
+
+
+def _columns(of_pass: Callable[..., int], config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Tensor memory of the function that takes more of it: for dq, and for dk and dv together."""
+    own, widths = config.parameters, (padded_width(shape.head_dim), padded_width(shape.head_dim_v))
+    dq = of_pass(own["block_m"], own["block_n"], widths[0], shape, limits)
+    return max(dq, of_pass(own["kv_block_n"], own["kv_block_m"], sum(widths), shape, limits))
 
 
 def tiles(length: int, block: int) -> int:

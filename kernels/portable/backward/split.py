@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
+from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import CompileSpec, SecondLaunch, SoftmaxCost
+from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -29,7 +31,14 @@ from blocktune.kernels.portable.backward.base import (
     tile_constants,
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel, statistics_kernel
-from blocktune.kernels.portable.backward.shared_memory import pass_bytes
+from blocktune.kernels.portable.backward.shared_memory import (
+    least_pass_columns,
+    most_pass_bytes,
+    most_pass_columns,
+    most_statistics_bytes,
+    pass_bytes,
+    statistics_bytes,
+)
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -66,7 +75,7 @@ class FlashBackwardSplit(FlashBackward):
     """The dense backward in two passes. The parameters dq_* are those of the pass over queries."""
 
     name = "flash_bwd_split"
-    moving_passes = ("delta",)
+    loops = BackwardLoops(queries=("dq_block_m", "dq_block_n"))
     features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64),
@@ -86,10 +95,27 @@ class FlashBackwardSplit(FlashBackward):
     preferred_width: ClassVar[Mapping[int, int]] = {128: 0, 256: 1}
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the hungrier pass."""
+        """Of the launch that takes most."""
         own = config.parameters
         queries = pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
-        return max(self.launch_bytes(config, shape, limits), queries)
+        statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
+        return max(self.launch_bytes(config, shape, limits), queries, statistics)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        own = config.parameters
+        keys = most_pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        queries = most_pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
+        return max(keys, queries, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        own, width = config.parameters, padded_width(shape.head_dim)
+        queries = least_pass_columns(own["dq_block_m"], own["dq_block_n"], width, shape, limits)
+        return max(super().tensor_memory_columns(config, shape, limits), queries)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        own, width = config.parameters, padded_width(shape.head_dim)
+        queries = most_pass_columns(own["dq_block_m"], own["dq_block_n"], width, shape, limits)
+        return max(super().most_tensor_memory_columns(config, shape, limits), queries)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Of the pass over keys."""

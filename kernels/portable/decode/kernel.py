@@ -12,14 +12,18 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
+    IN_ORDER,
     WARPGROUP_ROWS,
     WARPGROUP_WARPS,
     contiguous_strides,
     operand_widths,
     padded_width,
     plain_bytes,
+    product_unit,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import DecodeLoops
+from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
@@ -32,6 +36,7 @@ from blocktune.kernels.portable.decode.launch import (
     merge_arguments,
 )
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
+from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -50,11 +55,15 @@ MIN_PAGE, MAX_PAGE = 16, 256
 OVERLAPPING_CC = (9, 0)
 """The first compute capability whose kernels can be launched while the one before still runs."""
 
+_FORWARD = FlashForward()
+"""Its tiles of float32 are the same, and so is what they take."""
+
 
 class FlashDecode(AttentionKernel):
     """Split-KV decoding with packed query heads."""
 
     name = "flash_decode"
+    loops = DecodeLoops()
     features: ClassVar[frozenset[str]] = frozenset({"cached", "paged", "tree", "window", "softcap", "alibi"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64),
@@ -104,23 +113,35 @@ class FlashDecode(AttentionKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
-        nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above."""
+        nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above. In float32 what the
+        forward's tiles in order take."""
         width, width_v = operand_widths(shape)
         if limits.mma == "none":
             return plain_bytes(config.block_m, config.block_n, width, width_v, shape.element_bytes)
+        if shape.element_bytes != 2:
+            return _FORWARD.shared_bytes(_in_order(config), shape, limits)
         k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in (width, width_v))
-        # a low tile, or one of few warps, goes to mma.sync on every GPU, which takes one tile of each to registers
-        whole = limits.mma != "mma" and config.block_m == WARPGROUP_ROWS and config.num_warps >= WARPGROUP_WARPS
-        depth = config.num_stages - (0 if whole and shape.element_bytes == 2 else 1)
+        # `mma` takes one tile of each to registers
+        whole = product_unit(config, limits) != "mma"
+        depth = config.num_stages - (0 if whole else 1)
         taking_turns = depth == 0 or config.num_stages == 1
         buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
-        if shape.element_bytes != 2:
-            return buffers
         exchanged = 0 if whole or config.block_m >= width_v else config.block_n
         loop_bytes = buffers + config.block_m * (width + exchanged) * shape.element_bytes
         # a share's output leaves in float32 when nothing else is there any more
         leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         return max(loop_bytes, leaving)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        if shape.element_bytes == 2:
+            return self.shared_bytes(config, shape, limits)
+        return _FORWARD.most_shared_bytes(_in_order(config), shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _FORWARD.tensor_memory_columns(_in_order(config), shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _FORWARD.most_tensor_memory_columns(_in_order(config), shape, limits)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Whole tiles get deep buffers and about one program a multiprocessor, as all winners of more than 32 rows on
@@ -134,18 +155,21 @@ class FlashDecode(AttentionKernel):
         own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
         warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
         alone = ((block_n, 4, 1), (block_n, 3, 1)) if whole and programs * splits <= MULTIPROCESSORS else ()
-        for rows_a_tile, stages, resident in (*alone, (block_n, 2, 2), (block_n, 1, 2), (32, 1, 2)):
-            config = KernelConfig(self.name, block_m, rows_a_tile, warps, stages, own)
-            # several programs of an SM keep more loads in flight than one with deeper buffers
-            if resident * self.shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
-                return config
-        return self._fitting(config, shape, limits)
+        loads = (*alone, (block_n, 2, 2), (block_n, 1, 2), (32, 1, 2))
+        candidates = [KernelConfig(self.name, block_m, rows, warps, stages, own) for rows, stages, _ in loads]
+        room = limits.shared_per_block_optin_bytes
+        # several programs of an SM keep more loads in flight than one with deeper buffers
+        side_by_side = [
+            config
+            for config, (*_, resident) in zip(candidates, loads, strict=True)
+            if resident * self.most_shared_bytes(config, shape, limits) <= room
+        ]
+        lower = [replace(candidates[-1], block_m=rows) for rows in self._blocks_up_to(block_m)]
+        return self.first_fitting((*side_by_side, *lower), shape, limits)
 
-    def _fitting(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the config with as many rows of queries as shared memory holds; itself if it never does."""
-        choices = sorted((rows for rows in self.parameters["block_m"] if rows <= config.block_m), reverse=True)
-        lower = (replace(config, block_m=rows) for rows in choices)
-        return next((each for each in lower if not self.violations(each, shape, limits)), config)
+    def _blocks_up_to(self, block_m: int) -> list[int]:
+        """The choices of block_m that are not above this one, the largest first."""
+        return sorted((rows for rows in self.parameters["block_m"] if rows <= block_m), reverse=True)
 
     def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
         """The fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
@@ -158,6 +182,25 @@ class FlashDecode(AttentionKernel):
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+        """Packed rows of a group; `shared_bytes` says which products read which memory. A share's output leaves in
+        float32 when the loop has ended. Plain multiply-adds and float32 keep what those of an ordinary forward keep."""
+        if limits.mma == "none" or shape.dtype == "float32":
+            return None
+        m, n, short = config.block_m, config.block_n, shape.element_bytes
+        width, width_v = operand_widths(shape)
+        whole = product_unit(config, limits) != "mma"
+        depth = config.num_stages - (0 if whole else 1)
+        keys = [shared_tile("K or V, in turns", n, max(width, width_v), short)]
+        if depth and config.num_stages > 1:
+            keys = [shared_tile("K", n, width, short, depth), shared_tile("V", n, width_v, short, depth)]
+        softmax = softmax_tiles(m, n, width_v, short)
+        if not whole and m < width_v:
+            softmax = tuple(shared_tile("P", m, n, short) if tile.name == "P" else tile for tile in softmax)
+        leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        tiles = (shared_tile("Q", m, width, short), *keys, *softmax)
+        return OnChip(tiles=tiles, leaving_bytes=leaving, num_warps=config.num_warps)
 
     @cached_property
     def source_hash(self) -> str:
@@ -194,6 +237,11 @@ class FlashDecode(AttentionKernel):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode_launch(config, shape)
+
+
+def _in_order(config: KernelConfig) -> KernelConfig:
+    """The same tiles of the plain forward, whose shared memory is that of float32 decoding."""
+    return replace(config, kernel=_FORWARD.name, extra=(("schedule", IN_ORDER),))
 
 
 def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:

@@ -164,20 +164,22 @@ class FlashForwardGeneral(AttentionKernel):
         """What the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of it."""
         return _DENSE.shared_bytes(_in_order(config), shape, limits)
 
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.most_shared_bytes(_in_order(config), shape, limits) + feature_tile_bytes(config, shape)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.tensor_memory_columns(_in_order(config), shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.most_tensor_memory_columns(_in_order(config), shape, limits)
+
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _DENSE.softmax_cost(_in_order(config))
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names, blocks = tuple(self.parameters), self._preferred(shape, limits)
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in blocks]
-        room = limits.shared_per_block_optin_bytes
-        feasible = (
-            config
-            for config in candidates
-            if not self.violations(config, shape, limits)
-            and self.shared_bytes(config, shape, limits) + feature_tile_bytes(config, shape) <= room
-        )
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
 
     def _preferred(self, shape: AttentionShape, limits: ComputeLimits) -> tuple[tuple[int, int, int, int], ...]:
         """Blocks, warps and stages of defaults, the best first."""

@@ -4,9 +4,10 @@ out = softmax(scale * q k^T) v for one block of query rows a program, with K and
 arXiv 2307.08691, algorithm 1). Any lengths, head dimensions up to 256, grouped query heads and outer strides.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -68,6 +69,8 @@ class FlashForward(FlashKernel):
     """The portable forward kernel."""
 
     name = "flash_fwd"
+    ladder_steps = ("v2", "tuned")
+    flex_options: ClassVar[Mapping[str, bool]] = {}
     preferences = (
         (128, 64, 8, 3, AHEAD_FIXED),
         (128, 64, 8, 2, AHEAD_FIXED),

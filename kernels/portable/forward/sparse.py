@@ -13,8 +13,17 @@ from typing import Any, ClassVar
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, LOG2_E, RUN_TIME_SIZES, contiguous_strides
+from blocktune.kernels.base.flash_kernel import (
+    AHEAD,
+    AHEAD_FIXED,
+    IN_ORDER,
+    LOG2_E,
+    RUN_TIME_SIZES,
+    contiguous_strides,
+    schedule_problem,
+)
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -98,6 +107,7 @@ class FlashForwardSparse(AttentionKernel):
     """The forward under a block mask. Its tiles must divide the mask's blocks, which a launch checks."""
 
     name = "flash_fwd_sparse"
+    loops = ForwardLoops(visits=Visits.BLOCK_MASK)
     features = frozenset({str(MaskKind.BLOCK_SPARSE)})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16, 32, 64, 128),
@@ -120,14 +130,20 @@ class FlashForwardSparse(AttentionKernel):
         return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: the schedules that run ahead carry 16-bit probabilities."""
-        problems = super().rule_violations(config, shape, limits)
-        if not problems and config.parameters["schedule"] != IN_ORDER and shape.element_bytes != 2:
-            return (f"`schedule` 1 and 2 of {self.name} need a 16-bit data type, but got {shape.dtype}.",)
-        return problems
+        """Besides the range of every parameter: what `schedule_problem` says."""
+        return super().rule_violations(config, shape, limits) or schedule_problem(config, shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.shared_bytes(config, shape, limits)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.most_shared_bytes(config, shape, limits)
+
+    def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.tensor_memory_columns(config, shape, limits)
+
+    def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        return _DENSE.most_tensor_memory_columns(config, shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return _DENSE.softmax_cost(config)
@@ -137,8 +153,7 @@ class FlashForwardSparse(AttentionKernel):
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
         if limits.mma != "wgmma":  # as in the dense kernel, running ahead is for wgmma
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
-        feasible = (config for config in candidates if not self.violations(config, shape, limits))
-        return next(feasible, candidates[-1])
+        return self.first_fitting(candidates, shape, limits)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         tensor, numbers = TensorArgument(shape.dtype), TensorArgument("int32")

@@ -4,8 +4,9 @@ The same computation as kernels/portable/forward/pointers.py; the copy engine co
 zeros outside.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -24,12 +25,12 @@ from blocktune.kernels.base.flash_kernel import (
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.portable.forward.tiles import attend, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
-BARRIER_BYTES = 8
 TMA_ALIGNMENT_BYTES = 16
 """A descriptor's base address and outer strides are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
 
@@ -68,6 +69,8 @@ class FlashForwardTma(FlashKernel):
     """The forward kernel for GPUs with a tensor copy engine."""
 
     name = "flash_fwd_tma"
+    ladder_steps = ("tuned",)
+    flex_options: ClassVar[Mapping[str, bool]] = {"fwd_USE_TMA": True}
     preferences = (
         (64, 64, 4, 3, AHEAD_FIXED),
         (64, 64, 4, 2, AHEAD_FIXED),

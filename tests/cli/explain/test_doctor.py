@@ -1,13 +1,17 @@
 """`tune doctor`: facts, problems, and what to do about them."""
 
 import json
+import shutil
 import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from blocktune.cli.explain import checks
-from blocktune.cli.explain.checks import Level
+from blocktune.cli.explain import checks, store_checks
+from blocktune.cli.explain.findings import Level
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
@@ -103,3 +107,48 @@ def test_a_missing_c_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = next(finding for finding in checks._toolchain() if finding.name == "C compiler")
     assert compiler.level is Level.WARNING
     assert "gcc" in compiler.fix
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_who_can_change_the_database_is_said(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    ResultStore.open(tune.db).close()
+    assert "database owner" not in findings(tune)
+    tune.db.chmod(0o666)
+    result = tune("doctor", "--json")
+    assert result.exit_code == 5
+    owner = next(each for each in json.loads(result.stdout)["findings"] if each["name"] == "database owner")
+    assert (owner["level"], owner["value"]) == ("problem", f"every user may write {tune.db}")
+    monkeypatch.setenv("BLOCKTUNE_TRUST_OWNER", "1")
+    assert findings(tune)["database owner"]["level"] == "warning"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_winner_dated_ahead_and_a_full_disk_are_said(tune, winner, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune.store(winner())
+    assert not {"clock", "free space"} & set(findings(tune))
+    tune.store(winner(shape=replace(winner().shape, batch=9), created_at=datetime.now(UTC) + timedelta(days=400)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    found = findings(tune)
+    assert found["clock"]["value"] == "1 winners are dated in the future"
+    assert found["free space"]["value"] == "1.0 MB"
+
+
+def test_triton_s_cache_is_looked_at(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    names = {"TRITON_CACHE_DIR": str(cache)}
+    assert list(store_checks.triton_cache(names)) == []
+    cache.chmod(0o777)
+    (finding,) = store_checks.triton_cache(names)
+    assert (finding.name, finding.level) == ("Triton's cache", Level.WARNING)
+    (finding, _) = store_checks.triton_cache(names | {"TRITON_CACHE_MANAGER": "module:Class"})
+    assert finding.name == "TRITON_CACHE_MANAGER"
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("place", ["user:secret@127.0.0.1:1/name", "user@127.0.0.1:1/name?password=secret"])
+def test_a_password_in_a_url_is_said_and_not_shown(tune, place: str) -> None:
+    result = tune("doctor", "--json", "--db", f"postgresql+psycopg://{place}")
+    assert "secret" not in result.stdout + result.stderr
+    (found,) = (each for each in json.loads(result.stdout)["findings"] if each["name"] == "password")
+    assert "PGPASSFILE" in found["fix"]

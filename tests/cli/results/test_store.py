@@ -182,3 +182,13 @@ def test_without_trials_there_is_no_study(tune, winner, tmp_path: Path) -> None:
     result = tune("export", tmp_path / "studies.db", "--format", "optuna")
     assert result.exit_code == 3
     assert "tune run" in result.stderr
+
+
+def test_other_formats_are_written_at_once_and_through_no_link(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    victim, out = tmp_path / "victim", tmp_path / "configs.py"
+    victim.write_text("mine")
+    out.symlink_to(victim)
+    assert tune("export", out, "--format", "triton").exit_code == 0
+    assert victim.read_text() == "mine"
+    assert "CONFIGS" in out.read_text()

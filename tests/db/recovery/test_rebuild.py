@@ -15,7 +15,7 @@ from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.recovery.rebuild import Recovery, recover
 from blocktune.db.recovery.salvage import SMALLEST_ROW_BYTES, salvaged
 from blocktune.db.store import ResultStore
-from blocktune.db.tables.engine import connect_sqlite
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import (

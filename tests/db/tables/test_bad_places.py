@@ -13,7 +13,7 @@ import pytest
 
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
-from blocktune.db.tables import engine
+from blocktune.db.tables import sqlite_file
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError, StoreCorruptError, StoreError
 
 NOBODY = 65534
@@ -102,8 +102,8 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: Path, trial: Trial, mon
     with ResultStore.open(path) as store:
         store.record(trial)
         pages = path.stat().st_size // 4096
-        full = (*engine.CONNECTION_PRAGMAS, f"PRAGMA max_page_count = {pages}")
-        monkeypatch.setattr(engine, "CONNECTION_PRAGMAS", full)
+        full = (*sqlite_file.CONNECTION_PRAGMAS, f"PRAGMA max_page_count = {pages}")
+        monkeypatch.setattr(sqlite_file, "CONNECTION_PRAGMAS", full)
         with pytest.raises(StoreError, match="disk is full"):
             store.record(replace(trial, kernel_hash="f" * 16, error="x" * 100_000))
         assert store.trials() == [trial]

@@ -123,6 +123,21 @@ def test_reads_of_what_nothing_wrote_are_found() -> None:
     assert unwritten_reads(listing(with_line(3, "@UP1 UIADD3 UR8, UP0, UR25, 0x40, URZ"))) == []
 
 
+def test_a_spill_of_what_nothing_wrote_is_no_use_of_it_and_a_use_of_what_it_brings_back_is() -> None:
+    spill, fill = "MOV.SPILL R9, UR25", "R2UR.FILL UR26, R9"
+    assert unwritten_reads(listing(with_line(0, spill, RIGHT[0]))) == []
+    filled = (spill, fill, "UIADD3 UR8, UP0, UR26, 0x40, URZ")
+    (line,) = unwritten_reads(listing(with_line(3, *filled)))
+    assert line.endswith("UR26 was not written")
+
+
+def test_a_copy_of_what_nothing_wrote_is_right_only_where_it_is_overwritten_unread() -> None:
+    copy, write = "UMOV UR26, UR25", "R2UR UR26, R9"
+    assert unwritten_reads(listing(with_line(0, copy, write, RIGHT[0]))) == []
+    for between in ("UIADD3 UR8, UPT, UPT, UR26, 0x40, URZ", "UTCHMMA gdesc[UR26], gdesc[UR6], tmem[UR5]", "BRA 0x10"):
+        assert unwritten_reads(listing(with_line(0, copy, between, write, RIGHT[0])))
+
+
 @compiled_here
 def test_the_wrong_code_of_an_old_assembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Values of 32 columns next to queries of 64, at their own width: as the kernels must not be compiled."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.stored import fork_gate
+from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS, BackgroundRead
 from blocktune.kernels.stored.fork_gate import ForkGate, GatedConnection, gate
 
 pytestmark = pytest.mark.triton_free
@@ -137,3 +138,25 @@ def test_forked_children_can_use_a_file_that_other_threads_write(tmp_path: Path)
     command = [sys.executable, "-P", "-c", textwrap.dedent(script), str(tmp_path / "shared.db")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.stdout.strip() == "0", result.stderr
+
+
+def test_a_call_does_not_wait_for_a_fork_that_waits(tmp_path: Path) -> None:
+    """The fork waits for a writer's connection, the thread that reads configs for the fork, and the call for nobody."""
+    path = tmp_path / "a.db"
+
+    def read() -> str:
+        with closing(sqlite3.connect(path, factory=GatedConnection)):
+            return "read"
+
+    writer = in_another_thread(gate, 0.6)
+    forker = threading.Thread(target=lambda: (gate.close(), gate.reopen()))
+    forker.start()
+    while not gate.is_closed:
+        time.sleep(0.001)
+    reading = BackgroundRead(read, lambda: None)
+    began = time.monotonic()
+    assert reading.value(CALL_SECONDS) is None
+    assert time.monotonic() - began < 0.4
+    assert reading.value(MAX_SECONDS) == "read"
+    for thread in (writer, forker):
+        thread.join()

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blocktune.db.exchange.document import document_from, frozen_document
+from blocktune.db.exchange.importing import records_from
+from blocktune.db.store import ResultStore
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.json_pieces import canonical_text
-from blocktune.kernels.stored.sources import usable_rows
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.stored.miss_file import append_misses, read_misses
+from blocktune.kernels.stored.sources import SqliteConfigs, read_source, usable_rows
+from blocktune.kernels.values.errors import ImportRejectedError, StoreError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import MAX_SIZE, Direction
 from tests.support.dispatch_fakes import H200, best, shape_like
@@ -139,3 +144,38 @@ def test_any_value_in_a_file_is_left_out_or_within_the_rules(
     file.write_text(text)
     with suppress(StoreError):
         assert_harmless(usable_rows(rows_in_file(file), H200, where="here"))
+
+
+def test_one_row_of_another_type_costs_that_row(tmp_path: Path) -> None:
+    """In a store, an import and the file of misses: `features` is a text, and here a number."""
+    path = tmp_path / "blocktune.db"
+    other = replace(winner(), shape=shape_like(512, dtype="bfloat16"))
+    with ResultStore.open(path) as store:
+        store.set_best(winner())
+        store.set_best(other)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE shape SET document = json_set(document, '$.features', 5) WHERE seqlen_q = 512")
+    found, problems = read_source(SqliteConfigs(path), H200)
+    assert ([each.shape for each in found], problems) == ([SHAPE], [])
+    document = document_from(H200, [winner()], [])
+    document["bests"][0]["shape"]["features"] = 5
+    with pytest.raises(ImportRejectedError, match=r"bests\[0\]\.shape"):
+        records_from(document)
+    misses = tmp_path / "misses.jsonl"
+    append_misses(misses, {(H200.key, SHAPE): 3})
+    line = json.loads(misses.read_text())
+    line["shape"]["features"] = 5
+    misses.write_text(misses.read_text() + json.dumps(line) + "\n")
+    assert read_misses(misses) == {(H200.key, SHAPE): 3}
+
+
+def test_a_frozen_file_that_lost_its_seal_is_no_export(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    export = document_from(H200, [winner()], None)
+    path.write_text(json.dumps(export))
+    assert len(rows_in_file(path)) == 1
+    frozen = frozen_document(H200, [winner()])
+    del frozen["sha256"]
+    path.write_text(json.dumps(frozen))
+    with pytest.raises(StoreError, match="carries the hash"):
+        rows_in_file(path)

@@ -1,7 +1,9 @@
 """The shape of a call: what callers may write for it, and what a stored one has to hold."""
 
 import copy
+import itertools
 import pickle
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -95,3 +97,40 @@ def test_a_stored_shape_has_every_size(name: str) -> None:
     del document[name]
     with pytest.raises(UsageError, match=f"{name} is missing"):
         AttentionShape.from_json(document)
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT, Causal.LOWER_RIGHT])
+@pytest.mark.parametrize("window", [None, (0, 0), (5, 5), (-1, 3), (3, -1), (40, 0), (100, 100)])
+def test_visible_pairs_are_counted_as_one_by_one(causal: Causal, window: tuple[int, int] | None) -> None:
+    for seqlen_q, seqlen_k in itertools.product((1, 2, 7, 16, 33), repeat=2):
+        lengths = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+        shape = AttentionShape(
+            batch=1, num_heads=1, num_heads_kv=1, head_dim=64, head_dim_v=64, dtype="bfloat16", causal=causal,
+            features=Features(window=window), **lengths
+        )  # fmt: skip
+        left, right = window or (-1, -1)
+        count = 0
+        for query, key in itertools.product(range(seqlen_q), range(seqlen_k)):
+            distance = key - query - shape.diagonal
+            count += not (
+                (left >= 0 and distance < -left)
+                or (right >= 0 and distance > right)
+                or (causal is not Causal.NONE and distance > 0)
+            )
+        assert shape.visible_pairs == count
+
+
+def test_pairs_of_the_longest_windows_are_counted_at_once() -> None:
+    shape = AttentionShape(
+        batch=1, num_heads=1, num_heads_kv=1, seqlen_q=2**31 - 1, seqlen_k=2**31 - 1, head_dim=64, head_dim_v=64,
+        dtype="bfloat16", features=Features(window=(5, 5)),
+    )  # fmt: skip
+    began = time.monotonic()
+    assert shape.visible_pairs == 11 * (2**31 - 1) - 30
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("word", ["window=99999999999999999999:0", "window=0:2147483648", "page=4294967296"])
+def test_a_size_that_no_kernel_can_be_given_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="A feature is one of"):
+        Features.parse(word)

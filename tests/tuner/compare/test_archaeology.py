@@ -12,7 +12,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.hardware.device import current_device, device_named
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
@@ -22,9 +22,9 @@ from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.ladder import Ladder, climb, planned_steps
 from blocktune.tuner.compare.ladder_steps import (
     IDEAS,
-    KERNELS,
     Step,
     bytes_of,
+    kernels_of,
     last_timed,
     predicted_standard_us,
     size,
@@ -113,7 +113,8 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
 
 
 def test_every_step_has_an_idea_and_they_come_in_order() -> None:
-    assert tuple(IDEAS) == ("standard", *KERNELS)
+    assert {step for kernel in KERNELS.values() for step in kernel.ladder_steps} == set(IDEAS) - {"standard"}
+    assert [kernel.name for kernel in kernels_of("tuned")][:2] == ["flash_fwd_tma", "flash_fwd"]
     ladder = climb(LONG, H200, compiler=Compiler())
     assert [step.name for step in ladder.steps] == list(IDEAS)
     assert [step.problem for step in ladder.steps] == [""] * 8
@@ -277,8 +278,8 @@ def test_every_step_is_right_and_timed_on_this_gpu(causal: bool) -> None:
         ladder = climb(shape, device, compiler=farm, clock=CudaClock())
     unsupported = {
         name
-        for name, kernels in KERNELS.items()
-        if all(get_kernel(kernel).unsupported(shape, device.limits) for kernel in kernels)
+        for name in IDEAS
+        if name != "standard" and all(kernel.unsupported(shape, device.limits) for kernel in kernels_of(name))
     }
     assert {step.name for step in ladder.steps if step.timing is None} == unsupported
     assert all(step.why for step in ladder.steps[1:] if step.timing)

@@ -13,7 +13,6 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
@@ -74,10 +73,19 @@ def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None
     assert list(found.traffic) == ["standard", "v1", "v2", "v2_perfect_l2"]
     assert found.breakdown is not None
     assert found.waves is not None
-    assert found.budget is None
+    assert found.budget is not None
+    assert found.budget.shared_bytes == kernel.shared_bytes(config, SHAPE, H200.limits)
     assert "Bound by" in explain(found)
-    with pytest.raises(UsageError, match=r"Add a line to tuner/traffic/by_kernel\.py"):
-        analyse(kernel, config, replace(SHAPE, features=Features(window=(3, 0))), H200, resources)
+
+
+def test_a_new_forward_kernel_with_a_window_is_counted_with_it() -> None:
+    class NewWindow(NewForward):
+        features = frozenset({"window"})
+
+    problem, kernel = replace(SHAPE, features=Features(window=(127, 0))), NewWindow()
+    resources = KernelResources(registers=168, shared_bytes=131_072, num_warps=8, tensor_cores="wgmma")
+    found = analyse(kernel, kernel.default_config(problem, H200.limits), problem, H200, resources)
+    assert found.traffic["own"].total_bytes < analysis().traffic["v2"].total_bytes / 4
 
 
 def test_steps_down_are_those_of_the_kernel_s_choices() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.base.kernel import SoftmaxCost
+from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.hardware.device import catalogue, device_named
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
@@ -38,7 +39,7 @@ H200 = device_named("h200")
 class Kernel:
     """The part of AttentionKernel that the model asks; shared memory as Hopper's code has it."""
 
-    moving_passes = ()
+    loops = ForwardLoops()
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         del config
@@ -296,7 +297,7 @@ def test_a_backward_in_two_passes_takes_as_long_as_both() -> None:
     assert both.total_us == keys.total_us + queries.total_us
     found = predict_launches(kernel, blocks, problem, H200, resources)
     assert found == both.beside(found.beside_us)
-    moved = traffic_of(blocks, problem, perfect_l2=True)
+    moved = traffic_of(kernel, blocks, problem, perfect_l2=True)
     assert isinstance(moved, Passes)
     delta_us = sum(one.total_bytes for one in moved.passes if one.name == "delta") / 4.8e6
     assert delta_us < found.beside_us < delta_us + 10  # and a launch

@@ -201,3 +201,13 @@ def test_places_are_files_or_folders_with_files(tmp_path: Path) -> None:
             sweep_files([place])
     with pytest.raises(UsageError, match="folder that can be written to"):
         save_sweep(sweep(), tmp_path / "none")
+
+
+def test_a_link_that_waits_where_a_sweep_is_written_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (sweep().file_name, f".{sweep().file_name}.new"):
+        (tmp_path / name).symlink_to(victim)
+    path = save_sweep(sweep(), tmp_path)
+    assert victim.read_text() == "mine"
+    assert len(load_sweep(path).trials) == len(sweep().trials)

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from blocktune.kernels.base.on_chip import OnChip, Place
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.compiler import compile_resources
-from blocktune.tuner.occupancy.tile_budget import OnChip, Place, on_chip
+from blocktune.tuner.occupancy.tile_budget import on_chip
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
@@ -82,12 +83,28 @@ def test_tensor_memory_relieves_the_registers() -> None:
     assert blackwell.least_registers == 130
 
 
-def test_queries_that_move_to_registers_pass_through_shared_memory() -> None:
+def test_mma_keeps_queries_in_shared_memory_and_exchanges_p_of_few_rows() -> None:
+    """Running ahead, too."""
     shape, limits = complete_shape(8192, 128), limits_for((8, 0))
-    budget = on_chip(config(256, 32, 8, 2, 1), shape, limits)
-    assert places(budget)["Q"] == (256 * 128 * 2, Place.REGISTERS)
-    assert budget.bytes_in(Place.SHARED_MEMORY) == 2 * 32 * 128 * 2
-    assert budget.shared_bytes == budget.loading_bytes == 256 * 128 * 2
+    budget = on_chip(config(64, 32, 4, 2, 1), shape, limits)
+    assert places(budget)["Q"] == (64 * 128 * 2, Place.SHARED_MEMORY)
+    assert places(budget)["P"] == (64 * 32 * 2, Place.SHARED_MEMORY)
+    assert places(on_chip(config(128, 32, 4, 2, 1), shape, limits))["P"][1] is Place.REGISTERS
+
+
+def test_float32_operands_are_two_tiles_each() -> None:
+    """Those of tensor cores below 10.0: their TF32 numbers, and what these leave of them."""
+    shape = complete_shape(8192, 128, dtype="fp32")
+    ampere, hopper, blackwell = (
+        on_chip(config(64, 32, 4, 2), shape, limits_for(cc)) for cc in ((8, 0), (9, 0), (10, 0))
+    )
+    tile = 32 * 128 * 4
+    assert places(ampere)["Q"] == places(hopper)["Q"] == (2 * 64 * 128 * 4, Place.SHARED_MEMORY)
+    assert places(ampere)["P"] == (2 * 64 * 32 * 4, Place.SHARED_MEMORY)
+    assert places(blackwell)["Q"] == (64 * 128 * 4, Place.TENSOR_MEMORY)
+    for budget in (hopper, blackwell):
+        assert places(budget)["K or V, as two tf32 tiles"] == (2 * tile, Place.SHARED_MEMORY)
+        assert places(budget)["K"] == places(budget)["V"] == (tile, Place.SHARED_MEMORY)
 
 
 @pytest.mark.slow

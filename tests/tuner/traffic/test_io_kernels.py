@@ -1,9 +1,11 @@
 """Every kernel's bytes: all are counted, grow as the theorems say, and stay between the two bounds."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.registry import KERNELS
@@ -14,9 +16,9 @@ from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.backward import fused_backward_traffic, split_backward_traffic, standard_backward_traffic
-from blocktune.tuner.traffic.by_kernel import COUNTS, traffic_of
+from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.decode import decode_traffic
-from blocktune.tuner.traffic.forward import general_traffic
+from blocktune.tuner.traffic.forward import general_traffic, transposed_traffic
 from blocktune.tuner.traffic.launches import Passes
 from blocktune.tuner.traffic.model import Traffic, v1_traffic, v2_traffic
 from blocktune.tuner.traffic.sparse import Blocks, random_blocks, sparse_backward_traffic, sparse_forward_traffic
@@ -52,7 +54,7 @@ def some_shape(kernel: str) -> AttentionShape:
 def test_every_kernel_is_counted_between_its_bounds(kernel: str) -> None:
     problem = some_shape(kernel)
     config = KERNELS[kernel].default_config(problem, H200.limits)
-    counted, once = (traffic_of(config, problem, perfect_l2=perfect) for perfect in (False, True))
+    counted, once = (traffic_of(KERNELS[kernel], config, problem, perfect_l2=perfect) for perfect in (False, True))
     assert counted.total_bytes >= once.total_bytes
     # no kernel writes less than its results, or reads less than its inputs unless a mask hides some
     results = 1024 * 64 * 2 * (8 + 4) * 2 if problem.direction is Direction.BACKWARD else problem.seqlen_q * 64 * 8 * 4
@@ -61,10 +63,29 @@ def test_every_kernel_is_counted_between_its_bounds(kernel: str) -> None:
     assert once.to_json()["total_bytes"] == once.total_bytes
 
 
-def test_a_kernel_that_nobody_counted_is_named() -> None:
-    with pytest.raises(UsageError, match="not of flash_new"):
-        traffic_of(KernelConfig("flash_new", 64, 64, 4, 2), shape())
-    assert set(KERNELS) <= set(COUNTS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_launches_that_only_move_bytes_are_among_those_that_are_counted(kernel: str) -> None:
+    problem, names = some_shape(kernel), KERNELS[kernel].loops.moving_passes
+    found = traffic_of(KERNELS[kernel], KERNELS[kernel].default_config(problem, H200.limits), problem)
+    counted = [one.name for one in found.passes] if isinstance(found, Passes) else []
+    assert [name for name in counted if name in names] == list(names)
+    assert len(counted) == 0 or len(counted) > len(names)
+
+
+def test_a_backward_under_a_block_mask_is_counted_in_two_passes() -> None:
+    with pytest.raises(UsageError, match="queries=None"):
+        BackwardLoops(visits=Visits.BLOCK_MASK)
+
+
+@pytest.mark.parametrize(("tensor", "moved"), [("k", 64), ("v", 128)])
+def test_a_transposed_tensor_moves_twice_before_it_is_read(tensor: Literal["k", "v"], moved: int) -> None:
+    """With a window, too, whose keys outside of all sight are transposed all the same."""
+    problem = replace(shape(1024), head_dim_v=128, features=Features(window=(127, 0)))
+    alone = general_traffic(problem, 64, 64)
+    found = transposed_traffic(problem, alone, tensor)
+    assert found["transpose"].to_json()["total_bytes"] == 2 * 1024 * moved * 2
+    assert found["forward"].read[f"{tensor}t"] == alone["forward"].read[tensor]
+    assert found.total_bytes == alone.total_bytes + 2 * 1024 * moved * 2
 
 
 # ---- Theorem 5: Θ(Nd + N²) against Θ(N²d²/M), with tiles of M/4d rows
@@ -189,5 +210,5 @@ def test_a_causal_backward_moves_about_half() -> None:
 
 
 def test_v1_s_kernel_turns_its_output_into_16_bits() -> None:
-    found = traffic_of(KernelConfig("flash_v1", 64, 64, 4, 1), shape())
+    found = traffic_of(KERNELS["flash_v1"], KernelConfig("flash_v1", 64, 64, 4, 1), shape())
     assert found.total_bytes - v1_traffic(shape(), 64, 64).total_bytes == 8192 * 64 * (4 + 2)

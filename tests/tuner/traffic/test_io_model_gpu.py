@@ -17,6 +17,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.by_kernel import traffic_of
+from blocktune.tuner.traffic.model import Traffic
 from tests.support.programs import program
 
 pytestmark = [
@@ -58,6 +59,10 @@ def default(kernel: str, shape: AttentionShape) -> KernelConfig:
     return get_kernel(kernel).default_config(shape, current_device().limits)
 
 
+def modelled(config: KernelConfig, shape: AttentionShape, *, perfect_l2: bool = False) -> Traffic:
+    return traffic_of(get_kernel(config.kernel), config, shape, perfect_l2=perfect_l2)
+
+
 def counted(shape: AttentionShape, config: KernelConfig) -> Counted:
     """What Nsight Compute counts, printed beside what the model does."""
     task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
@@ -73,7 +78,7 @@ def counted(shape: AttentionShape, config: KernelConfig) -> Counted:
         pytest.skip(f"Nsight Compute may not read the counters of this GPU ({NO_PERMISSION})")
     assert found.returncode == 0, (found.stdout + found.stderr)[-2000:]
     result = parsed(found.stdout)
-    once, uncached = (traffic_of(config, shape, perfect_l2=perfect) for perfect in (True, False))
+    once, uncached = (modelled(config, shape, perfect_l2=perfect) for perfect in (True, False))
     print(f"\n{shape.label} {config.label}: {', '.join(result.kernels)}")
     print(", ".join(f"{name} {value / 1e6:.1f} MB" for name, value in result.totals.items()))
     print(
@@ -100,7 +105,7 @@ def parsed(output: str) -> Counted:
 def test_v2_reads_keys_once_a_query_tile_from_l2_and_about_once_from_dram() -> None:
     blocks = config("flash_fwd", 128, 64, schedule=0)
     found = counted(PREFILL, blocks)
-    uncached, once = (traffic_of(blocks, PREFILL, perfect_l2=perfect) for perfect in (False, True))
+    uncached, once = (modelled(blocks, PREFILL, perfect_l2=perfect) for perfect in (False, True))
     assert found[SM_READ] == pytest.approx(uncached.arriving_bytes, rel=0.05)
     assert found[L2_READ] < found[SM_READ]  # requests of neighbouring SMs for the same keys are answered together
     assert found[L2_WRITTEN] == pytest.approx(uncached.written_bytes, rel=0.05)
@@ -113,9 +118,9 @@ def test_v1_moves_output_and_statistics_through_l2_once_a_key_tile() -> None:
     blocks = config("flash_v1", 64, 64, stages=1)
     found = counted(PREFILL, blocks)
     assert [name for name in found.kernels if "flash_v1_kernel" in name] == list(found.kernels)
-    modelled = traffic_of(blocks, PREFILL)
-    assert found[SM_READ] == pytest.approx(modelled.arriving_bytes, rel=0.05)
-    assert found[L2_WRITTEN] == pytest.approx(modelled.written_bytes, rel=0.05)
+    counts = modelled(blocks, PREFILL)
+    assert found[SM_READ] == pytest.approx(counts.arriving_bytes, rel=0.05)
+    assert found[L2_WRITTEN] == pytest.approx(counts.written_bytes, rel=0.05)
     assert found[DRAM_READ] < 1.05 * found[SM_READ]
 
 
@@ -124,13 +129,13 @@ def test_the_transpose_is_counted_with_the_attention_that_needs_it() -> None:
     found = counted(PREFILL, blocks)
     assert len(found.kernels) == 2
     assert "transpose_keys_kernel" in found.kernels[0]
-    assert found[SM_READ] == pytest.approx(traffic_of(blocks, PREFILL).arriving_bytes, rel=0.05)
+    assert found[SM_READ] == pytest.approx(modelled(blocks, PREFILL).arriving_bytes, rel=0.05)
 
 
 def test_decode_reads_keys_and_values_once_from_dram() -> None:
     blocks = default("flash_decode", DECODE)
     found = counted(DECODE, blocks)
-    assert found[DRAM_READ] == pytest.approx(traffic_of(blocks, DECODE, perfect_l2=True).read_bytes, rel=0.05)
+    assert found[DRAM_READ] == pytest.approx(modelled(blocks, DECODE, perfect_l2=True).read_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,7 @@ def test_the_backward_reads_from_dram_between_the_bounds(kernel: str, launches: 
     blocks = default(kernel, BACKWARD)
     found = counted(BACKWARD, blocks)
     assert len(found.kernels) == launches
-    once, uncached = (traffic_of(blocks, BACKWARD, perfect_l2=perfect) for perfect in (True, False))
+    once, uncached = (modelled(blocks, BACKWARD, perfect_l2=perfect) for perfect in (True, False))
     assert 0.8 * once.read_bytes < found[DRAM_READ] < uncached.read_bytes
     # the addends of dq bring nothing back; spilled registers that fall out of L1 do
     assert uncached.arriving_bytes * 0.99 < found[SM_READ] < uncached.arriving_bytes * 1.1

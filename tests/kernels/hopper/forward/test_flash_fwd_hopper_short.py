@@ -119,7 +119,7 @@ def test_the_output_has_the_memory_that_is_left() -> None:
     def panels(problem: AttentionShape, **changes: int) -> tuple[int, int]:
         found = config(**changes)
         assert KERNEL.violations(found, problem, HOPPER) == ()
-        on_chip = budget_of(found, problem, HOPPER)
+        on_chip = budget_of(KERNEL, found, problem, HOPPER)
         assert on_chip is not None
         (leaving,) = (tile for tile in on_chip.tiles if tile.name == "O on its way out")
         assert leaving.columns == 64 * output_panels(found, problem)

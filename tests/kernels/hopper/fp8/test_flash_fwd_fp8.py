@@ -147,10 +147,10 @@ def test_the_models_know_one_byte_an_element(head_dim: int) -> None:
     problem, wide = shape(head_dim), shape(head_dim, dtype="bfloat16")
     best, device = KERNEL.default_config(problem, HOPPER), device_named("h200")
     rows = problem.batch * problem.num_heads * problem.seqlen_q
-    moved = traffic_of(best, problem, perfect_l2=True)
+    moved = traffic_of(KERNEL, best, problem, perfect_l2=True)
     assert moved.total_bytes == rows * head_dim * (1 + 1 + 1 + 2 + 2)  # q, k, vt read, v turned, output
     assert problem.tensor_bytes == rows * (5 * head_dim + 4)
-    budget = budget_of(best, problem, HOPPER)
+    budget = budget_of(KERNEL, best, problem, HOPPER)
     assert budget is not None
     assert budget.shared_bytes == KERNEL.shared_bytes(best, problem, HOPPER)
     sixteen = FlashForwardHopper()

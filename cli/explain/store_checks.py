@@ -1,0 +1,166 @@
+"""What `tune doctor` looks at of files: the database or results file, who can change them, and Triton's cache."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blocktune.cli.explain.findings import Finding, Level
+from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.stored.ownership import VARIABLE, doubts, is_owner_believed
+from blocktune.kernels.values.errors import StoreError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Best
+
+LEAST_FREE_BYTES = 50 << 20
+"""A search with all its trials takes some megabytes, their log as many again."""
+
+CLOCK_TOLERANCE = timedelta(days=1)
+"""How far ahead a date may be that an import takes."""
+
+
+_PASSWORD = Finding(
+    name="password",
+    value="stands in the database URL",
+    level=Level.WARNING,
+    meaning="Every user of this machine sees the words of a command, and a URL is easily copied into a script.",
+    fix="Leave it out of the URL: PostgreSQL's drivers read ~/.pgpass, or the file that PGPASSFILE names.",
+)
+
+
+def _results_file(path: Path) -> Finding:
+    """What the dispatcher reads in place of a database."""
+    from blocktune.kernels.stored.export_file import rows_in_file
+
+    try:
+        rows = rows_in_file(path)
+    except StoreError as error:
+        return Finding(
+            name="results file",
+            value=str(path),
+            level=Level.PROBLEM,
+            meaning=str(error),
+            fix="Until then attention runs with shipped and default configs.",
+        )
+    return Finding(name="results file", value=f"{path} ({len(rows)} winners, for the dispatcher only)")
+
+
+def store_findings(db: str | None) -> Iterator[Finding]:
+    """Yield what is to be said about the database, or the results file, at `db`."""
+    from blocktune.db.store import ResultStore
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.stored.export_file import SUFFIX
+
+    if db is not None and db.endswith(SUFFIX):
+        yield from _ownership("results file", file_path(db))
+        yield _results_file(file_path(db))
+        return
+    target = StoreTarget.of(db)
+    if target.is_missing:
+        yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
+        return
+    if target.url is not None and (target.url.password or "password" in target.url.query):
+        yield _PASSWORD
+    if target.path is not None:
+        yield from _ownership("database", target.path)
+        yield from _free_space(target.path)
+    try:
+        with ResultStore.open(db, read_only=True) as store:
+            health = store.health()
+            yield from _clock(store.bests() if health.sound else ())
+    except StoreError as error:
+        yield Finding(
+            name="database",
+            value=target.label,
+            level=Level.PROBLEM,
+            meaning=str(error),
+            fix="Until then attention runs with shipped and default configs.",
+        )
+        return
+    rows = f"{health.rows['trial']} trials, {health.rows['best']} winners"
+    state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
+    yield Finding(name="database", value=f"{health.place} ({state})")
+    if not health.sound:
+        yield Finding(
+            name="database integrity",
+            value=health.integrity,
+            level=Level.PROBLEM,
+            meaning="The file is damaged; what it answers may be wrong.",
+            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one beside it.",
+        )
+    if health.journal_mode not in ("wal", ""):
+        yield Finding(
+            name="database journal",
+            value=health.journal_mode,
+            level=Level.WARNING,
+            meaning="Readers and a writer of this database wait for each other; its file system may not allow WAL.",
+            fix="Keep the database on a local disk (--db, BLOCKTUNE_DB); it can be exported to any other place.",
+        )
+
+
+def _ownership(name: str, path: Path) -> Iterator[Finding]:
+    """Whether somebody else can change what production reads."""
+    reasons = "; ".join(doubts(path))
+    if not reasons:
+        return
+    believed = is_owner_believed()
+    yield Finding(
+        name=f"{name} owner",
+        value=reasons,
+        level=Level.WARNING if believed else Level.PROBLEM,
+        meaning=f"Others can change the configs. Attention uses them, since {VARIABLE}=1."
+        if believed
+        else "Others can change the configs, so attention does not use them.",
+        fix=f"Change owner or mode: chown, chmod o-w{'' if believed else f'; or say {VARIABLE}=1 to believe them'}",
+    )
+
+
+def _free_space(path: Path) -> Iterator[Finding]:
+    free_bytes = shutil.disk_usage(path.parent).free
+    if free_bytes < LEAST_FREE_BYTES:
+        yield Finding(
+            name="free space",
+            value=f"{free_bytes / 1e6:.1f} MB",
+            level=Level.WARNING,
+            meaning="What is measured cannot be stored when the disk of the database is full.",
+            fix=f"Make room on the disk of {path.parent}, or give another place by --db or BLOCKTUNE_DB.",
+        )
+
+
+def _clock(bests: "Sequence[Best]") -> Iterator[Finding]:
+    ahead = sum(best.created_at > datetime.now(UTC) + CLOCK_TOLERANCE for best in bests)
+    if ahead:
+        yield Finding(
+            name="clock",
+            value=f"{ahead} winners are dated in the future",
+            level=Level.WARNING,
+            meaning="A clock was wrong when they were measured, or is wrong now; no import takes them.",
+            fix="Correct the clock; `tune verify --all` measures and dates them again.",
+        )
+
+
+def triton_cache(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is to be said about Triton's cache, from which the process loads machine code and launchers."""
+    manager = environment.get("TRITON_CACHE_MANAGER")
+    if manager:
+        yield Finding(
+            name="TRITON_CACHE_MANAGER",
+            value=manager,
+            level=Level.WARNING,
+            meaning="Triton imports and runs this class.",
+            fix="Unless you mean it: unset TRITON_CACHE_MANAGER",
+        )
+    home = environment.get("TRITON_HOME") or os.path.expanduser("~")
+    cache = Path(environment.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
+    reasons = "; ".join(doubts(cache)) if cache.exists() else ""
+    if reasons:
+        yield Finding(
+            name="Triton's cache",
+            value=reasons,
+            level=Level.WARNING,
+            meaning="Triton runs the code that it finds there, so whoever can write it runs code as you.",
+            fix="Name a directory of your own by TRITON_CACHE_DIR.",
+        )

@@ -1,0 +1,117 @@
+"""Writes thousands of records by a few statements for all, so that a merge holds the store's lock for moments."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import bindparam, insert, select, update
+
+from blocktune.db.records.bounds import require_sound_best
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.row_writer import (
+    RowWriter,
+    best_columns,
+    config_columns,
+    latest_date,
+    shape_columns,
+    sound_trial,
+    trial_columns,
+)
+from blocktune.db.records.rows import IMPORTED, document_of
+from blocktune.db.tables.models import BestRow, ConfigRow, ShapeRow, TrialRow
+
+CANDIDATE = (
+    TrialRow.device_id,
+    TrialRow.shape_id,
+    TrialRow.kernel_id,
+    TrialRow.environment_id,
+    TrialRow.config_id,
+)
+"""What tells trials apart."""
+
+Standing = tuple[bool, datetime]
+"""What of two trials of one candidate stays: one made here, then the younger."""
+
+
+class BulkWriter(RowWriter):
+    """Writes many records at once."""
+
+    def put_newer_trials(self, trials: Sequence[Trial]) -> int:
+        """Stores trials in place of earlier ones of the same candidates, unless these are younger or were made here and
+        the new ones were not. Returns how many were stored.
+
+        Raises:
+            UsageError: a trial breaks a rule.
+        """
+        sound = [sound_trial(trial) for trial in trials]
+        self._refer_to((trial.shape, trial.config) for trial in sound)
+        candidates = [self._candidate(trial) for trial in sound]
+        held = self._held_trials({key["device_id"] for key in candidates})
+        changes: dict[tuple[int, ...], dict[str, Any]] = {}
+        count, latest = 0, latest_date()
+        for trial, candidate in zip(sound, candidates, strict=True):
+            key, standing = tuple(candidate.values()), (not trial.imported, trial.created_at)
+            row_id, least = held.get(key, (None, None))
+            if least is None or least < standing or least[1] > latest:
+                held[key] = row_id, standing
+                changes[key] = {"id": row_id} | candidate | trial_columns(trial)
+                count += 1
+        self._write(TrialRow, changes.values())
+        return count
+
+    def replace_bests(self, bests: Sequence[Best]) -> None:
+        """Stores winners, one of each shape and device, whatever is stored.
+
+        Raises:
+            UsageError: a winner breaks a rule.
+        """
+        for best in bests:
+            require_sound_best(best)
+        configs = ((best.shape, config) for best in bests for config in (best.config, best.default, best.paper))
+        self._refer_to((shape, config) for shape, config in configs if config is not None)
+        rows = self._session.execute(select(BestRow.id, BestRow.device_id, BestRow.shape_id))
+        held = {(row.device_id, row.shape_id): row.id for row in rows}
+        changes = [self._best_links(best) | best_columns(best) for best in bests]
+        self._write(
+            BestRow,
+            [{"id": held.get((change["device_id"], change["shape_id"]))} | change for change in changes],
+        )
+
+    def _held_trials(self, device_ids: Iterable[int]) -> dict[tuple[int, ...], tuple[int | None, Standing | None]]:
+        """The stored trials of these devices: the id and what it stands for, by candidate."""
+        query = select(TrialRow.id, TrialRow.gpu_uuid, TrialRow.created_at, *CANDIDATE)
+        rows = self._session.execute(query.where(TrialRow.device_id.in_(device_ids)))
+        return {tuple(key): (row_id, (uuid != IMPORTED, at)) for row_id, uuid, at, *key in rows}
+
+    def _refer_to(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Adds the shapes and configs that are missing, and remembers the ids of all."""
+        shapes, configs = dict[Any, None](), dict[Any, None]()
+        for shape, config in pairs:
+            shapes[shape], configs[config] = None, None
+        self._add_missing(ShapeRow, {document_of(shape): shape_columns(shape) for shape in shapes})
+        self._add_missing(ConfigRow, {document_of(config): config_columns(config) for config in configs})
+
+    def _add_missing(self, row_type: type[ShapeRow | ConfigRow], wanted: Mapping[str, Mapping[str, Any]]) -> None:
+        self._remember(row_type)
+        missing = [document for document in wanted if (row_type, (document,)) not in self._ids]
+        if missing:
+            self._session.execute(insert(row_type), [{"document": text, **wanted[text]} for text in missing])
+            self._remember(row_type)
+
+    def _remember(self, row_type: type[ShapeRow | ConfigRow]) -> None:
+        rows = self._session.execute(select(row_type.document, row_type.id))
+        self._ids |= {(row_type, (document,)): row_id for document, row_id in rows}
+
+    def _write(self, row_type: type[TrialRow | BestRow], changes: Iterable[dict[str, Any]]) -> None:
+        """Adds the rows without an id and changes those with one."""
+        known, new = list[dict[str, Any]](), list[dict[str, Any]]()
+        for change in changes:
+            row_id = change.pop("id")
+            (new if row_id is None else known).append(change if row_id is None else change | {"row_id": row_id})
+        table = row_type.metadata.tables[row_type.__tablename__]
+        if new:
+            self._session.execute(insert(table), new)
+        if known:
+            names = [name for name in known[0] if name != "row_id"]
+            statement = update(table).where(table.c.id == bindparam("row_id"))
+            self._session.connection().execute(statement.values({name: bindparam(name) for name in names}), known)

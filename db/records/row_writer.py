@@ -1,0 +1,238 @@
+"""Writes records as rows, in one transaction of the store's single writer: looking up and then adding cannot race."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from blocktune.db.records.bounds import MAX_ERROR, require_sound_best, require_sound_trial
+from blocktune.db.records.records import ORIGIN_RANK, Best, Environment, Trial
+from blocktune.db.records.rows import IMPORTED, document_of
+from blocktune.db.tables.models import (
+    Base,
+    BestRow,
+    ConfigRow,
+    DeviceRow,
+    EnvironmentRow,
+    KernelRow,
+    ShapeRow,
+    TrialRow,
+)
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import AttentionShape
+
+_RESOURCES = tuple(field.name for field in fields(KernelResources))
+
+R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
+V = TypeVar("V", Environment, AttentionShape, KernelConfig, DeviceSpec)
+
+
+class RowWriter:
+    """Writes records one by one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ids: dict[tuple[type[Base], tuple[Any, ...]], int] = {}
+        self._known: dict[object, int] = {}
+
+    def put_trial(self, trial: Trial) -> None:
+        """Stores the trial in place of an earlier one of the same candidate."""
+        trial = sound_trial(trial)
+        key = self._candidate(trial)
+        row = self._session.scalar(select(TrialRow).filter_by(**key))
+        if row is None:
+            self._session.add(TrialRow(**key, **trial_columns(trial)))
+        else:
+            _assign(row, trial_columns(trial))
+
+    def put_best(self, best: Best) -> bool:
+        """Stores the best of its shape and device unless the stored one outranks it: measured before borrowed before
+        predicted before default, and of equal origin the younger one. Returns whether it was stored."""
+        require_sound_best(best)
+        row = self._best_row(best)
+        if row is not None:
+            stored, offered = ORIGIN_RANK[Origin(row.origin)], ORIGIN_RANK[best.origin]
+            if stored < offered or (stored == offered and best.created_at <= row.created_at <= latest_date()):
+                return False
+        self.replace_best(best)
+        return True
+
+    def replace_best(self, best: Best) -> None:
+        """Stores the best of its shape and device whatever is stored."""
+        require_sound_best(best)
+        row = self._best_row(best)
+        columns = self._best_links(best) | best_columns(best)
+        if row is None:
+            self._session.add(BestRow(**columns))
+        else:
+            _assign(row, columns)
+
+    def best_rows(self) -> Sequence[BestRow]:
+        """All winners, as they are while nobody else writes."""
+        return self._session.scalars(select(BestRow)).all()
+
+    def remove_best(self, best: Best) -> None:
+        """Forgets the best of this shape and device, unless another config has won meanwhile."""
+        row = self._best_row(best)
+        if row is not None and row.config.document == document_of(best.config):
+            self._session.delete(row)
+
+    def _best_row(self, best: Best) -> BestRow | None:
+        links = self._provenance(best)
+        return self._session.scalar(select(BestRow).filter_by(device_id=links["device_id"], shape_id=links["shape_id"]))
+
+    def _candidate(self, trial: Trial) -> dict[str, int]:
+        """What tells trials apart."""
+        return self._provenance(trial) | {"config_id": self._config(trial.config)}
+
+    def _best_links(self, best: Best) -> dict[str, int | None]:
+        return self._provenance(best) | {
+            "config_id": self._config(best.config),
+            "default_config_id": None if best.default is None else self._config(best.default),
+            "paper_config_id": None if best.paper is None else self._config(best.paper),
+        }
+
+    def _provenance(self, record: Trial | Best) -> dict[str, int]:
+        kernel = {"name": record.config.kernel, "source_hash": record.kernel_hash}
+        return {
+            "device_id": self._device(record.device),
+            "shape_id": self._shape(record.shape),
+            "kernel_id": self._id_of(KernelRow, kernel),
+            "environment_id": self._environment(record.environment),
+        }
+
+    def _environment(self, environment: Environment) -> int:
+        return self._once(environment, self._environment_row)
+
+    def _shape(self, shape: AttentionShape) -> int:
+        return self._once(shape, self._shape_row)
+
+    def _config(self, config: KernelConfig) -> int:
+        return self._once(config, self._config_row)
+
+    def _device(self, device: DeviceSpec) -> int:
+        return self._once(device, self._device_row)
+
+    def _once(self, value: V, find: Callable[[V], int]) -> int:
+        """The id of the value's row, which is looked for once in a transaction: thousands of records share a few."""
+        if value not in self._known:
+            self._known[value] = find(value)
+        return self._known[value]
+
+    def _environment_row(self, environment: Environment) -> int:
+        columns = asdict(environment) | {"regime": str(environment.regime)}  # drivers differ in what an enum is to them
+        return self._id_of(EnvironmentRow, {"digest": environment.digest}, columns)
+
+    def _shape_row(self, shape: AttentionShape) -> int:
+        return self._id_of(ShapeRow, {"document": document_of(shape)}, shape_columns(shape))
+
+    def _config_row(self, config: KernelConfig) -> int:
+        return self._id_of(ConfigRow, {"document": document_of(config)}, config_columns(config))
+
+    def _device_row(self, device: DeviceSpec) -> int:
+        """What a live device says of itself replaces the catalogue's word, never the other way round."""
+        columns = {
+            "name": device.name,
+            "compute_capability": device.limits.name,
+            "num_sms": device.num_sms,
+            "source": device.source,
+            "document": document_of(replace(device, uuid=None)),
+        }
+        found = self._id_of(DeviceRow, {"key": device.key}, columns)
+        row = self._session.get_one(DeviceRow, found)
+        if row.document != columns["document"] and (device.source != "catalogue" or row.source == "catalogue"):
+            _assign(row, columns)
+        return found
+
+    def _id_of(self, row_type: type[R], key: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> int:
+        """The id of the row with this key, which is added when missing."""
+        memo = (row_type, tuple(key.values()))
+        if memo not in self._ids:
+            row = self._session.scalar(select(row_type).filter_by(**key))
+            if row is None:
+                row = row_type(**key, **(columns or {}))
+                self._session.add(row)
+                self._session.flush()
+            self._ids[memo] = row.id
+        return self._ids[memo]
+
+
+def latest_date() -> datetime:
+    """Return how far ahead a date may be. One beyond it is that of a wrong clock, and outranks nothing."""
+    return datetime.now(UTC) + timedelta(days=1)
+
+
+def sound_trial(trial: Trial) -> Trial:
+    """Return the trial as it can be stored.
+
+    Raises:
+        UsageError: a value is not of its kind or out of its range.
+    """
+    trial = replace(trial, error=storable(trial.error))
+    require_sound_trial(trial)
+    return trial
+
+
+def shape_columns(shape: AttentionShape) -> dict[str, Any]:
+    """Return what queries ask of a shape; its features are in the document alone."""
+    return {name: value for name, value in shape.to_json().items() if name != "features"}
+
+
+def config_columns(config: KernelConfig) -> dict[str, Any]:
+    """Return what queries ask of a config."""
+    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
+
+
+def _assign(row: Base, columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        setattr(row, name, value)
+
+
+def trial_columns(trial: Trial) -> dict[str, Any]:
+    """Return the values of a trial's row, without what it refers to."""
+    resources = dict.fromkeys(_RESOURCES) if trial.resources is None else trial.resources.to_json()
+    return {
+        "created_at": trial.created_at,
+        "gpu_uuid": IMPORTED if trial.imported else trial.device.uuid,
+        "outcome": str(trial.outcome),
+        "error": trial.error,
+        "time_us": trial.time_us,
+        "relative_to_anchor": trial.relative_to_anchor,
+        "predicted_us": trial.predicted_us,
+        "samples_us": list(trial.samples_us),
+        "compile_seconds": trial.compile_seconds,
+        "bench_seconds": trial.bench_seconds,
+        "blocks_per_sm": trial.blocks_per_sm,
+        "occupancy": trial.occupancy,
+        "limiters": list(trial.limiters),
+        **resources,
+        **asdict(trial.telemetry),
+    }
+
+
+def storable(text: str) -> str:
+    """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
+    return shown(text[:MAX_ERROR], MAX_ERROR)[:MAX_ERROR]
+
+
+def best_columns(best: Best) -> dict[str, Any]:
+    """Return the values of a winner's row, without what it refers to."""
+    return {
+        "created_at": best.created_at,
+        "gpu_uuid": best.device.uuid,
+        "origin": str(best.origin),
+        "time_us": best.time_us,
+        "predicted_us": best.predicted_us,
+        "default_time_us": best.default_time_us,
+        "paper_time_us": best.paper_time_us,
+        "speedup_over_default": best.speedup_over_default,
+        "speedup_low": best.speedup_low,
+        "speedup_high": best.speedup_high,
+        "trials": best.trials,
+    }

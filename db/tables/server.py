@@ -1,0 +1,100 @@
+"""Connections to a database server, which may be restarted, silent or away."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from blocktune.kernels.values.errors import UsageError
+
+CONNECT_SECONDS = 10
+"""How long a server may take to answer at all; one that accepts and is silent would keep a command waiting for ever."""
+
+SILENCE_SECONDS = 30
+"""How long a connection that is in use may be silent before the operating system gives it up."""
+
+LIBPQ_OPTIONS: Mapping[str, int] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": SILENCE_SECONDS // 2,
+    "keepalives_interval": SILENCE_SECONDS // 6,
+    "keepalives_count": 3,
+    "tcp_user_timeout": SILENCE_SECONDS * 1000,
+}
+"""What drivers over libpq are given where the URL does not say otherwise."""
+
+LIBPQ_DRIVERS = ("psycopg", "psycopg2", "psycopg_async")
+
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
+"""Between two tries to reach a server that was there before."""
+
+TRIES = 3
+"""How often a transaction is begun whose connection the server drops."""
+
+T = TypeVar("T")
+
+
+def server_engine(url: URL, patience_seconds: float) -> Engine:
+    """The engine of a server's database. Once it was reached, a server that is restarted is waited for.
+
+    Args:
+        url: where it is.
+        patience_seconds: how long it is waited for.
+
+    Raises:
+        UsageError: the driver is not installed.
+    """
+    try:
+        engine = create_engine(url, poolclass=NullPool, connect_args=_options(url))
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise UsageError(
+            f"A database URL must name an installed driver, but {url.drivername!r} is not: {error}. "
+            "For PostgreSQL `pip install psycopg[binary]` and write `postgresql+psycopg://...`."
+        ) from error
+    event.listen(engine, "do_connect", _Connecting(patience_seconds).connect)
+    return engine
+
+
+def kept_up(work: Callable[[], T]) -> T:
+    """Does a whole transaction, and again where the server drops its connection. So it must be one that may happen
+    twice: the server may have committed just before."""
+    for _ in range(TRIES - 1):
+        try:
+            return work()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+    return work()
+
+
+def _options(url: URL) -> dict[str, int]:
+    if url.get_driver_name() not in LIBPQ_DRIVERS:
+        return {}
+    return {name: value for name, value in LIBPQ_OPTIONS.items() if name not in url.query}
+
+
+class _Connecting:
+    """Connects, the first time at once or not at all, later with patience."""
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        self._was_reached = False
+
+    def connect(self, dialect: Any, _: Any, arguments: Any, options: Mapping[str, Any]) -> Any:
+        """Return a connection of the driver; SQLAlchemy calls this."""
+        connect = partial(dialect.connect, *arguments, **options)
+        deadline, pause = time.monotonic() + self._patience_seconds, FIRST_PAUSE_SECONDS
+        while self._was_reached:
+            try:
+                return connect()
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() + pause > deadline:
+                    break
+                time.sleep(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+        connection = connect()
+        self._was_reached = True
+        return connection

@@ -1,0 +1,112 @@
+"""Connections to a SQLite file that anyone may have written, and how such a file can be opened for reading."""
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.store_errors import translated
+from blocktune.kernels.stored.fork_gate import GatedConnection
+from blocktune.kernels.values.errors import StoreError
+
+LOCK_TIMEOUT_SECONDS = 30.0
+"""How long a writer waits for another one before it gives up."""
+
+CONNECTION_PRAGMAS = (
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA synchronous = NORMAL",  # with WAL: a killed process loses nothing, a power cut may lose the last commits
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+)
+
+MAX_VALUE_BYTES = 16 << 20
+"""Of a value, stored or made by what the file's schema says. The longest text of ours takes a quarter of it."""
+
+STEPS_BETWEEN_CHECKS = 300_000
+"""Some milliseconds of SQLite's work; then Python may notice Ctrl-C."""
+
+
+def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
+    """A connection in autocommit mode: transactions begin where this module says so, not where the driver guesses.
+
+    `timeout` sets SQLite's busy handler before anything else runs, since even a PRAGMA can meet a lock. `mmap_size`
+    stays 0: mapped files turn damage into crashes.
+    """
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None, factory=GatedConnection
+    )
+    connection.text_factory = bytes.decode  # raises UnicodeDecodeError, where the driver's own way names no code
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    connection.set_progress_handler(_go_on, STEPS_BETWEEN_CHECKS)
+    try:
+        for pragma in CONNECTION_PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _go_on() -> bool:
+    """Let SQLite work on. Python handles its signals when it comes here: Ctrl-C ends the statement."""
+    return False
+
+
+def log_of(path: Path) -> Path:
+    """Return the write-ahead log of a file, which SQLite keeps beside the file itself, not beside a link to it."""
+    return Path(f"{os.path.realpath(path)}-wal")
+
+
+def require_file(path: Path) -> None:
+    """Checks that there is a file or nothing at all: to open a pipe would wait for ever.
+
+    Raises:
+        StoreError: there is something else, or it cannot be said.
+    """
+    with translated(StoreTarget(path=path)):
+        if path.exists() and not path.is_file():
+            state = "a directory" if path.is_dir() else "none"
+            raise StoreError(
+                f"The database must be a file, but {path} is {state}. Name a file by --db or BLOCKTUNE_DB."
+            )
+
+
+def readable_uri(path: Path) -> str:
+    """How this file can be opened for reading.
+
+    In a directory that cannot be written and on a full disk, SQLite cannot open a WAL database with `mode=ro`.
+    `immutable=1` can, but would silently pass over rows that wait in a `-wal` file, so it is taken only where there are
+    none.
+
+    Raises:
+        StoreError: there is no file, or rows wait in a `-wal` file that cannot be read here.
+    """
+    require_file(path)
+    if not path.exists():
+        raise StoreError(f"The database must exist to be read, but there is no {path}. `tune run` creates it.")
+    uri = f"{path.as_uri()}?mode=ro"
+    with translated(StoreTarget(path=path)):
+        try:
+            with closing(connect_sqlite(uri, LOCK_TIMEOUT_SECONDS)) as probe:
+                probe.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError as error:
+            if not error.sqlite_errorname.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_SHM")):
+                raise
+            if log_of(path).exists() and log_of(path).stat().st_size:
+                raise _unread_rows(path, error) from error
+            return f"{uri}&immutable=1"
+    return uri
+
+
+def _unread_rows(path: Path, error: sqlite3.OperationalError) -> StoreError:
+    wal = log_of(path).name
+    if error.sqlite_errorname.startswith("SQLITE_IOERR_SHM"):
+        return StoreError(
+            f"Reading {path} needs 32 KB of free space beside it while rows wait in {wal}, but there is none. "
+            "Make room and try again."
+        )
+    return StoreError(
+        f"Reading {path} needs its directory to be writable while rows wait in {wal}, but it is not. "
+        "Open the database once where it can be written, or copy both files to such a place."
+    )

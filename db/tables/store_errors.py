@@ -1,0 +1,87 @@
+"""What the errors of SQLAlchemy and the drivers mean for a store, with the way out."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError, UsageError
+
+MAX_REASON = 500
+"""Characters of what a driver says."""
+
+
+@contextmanager
+def translated(target: StoreTarget) -> Iterator[None]:
+    """Turns the errors of SQLAlchemy and the driver into those of blocktune.
+
+    Raises:
+        StoreLockedError: another process held the lock for the whole timeout.
+        StoreCorruptError: the file is no SQLite database, or a damaged one.
+        UsageError: a value breaks a constraint of its table or does not fit its column.
+        StoreError: anything else that the database refuses.
+        KeyboardInterrupt: Ctrl-C ended a statement of SQLite.
+    """
+    try:
+        yield
+    except (IntegrityError, DataError) as error:
+        raise UsageError(
+            f"A row must keep the constraints of its table (db/tables/models.py), but: {_reason(error.orig)}. "
+            "Correct the value."
+        ) from error
+    except DBAPIError as error:
+        raise _store_error(target, error.orig or error) from error
+    except sqlite3.Error as error:
+        raise _store_error(target, error) from error
+    except UnicodeDecodeError as error:  # SQLite's own message repeats a damaged name
+        raise _corrupt(target, error) from error
+    except OSError as error:  # a directory that may not be searched, a name that is too long
+        raise StoreError(
+            f"The database must be readable, but {target.label} is not ({error.strerror}). "
+            "Give another one by --db or BLOCKTUNE_DB."
+        ) from error
+    except OverflowError as error:
+        raise UsageError(f"A row must hold numbers that fit their columns, but: {error}. Correct the value.") from error
+
+
+def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
+    """What this error of a driver means for the store, with the way out."""
+    # `database is locked` has a name in SQLite and a code in PostgreSQL (lock_not_available).
+    name = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")):
+        return StoreLockedError(
+            f"One process writes at a time, but another one kept {target.label} locked for the whole timeout. "
+            "Wait for it or end it, then try again; what was stored before is safe."
+        )
+    if name.startswith("SQLITE_INTERRUPT"):  # nothing else ends a statement: sqlite_file.py
+        raise KeyboardInterrupt from error
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_TOOBIG")):
+        return _corrupt(target, error)
+    if name.startswith("SQLITE_READONLY"):
+        return StoreError(
+            f"Writing needs write permission on {target.label} and its directory, but there is none "
+            f"({_reason(error)}). Give another place by --db or BLOCKTUNE_DB."
+        )
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
+        return StoreError(
+            f"Writing needs free space beside {target.label}, but the disk is full. Make room and try again."
+        )
+    return StoreError(
+        f"The database {target.label} must be reachable and in order, but it answers: {_reason(error)}. "
+        "See `tune doctor`, or give another one by --db or BLOCKTUNE_DB."
+    )
+
+
+def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
+    return StoreCorruptError(
+        f"The store must be a sound SQLite database, but {target.label} is not ({_reason(error)}). "
+        "`tune doctor --recover` saves what can be read; or give another one by --db or BLOCKTUNE_DB."
+    )
+
+
+def _reason(error: object) -> str:
+    """What a driver says, which may repeat what a file holds."""
+    return shown(str(error), MAX_REASON)

@@ -1,0 +1,41 @@
+"""What a block of a warp-specialised forward keeps on the chip. Warps that copy hold no tile."""
+
+from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, WARPGROUP_WARPS
+from blocktune.kernels.base.on_chip import OnChip, Tile, shared_tile, softmax_tiles
+from blocktune.kernels.values.config import KernelConfig
+
+
+def consumer_tiles(
+    config: KernelConfig,
+    widths: tuple[int, int],
+    element_bytes: int,
+    leaving: Tile | None,
+    *,
+    transposed_values: bool = False,
+) -> OnChip:
+    """Return Q, the slots of K and V, what the consumers hold in registers, and the output on its way out.
+
+    Args:
+        config: block_m counts the rows of all consumers.
+        widths: columns of tiles of Q and K, and of V.
+        element_bytes: of these.
+        leaving: the memory of the output on its way out; None where it leaves through that of Q.
+        transposed_values: a tile of V has a column for each key.
+    """
+    m, n, (width, width_v) = config.block_m, config.block_n, widths
+    rows, columns = (width_v, n) if transposed_values else (n, width_v)
+    return OnChip(
+        tiles=(
+            shared_tile("Q", m, width, element_bytes),
+            shared_tile("K", n, width, element_bytes, config.num_stages),
+            shared_tile("V", rows, columns, element_bytes, config.num_stages),
+            *([] if leaving is None else [leaving]),
+            *softmax_tiles(m, n, width_v, element_bytes),
+        ),
+        num_warps=WARPGROUP_WARPS * (m // WARPGROUP_ROWS),
+    )
+
+
+def leaving_tile(block_m: int, columns: int, element_bytes: int) -> Tile:
+    """Return memory of its own for the output of all consumers on its way out."""
+    return shared_tile("O on its way out", block_m, columns, element_bytes)

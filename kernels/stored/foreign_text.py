@@ -1,0 +1,37 @@
+"""The one door for text that a file, a server or a name brought, before a terminal or a log gets it.
+
+A terminal obeys some characters instead of showing them: they would move its cursor, change its title or hide what was
+said. Such a character is spelt, as in `\\x1b`, and what is too long is cut.
+"""
+
+import logging
+
+MAX_CHARACTERS = 4000
+"""Of a message. Ours are shorter; what a stranger adds may be of any length."""
+
+
+def shown(text: str, most: int = MAX_CHARACTERS) -> str:
+    """Return a text as people may see it: lines and tabs stay, other control characters are spelt."""
+    cut = text[:most]
+    plain = cut if cut.isprintable() else "".join(map(_shown_sign, cut))
+    return plain if len(text) <= most else f"{plain}... ({len(text):,} characters)"
+
+
+def spelt(sign: str) -> str:
+    """Return a character as Python would write it."""
+    return sign.encode("unicode_escape", "surrogatepass").decode()
+
+
+def _shown_sign(sign: str) -> str:
+    return sign if sign.isprintable() or sign in "\n\t" else spelt(sign)
+
+
+class _ShownOnly(logging.Filter):
+    """Lets every message of blocktune through the door."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = shown(record.getMessage()), ()
+        return True
+
+
+logging.getLogger("blocktune").addFilter(_ShownOnly())

@@ -1,0 +1,46 @@
+"""Which file a name or URL means: one answer for commands, which write it, and for production, which reads it."""
+
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.values.errors import UsageError
+
+
+def default_store_path() -> Path:
+    """Return the store in the user's data directory, where nothing else says which to take.
+
+    XDG_DATA_HOME counts unless it is relative: then it would follow the working directory, and the XDG Base Directory
+    Specification has it ignored.
+
+    Raises:
+        UsageError: the home directory is not known.
+    """
+    named = Path(os.environ.get("XDG_DATA_HOME", ""))
+    directory = named if named.is_absolute() else file_path("~/.local/share")
+    return directory / "blocktune" / "blocktune.db"
+
+
+def is_server(place: str) -> bool:
+    """Return whether a place is the URL of a server's database."""
+    scheme, is_url, _ = place.partition("://")
+    return bool(is_url) and scheme.split("+")[0] != "sqlite"
+
+
+def store_file(place: str) -> Path:
+    """Return the file that a path or an `sqlite:` URL names. Three slashes lead a relative path, four an absolute one;
+    a URL writes `%20` for a blank.
+
+    Raises:
+        UsageError: the URL names no file or has options, or the file is in a home directory that is not known.
+    """
+    _, is_url, rest = place.partition("://")
+    if not is_url:
+        return file_path(place)
+    host, _, name = rest.partition("/")
+    if "?" in rest:
+        raise UsageError(f"An SQLite URL must have no options, but got {rest[rest.index('?') :]!r:.80}. Give a path.")
+    if host or not name:
+        raise UsageError(f"The store must be a file, but `{place:.80}` names none. Write sqlite:////absolute/path.db.")
+    return file_path(unquote(name))

@@ -1,0 +1,48 @@
+"""Commands that only read need no permission to write."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+READING = (
+    ("list",),
+    ("best", "--seq", 8192, "--dim", 64, "--device", "h200"),
+    ("export", "-"),
+    ("export", "-", "--format", "triton"),
+    ("buckets",),
+)
+
+
+@pytest.fixture
+def unwritable(tune, winner) -> Iterator[Path]:
+    """The folder of a store with a winner, which this process may read and not write."""
+    tune.store(winner())
+    for words in (*READING, ("gc",)):  # imports what they need: another user may not be able to
+        tune(*words)
+    folder = tune.db.parent
+    root = os.geteuid() == 0  # to whom permissions mean nothing
+    for parent in folder.parents[:2] if root else ():
+        parent.chmod(0o755)
+    folder.chmod(0o555)
+    if root:
+        os.seteuid(65534)
+    yield folder
+    if root:
+        os.seteuid(0)
+    folder.chmod(0o755)
+
+
+@pytest.mark.usefixtures("unwritable")
+@pytest.mark.parametrize("words", READING, ids=lambda words: " ".join(map(str, words[:4])))
+def test_a_store_in_a_directory_that_cannot_be_written_is_read(tune, words: tuple[object, ...]) -> None:
+    result = tune(*words)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_what_writes_says_so(tune) -> None:
+    result = tune("gc", "--apply")
+    assert result.exit_code == 5
+    assert "write permission" in result.stderr

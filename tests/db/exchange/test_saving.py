@@ -1,0 +1,70 @@
+"""Where results are written: files at once, into devices and pipes, never through somebody's link."""
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from blocktune.cli.shared.json_files import write_atomically
+from blocktune.db.exchange.document import save_text
+
+SAVE = "import sys; from blocktune.db.exchange.document import save_text; save_text('{}', sys.argv[1])"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("this container may not make devices")
+    link = tmp_path / "link"
+    link.symlink_to(null)
+    for path in (null, link):
+        save_text("{}", path)
+    assert stat.S_ISCHR(null.stat().st_mode)
+    assert link.is_symlink()
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=save_text, args=("{}", pipe))
+    writer.start()
+    assert pipe.read_text() == "{}"
+    writer.join()
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_the_standard_output_by_its_name(name: str, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-P", "-c", SAVE, name], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "{}"
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+    assert Path("/dev/stdout").is_symlink()
+    piped = subprocess.run([sys.executable, "-P", "-c", SAVE, name], capture_output=True, text=True, check=True)
+    assert piped.stdout == "{}"
+
+
+@pytest.mark.parametrize("save", [save_text, lambda text, path: write_atomically(path, text)])
+def test_a_link_in_a_predictable_place_is_not_followed(save, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (".a.json.new", ".a.json.", "a.json"):
+        (tmp_path / name).symlink_to(victim)
+    save("{}", tmp_path / "a.json")
+    assert victim.read_text() == "mine"
+    assert (tmp_path / "a.json").read_text() == "{}"
+
+
+def test_a_long_name_and_a_directory(tmp_path: Path) -> None:
+    save_text("{}", tmp_path / ("n" * 250))
+    with pytest.raises(IsADirectoryError):
+        save_text("{}", tmp_path)
+    assert os.listdir(tmp_path) == ["n" * 250]

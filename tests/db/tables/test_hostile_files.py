@@ -1,0 +1,154 @@
+"""Store files that someone wrote to do harm: nothing that their schema says is run, and Ctrl-C ends every reading."""
+
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.sources import read_results
+from blocktune.db.store import ResultStore
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.sqlite_file import connect_sqlite
+from blocktune.db.tables.store_errors import translated
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.fixture
+def stored(path: Path, best: Best, trial: Trial) -> Path:
+    with ResultStore.open(path) as store:
+        store.record(trial)
+        store.set_best(best)
+    return path
+
+
+def changed(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in ("PRAGMA legacy_alter_table = ON", *statements):
+            connection.execute(statement)
+
+
+def endless_view(table: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        listed = ", ".join(f"i AS {column}" for column in columns)
+        view = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {listed} FROM n WHERE i < 0"
+        changed(path, "DROP VIEW dispatch", "DROP VIEW user_dispatch", f"DROP TABLE {table}")
+        changed(path, f"CREATE VIEW {table} AS {view}")
+
+    return make
+
+
+def trigger(path: Path) -> None:
+    changed(path, f"CREATE TRIGGER t AFTER INSERT ON trial BEGIN SELECT count(*) FROM ({ENDLESS}); END")
+
+
+def virtual_table(path: Path) -> None:
+    changed(path, "DROP TABLE user_trial", "CREATE VIRTUAL TABLE user_trial USING fts5(id)")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "make", [endless_view("best"), endless_view("device"), endless_view("user_best"), trigger, virtual_table]
+)
+def test_a_schema_that_would_run_code_is_refused_by_every_way_in(stored: Path, make: Callable[[Path], None]) -> None:
+    make(stored)
+    for enter in (
+        ResultStore.open,
+        ResultStore.open_to_read,
+        UserKernelStore.open,
+        lambda place: ResultStore.open(place, read_only=True),
+        lambda place: read_results(place, trials=True),
+    ):
+        with pytest.raises(StoreCorruptError, match="plain tables"):
+            enter(stored)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT hex(zeroblob(40000000))", "SELECT replace(hex(zeroblob(4000000)), '0', 'aaaa')"]
+)
+def test_no_value_takes_the_memory(stored: Path, sql: str) -> None:
+    with (
+        pytest.raises(StoreCorruptError, match="too big"),
+        translated(StoreTarget(path=stored)),
+        closing(connect_sqlite(stored.as_uri(), 1)) as connection,
+    ):
+        connection.execute(sql).fetchone()
+
+
+def pressed_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_ctrl_c_ends_a_statement_that_never_ends(stored: Path) -> None:
+    pressed_after(0.3)
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        translated(StoreTarget(path=stored)),
+        closing(connect_sqlite(stored.as_uri(), 1)) as connection,
+    ):
+        connection.execute(ENDLESS).fetchone()
+    assert time.monotonic() - began < 5
+
+
+def test_ctrl_c_ends_the_wait_for_another_writer(stored: Path, trial: Trial) -> None:
+    with closing(sqlite3.connect(stored, isolation_level=None)) as other, ResultStore.open(stored) as store:
+        other.execute("BEGIN IMMEDIATE")
+        pressed_after(0.3)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            store.record(trial)
+        assert time.monotonic() - began < 5
+        other.execute("ROLLBACK")
+        store.record(trial)
+
+
+def test_a_writer_waits_as_long_as_it_was_told(stored: Path, trial: Trial) -> None:
+    with (
+        closing(sqlite3.connect(stored, isolation_level=None)) as other,
+        ResultStore.open(stored, lock_timeout_seconds=1) as store,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with pytest.raises(StoreLockedError):
+            store.record(trial)
+        assert 0.8 < time.monotonic() - began < 5
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_no_store(path: Path) -> None:
+    os.mkfifo(path)
+    for enter in (ResultStore.open, ResultStore.open_to_read):
+        with pytest.raises(StoreError, match="must be a file"):
+            enter(path)
+
+
+@pytest.mark.parametrize("version", ["0000", "\u00b2", "1" * 5000])
+def test_a_version_that_is_none_of_ours(stored: Path, version: str) -> None:
+    changed(stored, f"UPDATE blocktune_schema SET version_num = '{version}'")
+    with pytest.raises(StoreCorruptError, match="one revision number") as caught:
+        ResultStore.open(stored)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("parent", ["shape", "config", "kernel", "environment", "device"])
+def test_a_link_that_leads_nowhere_is_said_by_every_reader(stored: Path, best: Best, parent: str) -> None:
+    changed(stored, f"DELETE FROM {parent}")
+    with ResultStore.open_to_read(stored) as store:
+        for read in (store.bests, store.trials):
+            with pytest.raises(StoreCorruptError, match=r"refer to a .*that is there"):
+                read()
+        assert "links between rows lead nowhere" in store.health().integrity
