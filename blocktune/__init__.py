@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.tree_mask import tree_words
     from blocktune.tuner.cost.explain import explain
     from blocktune.tuner.occupancy.of_block import occupancy
+    from blocktune.tuner.sampling.guided_sampler import GuidedSampler
     from blocktune.tuner.search.report import Budget
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.tuned.tune_function import tune_function
@@ -52,6 +53,7 @@ __all__ = [
     "Dispatcher",
     "Explanation",
     "Features",
+    "GuidedSampler",
     "JsonConfigs",
     "KernelConfig",
     "NoDeviceError",
@@ -88,6 +90,7 @@ _HOMES = {
     "Dispatcher": "blocktune.kernels.dispatch.dispatcher",
     "Explanation": "blocktune.kernels.selection.explanation",
     "Features": "blocktune.kernels.values.features",
+    "GuidedSampler": "blocktune.tuner.sampling.guided_sampler",
     "JsonConfigs": "blocktune.kernels.stored.sources",
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",

@@ -28,6 +28,10 @@ def test_values_need_no_torch(name: str) -> None:
     assert not loaded_after(f"from blocktune import {name}") & (HEAVY | {"torch", "triton"})
 
 
+def test_optuna_is_loaded_when_a_search_begins() -> None:
+    assert "optuna" not in loaded_after("from blocktune import tune, tune_function; import blocktune.cli.tune.run")
+
+
 def test_attention_needs_torch_and_triton_only() -> None:
     loaded = loaded_after("import torch; from blocktune import attention; attention(*[torch.zeros(1, 1, 16, 16)] * 3)")
     assert {"torch", "triton"} <= loaded

@@ -37,6 +37,7 @@ TIERS = {
         ("occupancy", "traffic", "correctness"),
         ("compile",),
         ("cost", "measure"),
+        ("sampling",),
         ("search",),
         ("compare", "fleet", "upkeep", "lab", "tuned"),
     ),

@@ -23,6 +23,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
 from blocktune.tuner.cost.explain import explain
 from blocktune.tuner.occupancy.of_block import occupancy
+from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.tuned.tune_function import tune_function
@@ -41,6 +42,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "Dispatcher": Dispatcher,
         "Explanation": Explanation,
         "Features": Features,
+        "GuidedSampler": GuidedSampler,
         "JsonConfigs": JsonConfigs,
         "KernelConfig": KernelConfig,
         "NoDeviceError": NoDeviceError,

@@ -17,7 +17,6 @@ from blocktune.cli.lab.replay_file import (
 )
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.render import note, percent, print_json, print_table
-from blocktune.kernels.values.errors import UsageError
 
 DEFAULT_PLACE = Path("results/sweeps")
 
@@ -28,7 +27,8 @@ def replay(
         typer.Argument(metavar="[PLACE]...", help=f"Sweep files, or folders of them.  [default: {DEFAULT_PLACE}]"),
     ] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option("--strategy", help="This one only; may be repeated.  [default: all]")
+        list[str] | None,
+        typer.Option("--strategy", help="This one only; may be repeated.  [default: all that are installed]"),
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -54,16 +54,13 @@ def replay(
     from blocktune.tuner.compile.farm import default_workers
     from blocktune.tuner.lab.replay_report import compare_strategies
     from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
-    from blocktune.tuner.search.strategies import STRATEGIES
+    from blocktune.tuner.search.strategies import installed, require_strategy
 
-    unknown = sorted(set(strategy or ()) - STRATEGIES.keys())
-    if unknown:
-        raise UsageError(f"A strategy is one of {', '.join(STRATEGIES)}, but got {', '.join(unknown)}.")
+    for name in strategy or ():
+        require_strategy(name)
     left_out = sorted({get_kernel(name).name for name in without or ()})
     sweeps = [load_sweep(path).without(left_out) for path in sweep_files(places or [DEFAULT_PLACE])]
-    compared = compare_strategies(
-        sweeps, strategy or list(STRATEGIES), seeds=seeds, workers=default_workers(), on_run=note
-    )
+    compared = compare_strategies(sweeps, strategy or installed(), seeds=seeds, workers=default_workers(), on_run=note)
     report = {**compared.to_json(), "without": left_out}
     if out is not None:
         report = joined(report, out)

@@ -174,7 +174,7 @@ def model_cells(row: Mapping[str, Any]) -> list[str]:
 
 def racing_cells(row: Mapping[str, Any]) -> list[str]:
     return [
-        f"{100 * (row['margin'] - 1):.0f} %",
+        row.get("pruner") or f"{100 * (row['margin'] - 1):.0f} %",
         f"{100 * row['rounds_saved']:.0f} %",
         f"{row['stopped_close']} of {row['close']}",
     ]

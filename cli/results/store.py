@@ -3,11 +3,12 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blocktune.cli.results.foreign_exports import write_configs
+from blocktune.cli.results.studies import read_studies, write_trials
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.kernels.hardware.device import DeviceSpec
 
-OutputFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; `-` is stdout.", allow_dash=True)]
-InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="An export to read.")]
+OutputFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="The file to write; `-` is stdout. For optuna, a file or a URL.")
+]
+InputFile = Annotated[str, typer.Argument(metavar="FILE", help="An export to read, or the URL of Optuna's storage.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Believe what was measured there; else it is borrowed until `tune verify`.")
 ]
@@ -73,7 +76,10 @@ def export(
     device: OneDevice = None,
     trials: Annotated[bool, typer.Option("--trials", help="Every trial too, not only the winners.")] = False,
     format_: Annotated[
-        ExportFormat, typer.Option("--format", help="Ours, or one of others; vllm writes files into a folder.")
+        ExportFormat,
+        typer.Option(
+            "--format", help="Ours, or one of others; vllm writes into a folder, optuna all trials as studies."
+        ),
     ] = ExportFormat.JSON,
     db: Database = None,
     as_json: AsJson = False,
@@ -84,6 +90,7 @@ def export(
     tune export h200.json --device h200
     tune export - --trials
     tune export h200_configs.py --format triton
+    tune export studies.db --format optuna
     """
     from blocktune.db.exchange.document import save_document
 
@@ -91,11 +98,14 @@ def export(
     with existing_store(db) as store:
         if store is None:
             raise NoFeasibleConfigError("There is nothing to export: no database. Name one by --db or BLOCKTUNE_DB.")
+        if format_ is ExportFormat.OPTUNA:
+            write_trials(store.trials(only), file, as_json=as_json)
+            return
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:
-        write_configs(document, format_, file, db=db, as_json=as_json)
+        write_configs(document, format_, Path(file), db=db, as_json=as_json)
         return
-    if str(file) == "-":
+    if file == "-":
         typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))
         return
     try:
@@ -104,7 +114,7 @@ def export(
         raise UsageError(
             f"The export needs a file that can be written, but {file} cannot: {error.strerror}."
         ) from error
-    counts = {"file": str(file), "bests": len(document["bests"]), "trials": len(document.get("trials") or ())}
+    counts = {"file": file, "bests": len(document["bests"]), "trials": len(document.get("trials") or ())}
     if as_json:
         print_json(counts)
     else:
@@ -120,17 +130,27 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     \b
     tune import h200.json
     tune import my-own-h200.json --trust
+    tune import sqlite:///studies.db
     """
-    from blocktune.db.exchange.document import load_document
+    from blocktune.db.exchange.importing import records_from
+    from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
 
+    documents = read_studies(file) if "://" in file else [_read(file)]
+    records = map(records_from, documents)
+    sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
+    with ResultStore.open(db) as store:
+        counts = store.merge(sources, trust=trust)
+    show_imported(counts, as_json)
+
+
+def _read(file: str) -> Any:
+    from blocktune.db.exchange.document import load_document
+
     try:
-        document = load_document(file)
+        return load_document(file)
     except OSError as error:
         raise UsageError(f"An import needs a file that can be read, but {file} cannot: {error.strerror}.") from error
-    with ResultStore.open(db) as store:
-        counts = store.import_json(document, trust=trust)
-    show_imported(counts, as_json)
 
 
 def show_imported(counts: "ImportCounts", as_json: bool) -> None:

@@ -9,6 +9,7 @@ import typer
 from blocktune.kernels import hardware
 from blocktune.kernels.hardware.catalogue import catalogue
 from blocktune.kernels.values.shape import SHORT_DTYPES, Direction
+from blocktune.tuner.search.strategies import STRATEGIES
 
 _KERNEL_NAME = re.compile(r'^    name = "(\w+)"$', re.MULTILINE)
 
@@ -23,6 +24,11 @@ def kernels(incomplete: str) -> Iterator[str]:
     sources = Path(hardware.__file__).parents[1].rglob("*.py")
     names = (name for path in sources for name in _KERNEL_NAME.findall(path.read_text(encoding="utf-8")))
     return (name for name in names if name.startswith(incomplete))
+
+
+def samplers(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the strategies of a search that begin so, each with what it is."""
+    return ((name, strategy.about) for name, strategy in STRATEGIES.items() if name.startswith(incomplete))
 
 
 def dtypes(incomplete: str) -> Iterator[str]:

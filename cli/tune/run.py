@@ -20,6 +20,7 @@ from blocktune.db.records.records import Regime
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.search.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget
+from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, require_strategy
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -51,6 +52,18 @@ def run(
             "--regime", help=f"GPU rests between rounds, or works without a break.  [default: {DEFAULT_REGIME}]"
         ),
     ] = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            "--sampler",
+            help=f"Who chooses the next config: {', '.join(STRATEGIES)}, or package.module:Class of Optuna's kind.",
+            autocompletion=completion.samplers,
+        ),
+    ] = DEFAULT,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="URL", help="Keep the Optuna study too, in a file or database of its own."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler and the test data.")] = 0,
     from_misses: Annotated[
         bool,
@@ -81,8 +94,10 @@ def run(
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
+    tune run --seq 8192 --dim 64 --sampler tpe --study search.db
     """
     # Before heavy imports, so that wrong use fails at once.
+    require_strategy(sampler)
     shapes, spec, wanted = grid.shapes(), choose_device(device), wanted_gpus(gpus)
     if shapes_file is not None:
         grid = Grid(flags_of_file(shapes_file), many=True)
@@ -99,6 +114,8 @@ def run(
         "kernels": [get_kernel(name) for name in kernel] if kernel else None,
         "exhaustive": exhaustive,
         "regime": regime,
+        "sampler": sampler,
+        "study": study,
         "seed": seed,
     }
     _announce(spec)

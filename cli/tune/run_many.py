@@ -110,6 +110,8 @@ def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, 
             exhaustive=exhaustive,
             configs=configs(shape) if exhaustive else 0,
             regime=search["regime"],
+            sampler=search["sampler"],
+            study=search["study"],
             seed=search["seed"],
         )
         for shape in shapes

@@ -30,12 +30,13 @@ Files = dict[str, str]
 
 
 class ExportFormat(StrEnum):
-    """What `tune export` writes. `JSON` is our own format, which alone can be imported again."""
+    """What `tune export` writes. `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported."""
 
     JSON = "json"
     TRITON = "triton"
     VLLM = "vllm"
     FLEX = "flex"
+    OPTUNA = "optuna"
 
 
 def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:
@@ -43,7 +44,7 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
 
     Args:
         document: the winners of our kernels on a device, and for `FLEX` the trials.
-        format_: not our own.
+        format_: a file of others.
         user_bests: winners of tuned functions there; `TRITON` takes them, the others are for attention.
 
     Raises:

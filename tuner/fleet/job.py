@@ -8,6 +8,7 @@ from blocktune.db.records.records import Outcome, Regime
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.search.report import Budget, Progress
+from blocktune.tuner.search.strategies import DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Job:
     exhaustive: bool = False
     configs: int = 0
     regime: Regime | None = None
+    sampler: str = DEFAULT
+    study: str | None = None
     seed: int = 0
 
     @property
@@ -46,6 +49,8 @@ class Job:
             "exhaustive": self.exhaustive,
             "configs": self.configs,
             "regime": None if self.regime is None else str(self.regime),
+            "sampler": self.sampler,
+            "study": self.study,
             "seed": self.seed,
         }
 
@@ -60,6 +65,8 @@ class Job:
             exhaustive=data["exhaustive"],
             configs=data["configs"],
             regime=None if data["regime"] is None else Regime(data["regime"]),
+            sampler=data["sampler"],
+            study=data["study"],
             seed=data["seed"],
         )
 

@@ -67,6 +67,8 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress)
             kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
             exhaustive=job.exhaustive,
             regime=job.regime,
+            sampler=job.sampler,
+            study=job.study,
             seed=job.seed,
             on_progress=tell,
             compiler=compiler,

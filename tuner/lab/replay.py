@@ -25,8 +25,9 @@ from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Finals, Measurement
 from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.space import SearchSpace
-from blocktune.tuner.search.strategies import Problem, make_proposals
+from blocktune.tuner.search.strategies import make_proposals
 
 WORKERS = 15
 """Processes that compile in a replay: 16 processors, one of which is left to the host."""

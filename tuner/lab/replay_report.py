@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.estimated_resources import estimated_resources
+from blocktune.tuner.lab.racing import racing_rows
 from blocktune.tuner.lab.replay import Replay, ReplayRun
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.measure.protocol import RACE_MARGIN, RACE_ROUNDS
-from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES
+from blocktune.tuner.search.strategies import DEFAULT, has_chance
 from blocktune.tuner.search.verdict import decide_predicted
 
 FORMAT = "blocktune-replay"
@@ -30,12 +30,6 @@ RESAMPLES = 2000
 
 AS_GOOD = 0.005
 """Means closer than this are called equal: it is the tie band of the finals."""
-
-RACING_MARGINS = (1.05, 1.1, RACE_MARGIN, 1.25)
-"""How much slower than the best a config must be in its first rounds to get no more of them."""
-
-CLOSE = 0.02
-"""A config this close to the best must not be stopped."""
 
 FEWEST = 8
 """Timed configs from which on an order is worth comparing."""
@@ -68,7 +62,7 @@ class ReplayReport:
             "sweeps": [_sweep_row(sweep) for sweep in self.sweeps],
             "strategies": {name: self._strategy_row(name) for name in self.runs},
             "random_as_good": self.random_as_good,
-            "racing": [racing_row(self.sweeps, margin) for margin in RACING_MARGINS],
+            "racing": racing_rows(self.sweeps),
             "model": list(self.model),
         }
 
@@ -116,7 +110,7 @@ def compare_strategies(
 
     Args:
         sweeps: of any shapes and devices.
-        strategies: names of `STRATEGIES`.
+        strategies: as `make_proposals` takes them.
         seeds: how many; a strategy without chance is run once, and counts as often.
         workers: processes that search at the same time; one searches in this process.
         on_run: told what has been searched.
@@ -129,7 +123,7 @@ def compare_strategies(
             if used.start == 0:
                 runs[name].append([])
                 on_run(f"{sweep.label}: {name}")
-            runs[name][-1] += own if STRATEGIES[name].chance else own * seeds
+            runs[name][-1] += own if has_chance(name) else own * seeds
     return ReplayReport(sweeps=chosen, seeds=seeds, runs=runs, model=tuple(model_rows(map(Replay, chosen))))
 
 
@@ -139,7 +133,7 @@ def _tasks(sweeps: Sequence[Sweep], strategies: Sequence[str], seeds: int) -> li
     drawn = [range(first, min(first + SEEDS_OF_A_TASK, seeds)) for first in range(0, seeds, SEEDS_OF_A_TASK)]
     return [
         (sweep, name, some) for sweep in sweeps for name in strategies
-        for some in (drawn if STRATEGIES[name].chance else [range(1)])
+        for some in (drawn if has_chance(name) else [range(1)])
     ]  # fmt: skip
 
 
@@ -170,29 +164,6 @@ def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
         | {name: _spread([row[name] for row in rows]) for name in rows[0]}
         for (kind, kernel), rows in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] or ""))
     ]
-
-
-def racing_row(sweeps: Iterable[Sweep], margin: float) -> dict[str, float]:
-    """What a race would save and lose: a config whose first rounds are slower than the best's median by the margin gets
-    no further ones. rounds_saved: the share of all recorded rounds. close: configs within `CLOSE` of the best of their
-    sweep; stopped_close: how many of these the rule would have stopped."""
-    rounds = saved = close = stopped_close = 0
-    for sweep in sweeps:
-        scores, timed = sweep.scores, [trial for trial in sweep.timed.values() if trial.samples_us]
-        fastest = min((float(np.median(trial.samples_us)) for trial in timed), default=0.0)
-        for trial in timed:
-            is_close = scores[trial.config] <= (1 + CLOSE) * min(scores.values())
-            stopped = float(np.median(trial.samples_us[:RACE_ROUNDS])) > margin * fastest
-            rounds += len(trial.samples_us)
-            saved += max(0, len(trial.samples_us) - RACE_ROUNDS) * stopped
-            close += is_close
-            stopped_close += is_close and stopped
-    return {
-        "margin": margin,
-        "rounds_saved": saved / rounds if rounds else 0.0,
-        "close": close,
-        "stopped_close": stopped_close,
-    }
 
 
 def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:

@@ -16,13 +16,13 @@ from blocktune.tuner.measure.protocol import (
     FINAL_HEAT_SECONDS,
     HEAT_SECONDS,
     IDLE_SECONDS,
-    RACE_MARGIN,
     RACE_ROUNDS,
     Clock,
     Rounds,
     candidate_rounds,
     column,
     final_rounds,
+    is_behind,
     median_ratio,
     timed_rounds,
 )
@@ -135,12 +135,13 @@ class Bench:
         tell("timing")
         contenders = [run, anchor.run] if anchor else [run]
         rounds = timed_rounds(self._clock, contenders, RACE_ROUNDS, self._terms.regime)
-        behind = median_ratio(column(rounds, 0), column(rounds, -1)) / self._best
-        stopped = self._terms.race and anchor is not None and behind > RACE_MARGIN
+        score = median_ratio(column(rounds, 0), column(rounds, -1))
+        stopped = self._terms.race and anchor is not None and is_behind(score, self._best)
         if not stopped:
             rounds += timed_rounds(self._clock, contenders, count - RACE_ROUNDS, self._terms.regime)
         tell("checking")
         self._last_timed = time.monotonic()
+        behind = score / self._best
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
     def _verify(self, launch: Launch, question: Any, tell: Tell | None = None, lse: Any | None = None) -> None:

@@ -108,6 +108,11 @@ def stopped_early(samples_us: Sequence[float]) -> bool:
     return 0 < len(samples_us) < CANDIDATE_ROUNDS[0]
 
 
+def is_behind(score: float, best: float, margin: float = RACE_MARGIN) -> bool:
+    """Whether a candidate with this score after its first rounds has lost its race against the best so far."""
+    return score > margin * best
+
+
 def final_rounds(times_us: Sequence[float]) -> int:
     """Rounds of the finals, by the time of one launch of every finalist."""
     return _clamp(FINAL_US / sum(times_us), FINAL_ROUNDS)

@@ -19,6 +19,7 @@ from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.sampling.trial_facts import score_of
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import Progress
 
@@ -129,7 +130,7 @@ class Search:
         self._last = self._started
         self._promised = math.inf  # when the search ends by the earliest estimate so far
         for trial in known:
-            proposals.recall(trial.config, _score(trial))
+            proposals.recall(trial.config, score_of(trial), trial)
 
     @property
     def ended_by(self) -> str:
@@ -162,6 +163,7 @@ class Search:
         finally:
             for future in self._in_flight:
                 future.cancel()
+            self._proposals.close()
 
     def _is_over(self) -> bool:
         """Whether the time is up. It counts from the first trial on: until then the GPU worker starts and the default
@@ -262,15 +264,15 @@ class Search:
         if self._since is None:
             self._since = self._last
         self.trials[trial.config] = trial
-        self._proposals.tell(trial.config, _score(trial))
+        self._proposals.tell(trial.config, score_of(trial), trial)
 
     def _trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
         return self._subject.trial(config, outcome, **fields)
 
     def _tell_progress(self) -> None:
         best = min(
-            (trial for trial in self.trials.values() if _score(trial) is not None),
-            key=lambda trial: _score(trial) or 0.0,
+            (trial for trial in self.trials.values() if score_of(trial) is not None),
+            key=lambda trial: score_of(trial) or 0.0,
             default=None,
         )
         total = min(self._limit.trials, max(len(self.trials), self._proposals.size))
@@ -298,13 +300,6 @@ class Search:
         ends = self._last + (total - len(self.trials)) * pace
         self._promised = min(self._promised, ends, now + self._seconds_left())
         return self._promised - now if self._promised > now else None
-
-
-def _score(trial: Trial) -> float | None:
-    """What the search minimises; None if the config cannot run."""
-    if trial.outcome is Outcome.PREDICTED:
-        return trial.predicted_us
-    return trial.relative_to_anchor if trial.outcome is Outcome.OK else None
 
 
 def _fields(measurement: Measurement) -> dict[str, object]:

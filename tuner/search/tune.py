@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
@@ -32,7 +33,10 @@ from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
+from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.problem import Problem
+from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import (
     Budget,
     Progress,
@@ -41,13 +45,14 @@ from blocktune.tuner.search.report import (
     effective_budget,
 )
 from blocktune.tuner.search.starting_configs import find_contenders
-from blocktune.tuner.search.strategies import Problem, make_proposals
+from blocktune.tuner.search.strategies import DEFAULT, require_strategy
 from blocktune.tuner.search.verdict import decide_predicted
 
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
 
 OnProgress = Callable[[Progress], None]
+MakeProposals = Callable[[Subject, Problem], Proposals]
 
 
 def tune(
@@ -59,6 +64,8 @@ def tune(
     kernels: Sequence[AttentionKernel] | None = None,
     exhaustive: bool = False,
     regime: Regime | None = None,
+    sampler: str = DEFAULT,
+    study: str | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
     compiler: Compiler | None = None,
@@ -77,6 +84,8 @@ def tune(
         kernels: those to search; None is all.
         exhaustive: try every feasible config with all of its rounds, whatever the budget.
         regime: how the GPU works while it is measured; None is `DEFAULT_REGIME`.
+        sampler: which config is next: a name of `STRATEGIES`, or `package.module:Class` of an Optuna sampler.
+        study: URL or SQLite file of the Optuna storage that keeps the study too; None keeps it in memory.
         seed: of the sampler and of the checked inputs.
         on_progress: told where the run stands, several times a second at most.
         compiler: compiles ahead; None is a `CompileFarm`.
@@ -91,6 +100,7 @@ def tune(
     """
     from blocktune.tuner.correctness.forward import require_memory
 
+    require_strategy(sampler)
     device = device if isinstance(device, DeviceSpec) else choose_device(device)
     require_memory(shape, device)
     if not is_present(device):
@@ -102,7 +112,7 @@ def tune(
         if store is None:
             store = stack.enter_context(ResultStore.open())
         terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
-        run = _Run(shape, device, store, kernels or competing(), terms)
+        run = _Run(shape, device, store, kernels or competing(), terms, partial(kept_proposals, sampler, study))
         return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
 
 
@@ -123,9 +133,10 @@ class _Run:
         store: ResultStore,
         kernels: Sequence[AttentionKernel],
         terms: Terms,
+        make_proposals: MakeProposals,
     ):
         self._started = time.monotonic()
-        self._terms = terms
+        self._terms, self._make_proposals = terms, make_proposals
         self._present = is_present(device)
         self._store = store
         self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
@@ -169,7 +180,7 @@ class _Run:
         )
         return Search(
             subject,
-            make_proposals(problem),
+            self._make_proposals(subject, problem),
             compiler,
             runner=runner,
             predict=self._predict,

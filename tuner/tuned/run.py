@@ -29,11 +29,8 @@ from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict
 from blocktune.tuner.search.loop import Limit
-from blocktune.tuner.search.proposals import Enumeration, Proposals, TpeProposals
+from blocktune.tuner.search.proposals import Enumeration, Proposals
 from blocktune.tuner.tuned.arguments import save_arguments
-
-STARTUP_SHARE, MIN_STARTUP = 3, 10
-"""One in so many of a sampled budget, and at least so many configs, are tried in order before TPE proposes."""
 
 OnTrial = Callable[[UserTrial], None]
 
@@ -162,7 +159,10 @@ class UserRun:
         order: Any = list(dict.fromkeys((default, *space.feasible)))
         if len(order) <= trials:
             return Enumeration(order)
-        return TpeProposals(space, order, startup=min(trials, max(MIN_STARTUP, trials // STARTUP_SHARE)), seed=seed)
+        from blocktune.tuner.sampling.study_storage import open_study
+        from blocktune.tuner.search.studies import sampled_by_tpe, startup_of
+
+        return sampled_by_tpe(open_study(self._function.name), space, order, startup_of(trials), seed)
 
     def _keep(self, config: Any, measured: Measurement) -> UserTrial:
         """Stores how a candidate ended before anything else happens."""

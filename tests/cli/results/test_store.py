@@ -1,6 +1,7 @@
 """`tune list`, `tune export` and `tune import` on a real database."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,38 @@ def test_a_file_that_is_no_database_is_exit_code_5_and_untouched(tune, words: tu
     assert result.exit_code == 5
     assert "--db" in result.stderr
     assert tune.db.read_bytes() == b"no database" * 1000
+
+
+def test_trials_go_to_optunas_storage_and_come_back(tune, tmp_path: Path) -> None:
+    from blocktune.db.records.records import Outcome
+    from blocktune.db.store import ResultStore
+    from tests.support import landscape
+
+    config = landscape.SPACE.feasible[0]
+    made = landscape.SUBJECT.trial(config, Outcome.INFEASIBLE, error="not one block fits")
+    trial = replace(made, kernel_hash="0" * 16)
+    with ResultStore.open(tune.db) as store:
+        store.record(trial)
+    place = tmp_path / "studies.db"
+    written = json.loads(tune("export", place, "--format", "optuna", "--json").stdout)
+    assert list(written["studies"].values()) == [1]
+    assert tune("export", "-", "--format", "optuna").exit_code == 2
+    tune.db = tmp_path / "other.db"
+    counts = json.loads(tune("import", written["url"], "--json").stdout)
+    assert (counts["trials"], counts["bests"]) == (1, 0)
+    with ResultStore.open(tune.db) as store:
+        (back,) = store.trials()
+    assert (back.config, back.error, back.imported) == (config, "not one block fits", True)
+    nothing = tune("import", f"sqlite:///{tmp_path / 'none.db'}")
+    assert nothing.exit_code == 2
+    assert "Traceback" not in nothing.output
+
+
+def test_without_trials_there_is_no_study(tune, winner, tmp_path: Path) -> None:
+    tune.store(winner())
+    result = tune("export", tmp_path / "studies.db", "--format", "optuna")
+    assert result.exit_code == 3
+    assert "tune run" in result.stderr
 
 
 def test_other_formats_are_written_at_once_and_through_no_link(tune, winner, tmp_path: Path) -> None:

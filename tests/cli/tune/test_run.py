@@ -91,11 +91,16 @@ def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
         "--causal",
         "--regime",
         "burst",
+        "--sampler",
+        "coordinate",
+        "--study",
+        "search.db",
     )
     assert tune(*RUN, *words, "--exhaustive").exit_code == 0
     assert fake.got["budget"] == Budget(trials=40, seconds=9.5)
     assert [kernel.name for kernel in fake.got["kernels"]] == ["flash_fwd"]
     assert (fake.got["seed"], fake.got["exhaustive"], fake.got["regime"]) == (7, True, "burst")
+    assert (fake.got["sampler"], fake.got["study"]) == ("coordinate", "search.db")
     assert fake.got["device"] == device.device_named("a100")
     assert fake.got["shape"].label == "b2 h32 s8192 d64 bf16 causal"
     assert fake.got["store"].label == str(tune.db)
@@ -261,6 +266,12 @@ def test_a_budget_that_is_none_is_wrong_use(tune, fake: FakeTune, words: tuple[o
 
 
 @pytest.mark.slow
+def test_a_sampler_that_is_none_is_wrong_use(tune, fake: FakeTune) -> None:
+    result = tune(*RUN, "--sampler", "annealing")
+    assert result.exit_code == 2
+    assert "guided, model" in result.stderr
+
+
 def test_a_real_prediction_is_stored_and_answers_tune_best(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "present_devices", tuple)
     words = ("--seq", 512, "--dim", 80, "--device", "h200", "--json")  # no shipped result has this head dimension
@@ -282,6 +293,8 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
         "device": device.device_named("h200"),
         "budget": Budget(),
         "kernels": None,
+        "sampler": "guided",
+        "study": None,
         "seed": 0,
         "regime": Regime.BURST,
     }

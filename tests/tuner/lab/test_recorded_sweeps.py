@@ -1,5 +1,6 @@
 """What results/sweeps proves: no rule drops what runs, and search and model are as good as said."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.lab.model_fit import FAMILIES, fit_rows
+from blocktune.tuner.lab.racing import racing_row
 from blocktune.tuner.lab.replay import Replay
-from blocktune.tuner.lab.replay_report import model_rows, racing_row
+from blocktune.tuner.lab.replay_report import AS_GOOD, MEASUREMENTS, model_rows
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
 from blocktune.tuner.measure.load import MIN_POWER_SECONDS
 from blocktune.tuner.measure.protocol import RACE_MARGIN
@@ -127,6 +129,17 @@ def test_the_default_strategy_needs_twenty_measurements(replays: list[Replay]) -
     regrets = [run.regret(20) for run in runs]
     assert np.median(regrets) <= 0.02
     assert np.percentile(regrets, 95) <= 0.05
+
+
+@pytest.mark.parametrize("shape", ["b1 h32/8 s1/8192 d128 bf16", "b2 h16 s2048 d128 bf16 backward"])
+def test_the_study_finds_as_soon_as_is_published(replays: list[Replay], shape: str) -> None:
+    """On two sweeps on which the model's first choices are not the best."""
+    published = json.loads((FOLDER.parent / "h200.replay.json").read_text())["strategies"][DEFAULT]["shapes"][shape]
+    (replay,) = (replay for replay in replays if replay.sweep.label == shape)
+    run = replay.run(DEFAULT, seed=0, measurements=MEASUREMENTS[-1])
+    regrets = [run.regret(count) for count in MEASUREMENTS]
+    assert regrets[0] > AS_GOOD
+    assert np.all(np.array(regrets) <= np.array(published) + AS_GOOD)
 
 
 def test_the_model_tells_two_passes_from_one(sweeps: list[Sweep]) -> None:

@@ -14,8 +14,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab import replay_report
+from blocktune.tuner.lab.racing import racing_row, racing_rows
 from blocktune.tuner.lab.replay import WORKERS, Replay
-from blocktune.tuner.lab.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows, racing_row
+from blocktune.tuner.lab.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -150,6 +151,18 @@ def test_a_race_stops_the_slow_and_says_whom_it_would_have_stopped_wrongly() -> 
     race = replace(plain, trials=(unlucky, slow, steady))
     assert racing_row([race], 1.25) == {"margin": 1.25, "rounds_saved": 16 / 30, "close": 2, "stopped_close": 1}
     assert racing_row([race], 1.5) == {"margin": 1.5, "rounds_saved": 8 / 30, "close": 2, "stopped_close": 0}
+
+
+def test_optunas_own_race_is_compared_with_ours() -> None:
+    pytest.importorskip("scipy", reason="WilcoxonPruner needs scipy")
+    plain = sweep()
+    best = min(plain.timed.values(), key=lambda trial: plain.scores[trial.config])
+    other = next(trial for trial in plain.trials if plain.scores[trial.config] > 1.5 * plain.scores[best.config])
+    assert best.time_us is not None
+    steady = replace(best, samples_us=tuple(best.time_us + number for number in range(10)))
+    slow = replace(other, samples_us=tuple(2 * best.time_us + number for number in range(10)))
+    (row,) = (row for row in racing_rows([replace(plain, trials=(steady, slow))]) if "p 0.1" in row.get("pruner", ""))
+    assert row == {"pruner": "WilcoxonPruner, p 0.1", "rounds_saved": 6 / 20, "close": 1, "stopped_close": 0}
 
 
 def test_the_model_is_judged_by_kernel_and_direction() -> None:

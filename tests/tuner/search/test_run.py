@@ -16,7 +16,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UnknownDeviceError, UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, StoreError, UnknownDeviceError, UsageError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
@@ -405,3 +405,34 @@ def test_neighbours_are_tried_first(store: ResultStore) -> None:
     tune(near, device=landscape.DEVICE, store=store, budget=SMALL, compiler=compiler, runner=Replay())
     assert compiler.submitted[0] == DEFAULT
     assert best.config in compiler.submitted[:3]
+
+
+def test_a_study_is_kept_beside_the_store_and_goes_on_with_it(store: ResultStore, tmp_path: Path) -> None:
+    import optuna
+
+    place = tmp_path / "search.db"
+    run(store, Replay(), study=str(place), budget=Budget(trials=30))
+    report = run(store, Replay(), study=str(place), budget=Budget(trials=45))
+    (name,) = optuna.get_all_study_names(f"sqlite:///{place}")
+    study = optuna.load_study(study_name=name, storage=f"sqlite:///{place}")
+    labels = [trial.user_attrs["config"] for trial in study.trials if "config" in trial.user_attrs]
+    assert sorted(labels) == sorted(trial.config.label for trial in store.trials())
+    assert len(labels) == len(report.predicted_us) == 45
+    assert study.user_attrs["shape"] == landscape.SHAPE.label
+    fastest = min(store.trials(), key=lambda trial: trial.relative_to_anchor or 9.9)
+    assert study.best_trial.user_attrs["config"] == fastest.config.label
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "optuna.samplers:RandomSampler"])
+def test_any_sampler_finds_a_winner(store: ResultStore, sampler: str) -> None:
+    runner = Replay()
+    report = run(store, runner, sampler=sampler, budget=Budget(trials=25))
+    assert len(runner.measured) == len(set(runner.measured)) <= 25
+    assert runner.measured[0] == DEFAULT
+    assert report.best.time_us is not None
+
+
+def test_a_study_does_not_go_into_the_store(store: ResultStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="database of its own"):
+        run(store, Replay(), study=store.label)
+    assert store.trials() == []

@@ -12,11 +12,13 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.sampling.study_storage import open_study
 from blocktune.tuner.search.loop import Limit, Search
-from blocktune.tuner.search.proposals import Enumeration, TpeProposals
+from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
-from blocktune.tuner.search.strategies import Problem, make_proposals
+from blocktune.tuner.search.strategies import make_proposals
+from blocktune.tuner.search.studies import sampled_by_tpe
 from tests.support import landscape
 
 pytestmark = pytest.mark.triton_free
@@ -65,7 +67,6 @@ def test_it_finds_the_best_within_two_percent_in_a_fifth_of_the_space(salt: int,
 def test_a_space_within_the_budget_is_enumerated() -> None:
     runner = ReplayRunner(landscape.measurements(0))
     search = new_search(runner, trials=10_000)
-    assert isinstance(search._proposals, Enumeration)
     search.run()
     assert set(search.trials) == set(landscape.SPACE.feasible)
     outcomes = {trial.outcome for trial in search.trials.values()}
@@ -80,17 +81,21 @@ def test_what_cannot_run_is_told_to_the_sampler_as_pruned() -> None:
 
     search = new_search(ReplayRunner(landscape.measurements(0)), trials=60, strategy="tpe")
     search.run()
-    assert isinstance(search._proposals, TpeProposals)
-    states = [trial.state for trial in search._proposals._study.trials]
+    trials = search._proposals.study.trials  # type: ignore[attr-defined]
+    states = [trial.state for trial in trials]
     ok = sum(trial.outcome is Outcome.OK for trial in search.trials.values())
     assert states.count(TrialState.COMPLETE) == ok
     assert states.count(TrialState.PRUNED) >= 60 - ok
-    assert TrialState.FAIL not in states
+    cannot_run = {trial.config.label for trial in search.trials.values() if trial.outcome is not Outcome.OK}
+    told = [trial for trial in trials if trial.user_attrs.get("config") in cannot_run]
+    assert len(told) == len(cannot_run) > 0
+    assert all(trial.state == TrialState.PRUNED and trial.constraints["runs"] == 1.0 for trial in told)
+    assert len(trials) - states.count(TrialState.FAIL) >= len(search.trials)
 
 
 def test_the_sampler_never_repeats_itself_and_ends_with_the_space() -> None:
     small = dataclasses.replace(landscape.SPACE, feasible=landscape.SPACE.feasible[:30])
-    proposals = TpeProposals(small, small.feasible, startup=10, seed=0)
+    proposals = sampled_by_tpe(open_study("small"), small, small.feasible, startup=10, seed=0)
     proposed = []
     while (config := proposals.propose()) is not None:
         proposed.append(config)

@@ -6,9 +6,12 @@ from dataclasses import replace
 import pytest
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.search.guided import GuidedProposals
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.sampling.guided_sampler import GuidedSampler
+from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.strategies import DEFAULT, MOST_GUIDED, STRATEGIES, ModelOrder, Problem, make_proposals
+from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals
+from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED
 from tests.support import landscape
 
 pytestmark = pytest.mark.triton_free
@@ -35,7 +38,14 @@ def tried(proposals: Proposals, count: int = 10_000, *, salt: int = 0) -> list[K
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if not name.startswith("tpe")])  # see test_search.py
+INSTALLED = installed()
+
+
+def test_every_strategy_is_made_by_a_function() -> None:
+    assert set(MAKERS) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", [name for name in INSTALLED if not STRATEGIES[name].about.startswith("Optuna")])
 def test_all_is_tried_once_and_the_named_ones_first(name: str) -> None:
     proposals = make_proposals(problem(), name)
     order = tried(proposals)
@@ -45,7 +55,7 @@ def test_all_is_tried_once_and_the_named_ones_first(name: str) -> None:
         assert order[1] == FIRST[2]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_what_was_known_is_not_proposed(name: str) -> None:
     proposals = make_proposals(problem(), name)
     known = SPACE.feasible[5:15]
@@ -54,9 +64,9 @@ def test_what_was_known_is_not_proposed(name: str) -> None:
     assert not set(tried(proposals, 6)) & set(known)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_only_chance_depends_on_the_seed(name: str) -> None:
-    orders = [tuple(tried(make_proposals(problem(seed=seed), name), 13)) for seed in (0, 0, 1)]
+    orders = [tuple(tried(make_proposals(problem(landscape.SPACE, seed=seed), name), 13)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1]
     assert (orders[0] != orders[2]) == STRATEGIES[name].chance
 
@@ -102,7 +112,7 @@ def test_guided_learns_the_factor_of_neighbours_not_the_unit() -> None:
     configs = [KernelConfig(name, m, n, 4, 2) for name in ("favoured", "slow") for m, n in tiles]
     space = replace(SPACE, feasible=tuple(configs))
     model = {config: (1.0 if config.kernel == "favoured" else 1.1) * (300 - config.block_n) for config in configs}
-    proposals = GuidedProposals(space, [], model.__getitem__)
+    proposals = make_proposals(problem(space, usefulness=model.__getitem__, first=[]))
     first = proposals.propose()
     assert first is not None
     assert first.kernel == "favoured"
@@ -121,5 +131,37 @@ def test_what_the_model_thinks_not_to_fit_comes_last_but_comes() -> None:
 
 
 def test_an_order_is_enough_where_everything_is_tried() -> None:
-    assert isinstance(make_proposals(problem(trials=MOST_GUIDED + 1)), ModelOrder)
-    assert isinstance(make_proposals(problem(trials=MOST_GUIDED)), GuidedProposals)
+    assert isinstance(make_proposals(problem(trials=MOST_GUIDED)).study.sampler, GuidedSampler)
+    proposals = make_proposals(problem(trials=MOST_GUIDED + 1))
+    assert not isinstance(proposals.study.sampler, GuidedSampler)
+    assert [proposals.propose() for _ in SPACE.feasible] == problem().by_usefulness
+
+
+def test_any_sampler_of_optuna_can_be_named_by_its_path() -> None:
+    name = "optuna.samplers:RandomSampler"
+    orders = [tuple(tried(make_proposals(problem(landscape.SPACE, seed=seed), name), 30)) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert len(set(orders[0])) == 30
+    assert type(make_proposals(problem(), name).study.sampler).__name__ == "RandomSampler"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("annealing", "guided, model"),
+        ("optuna.samplers:NoSuchSampler", "leads nowhere"),
+        ("no_such_module:Sampler", "leads nowhere"),
+        ("optuna.study:Study", "is not"),
+    ],
+)
+def test_a_strategy_that_is_none_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_proposals(problem(), name)
+
+
+def test_a_strategy_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.tuner.search.strategies.find_spec", lambda name: None)
+    assert "gp" in STRATEGIES
+    assert "gp" not in installed()
+    with pytest.raises(UsageError, match="pip install scipy"):
+        make_proposals(problem(), "gp")

@@ -17,8 +17,9 @@ from blocktune.kernels.tuned.fallback import UserRung, stored_winners
 from blocktune.kernels.tuned.function import TunedFunction, tuned
 from blocktune.kernels.values.errors import NoDeviceError, NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.runner import Deadlines, GpuRunner
-from blocktune.tuner.search.proposals import TpeProposals
+from blocktune.tuner.sampling.study_storage import open_study
 from blocktune.tuner.search.report import Budget
+from blocktune.tuner.search.studies import sampled_by_tpe
 from blocktune.tuner.tuned.arguments import load_arguments, save_arguments
 from blocktune.tuner.tuned.check import CallQuestion
 from blocktune.tuner.tuned.run import UserSpace
@@ -260,7 +261,7 @@ def test_configs_of_a_stored_winner_are_values(store: UserKernelStore) -> None:
 
 def test_large_spaces_are_sampled() -> None:
     configs: Any = user_functions.softmax.choices.feasible({"x": torch.empty(2, 20)})
-    proposals = TpeProposals(UserSpace(configs), configs, startup=3, seed=0)  # type: ignore[arg-type]
+    proposals = sampled_by_tpe(open_study("softmax"), UserSpace(configs), configs, startup=3, seed=0)  # type: ignore[arg-type]
     proposed: list[Any] = []
     for _ in range(12):
         config = proposals.propose()

@@ -1,0 +1,46 @@
+"""Results as studies in Optuna's own storage: what `tune export` writes and `tune import` takes back."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from blocktune.cli.shared.render import note, print_json
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.exchange.document import Document
+    from blocktune.db.records.records import Trial
+
+
+def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> None:
+    """Writes trials as studies, one for every shape and environment.
+
+    Raises:
+        UsageError: the place is standard output.
+        NoFeasibleConfigError: there are no trials.
+        StoreError: the storage cannot be opened, or the database holds something else.
+    """
+    if place == "-":
+        raise UsageError("Studies are kept in a file or a database, but got `-`. Name an SQLite file or a URL.")
+    if not trials:
+        raise NoFeasibleConfigError("Studies are made of trials, but the database has none. Run `tune run` first.")
+    from blocktune.tuner.sampling.study_exchange import write_studies
+    from blocktune.tuner.sampling.study_storage import storage_url
+
+    url = storage_url(place)
+    written = write_studies(trials, url)
+    if as_json:
+        print_json({"url": url, "studies": written})
+    else:
+        note(f"wrote {sum(written.values())} trials in {len(written)} studies to {url}; see optuna-dashboard {url}")
+
+
+def read_studies(url: str) -> "list[Document]":
+    """Returns the trials of a storage's studies as documents of results, not yet checked.
+
+    Raises:
+        ImportRejectedError: there is no study of a search.
+        StoreError: the storage cannot be opened.
+    """
+    from blocktune.tuner.sampling.study_exchange import documents_of
+
+    return documents_of(url)

@@ -1,0 +1,127 @@
+"""Studies in Optuna's own storage: those of searches, of stored trials, and stored trials of studies.
+
+The results store is the source of truth. Every trial of a study carries its whole record, as an export of results has
+it, so that a study can be taken back: it is checked like any document of a stranger.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.study import Study
+from sqlalchemy.engine import make_url
+
+from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, Document
+from blocktune.db.records.records import Environment, Trial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import ImportRejectedError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.sampling.parameters import Parameters
+from blocktune.tuner.sampling.study_proposals import StudyProposals
+from blocktune.tuner.sampling.study_storage import open_study, require_own
+from blocktune.tuner.sampling.trial_facts import RECORD, score_of
+
+
+@dataclass(frozen=True, slots=True)
+class TriedSpace:
+    """The configs of some trials, as a space; see `ConfigSpace`."""
+
+    feasible: tuple[KernelConfig, ...]
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for config in self.feasible for name in config.parameters))
+
+    def choices(self, name: str) -> tuple[int, ...]:
+        return tuple(sorted({config.parameters[name] for config in self.feasible if name in config.parameters}))
+
+
+def study_of(
+    url: str, device: DeviceSpec, environment: Environment, shape: AttentionShape, parameters: Parameters
+) -> Study:
+    """Returns the study of a search in a storage, which goes on where an earlier one of the same parameters ended.
+
+    Raises:
+        StoreError: the storage cannot be opened, or the database holds something else.
+    """
+    study = open_study(f"{device.name}, {shape.label}, {_digest(environment, parameters)}", url)
+    study.set_user_attr("device", replace(device, uuid=None).to_json())
+    study.set_user_attr("environment", environment.to_json())
+    study.set_user_attr("shape", shape.label)
+    return study
+
+
+def write_studies(trials: Iterable[Trial], url: str) -> dict[str, int]:
+    """Writes stored trials as studies, one for every shape and environment; trials that are there already stay.
+
+    Returns:
+        How many trials each study has, by its name.
+
+    Raises:
+        StoreError: the storage cannot be opened, or the database holds something else.
+    """
+    groups: dict[tuple[str, str, AttentionShape], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.device.key, trial.environment.digest, trial.shape), []).append(trial)
+    return dict(_write_study(own, url) for own in groups.values())
+
+
+def _write_study(trials: Sequence[Trial], url: str) -> tuple[str, int]:
+    parameters = Parameters(TriedSpace(tuple(dict.fromkeys(trial.config for trial in trials))))
+    first = trials[0]
+    study = study_of(url, first.device, first.environment, first.shape, parameters)
+    proposals = StudyProposals(study, parameters)
+    for trial in trials:
+        proposals.recall(trial.config, score_of(trial), trial)
+    return study.study_name, len(study.get_trials(deepcopy=False))
+
+
+def documents_of(url: str) -> list[Document]:
+    """Returns the trials of all studies in a storage as documents of results, one for each study, not yet checked.
+
+    Raises:
+        ImportRejectedError: there is no storage, or no study of a search in it.
+        StoreError: the storage cannot be opened.
+    """
+    path = make_url(url).database if url.startswith("sqlite") else None
+    if path is not None and not Path(path).exists():
+        raise ImportRejectedError(f"Studies are taken from a storage that is there, but {path} is not. Name another.")
+    require_own(url)
+    documents = list(_documents(url))
+    if not documents:
+        raise ImportRejectedError(
+            f"Studies are taken that `tune run --study` or `tune export --format optuna` made, but {url} has none. "
+            "Name another storage."
+        )
+    return documents
+
+
+def _documents(url: str) -> Iterator[Document]:
+    for name in optuna.get_all_study_names(url):
+        study = optuna.load_study(study_name=name, storage=url)
+        about, records = study.user_attrs, [trial.user_attrs.get(RECORD) for trial in study.get_trials(deepcopy=False)]
+        if "device" in about and "environment" in about and any(records):
+            yield _document(about, [record for record in records if record is not None])
+
+
+def _document(about: Mapping[str, object], records: Sequence[Mapping[str, object]]) -> Document:
+    digests = {str(record.get("environment")) for record in records}
+    return {
+        "format": FORMAT,
+        "schema": FORMAT_VERSION,
+        "device": about["device"],
+        "environments": dict.fromkeys(digests, about["environment"]),
+        "bests": [],
+        "trials": list(records),
+    }
+
+
+def _digest(environment: Environment, parameters: Parameters) -> str:
+    """What keeps apart studies of one shape: other software, and other choices, which Optuna lets no study change."""
+    choices = {name: distribution_to_json(found) for name, found in parameters.distributions.items()}
+    return hashlib.sha256(json.dumps([environment.digest, choices], sort_keys=True).encode()).hexdigest()[:8]

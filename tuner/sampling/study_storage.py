@@ -1,0 +1,63 @@
+"""Where a study is kept: in memory, or in a database of Optuna's own that optuna-dashboard can show."""
+
+import optuna
+from optuna.exceptions import OptunaError
+from optuna.study import Study
+from sqlalchemy import create_engine, inspect
+from sqlalchemy.exc import SQLAlchemyError
+
+from blocktune.kernels.values.errors import StoreError
+from blocktune.tuner.sampling.race_pruner import RacePruner
+
+OWN_TABLE = "studies"
+"""The table by which a database of Optuna's is told from others."""
+
+
+def open_study(name: str, url: str | None = None) -> Study:
+    """Returns a new study in memory, or the one of this name in Optuna's own storage, which is made if there is none.
+
+    Its pruner is the race of `tune run`.
+
+    Raises:
+        StoreError: the storage cannot be opened, or the database holds something else.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is not None:
+        require_own(url)
+    try:
+        return optuna.create_study(
+            study_name=name, storage=url, direction="minimize", pruner=RacePruner(), load_if_exists=url is not None
+        )
+    except (SQLAlchemyError, OptunaError, ImportError) as error:
+        raise _unusable(url, error) from error
+
+
+def storage_url(place: str) -> str:
+    """Returns the URL of a storage that is named by its URL or by the path of an SQLite file."""
+    return place if "://" in place else f"sqlite:///{place}"
+
+
+def require_own(url: str) -> None:
+    """Checks that a database is empty or Optuna's: its tables next to those of a results store would break both.
+
+    Raises:
+        StoreError: it holds something else, or it cannot be opened.
+    """
+    try:
+        engine = create_engine(url)
+        tables = inspect(engine).get_table_names()
+        engine.dispose()
+    except (SQLAlchemyError, ImportError) as error:
+        raise _unusable(url, error) from error
+    if tables and OWN_TABLE not in tables:
+        raise StoreError(
+            f"A study is kept in a database of its own, but {url} holds other tables: {', '.join(tables[:4])}. "
+            "Name another file or database."
+        )
+
+
+def _unusable(url: str | None, error: Exception) -> StoreError:
+    return StoreError(
+        f"A study needs a storage that Optuna can write, but {url} is none: {error}. "
+        "Name a file, or a URL such as sqlite:///search.db."
+    )

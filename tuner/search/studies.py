@@ -1,0 +1,179 @@
+"""How each strategy is made: which sampler its study has, and which configs are tried before that is asked."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
+from optuna.study import Study
+
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
+from blocktune.tuner.sampling.guided_sampler import GuidedSampler
+from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
+from blocktune.tuner.sampling.study_proposals import MAX_USELESS_ASKS, Pick, Ready, StudyProposals
+from blocktune.tuner.search.problem import Problem
+from blocktune.tuner.search.proposals import by_prediction
+
+MOST_GUIDED = 1000
+"""Trials up to which correcting the model takes less time than measuring: it grows with their cube."""
+
+STARTUP_SHARE = 3
+"""One in so many of a budget is tried in a given order before a sampler of Optuna's proposes."""
+
+MIN_STARTUP = 10
+
+
+class _Preferring(Protocol):
+    """A sampler that also says which of some points is worth trying first."""
+
+    def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int: ...
+
+
+GP_ASKS = 3
+"""Asks of GPSampler without a new config after which the model decides: each takes a good part of a second, and it does
+not learn from points that are no config."""
+
+
+def sampled(
+    study: Study,
+    sampler: BaseSampler,
+    space: ConfigSpace,
+    order: Sequence[KernelConfig],
+    startup: int,
+    patience: int = MAX_USELESS_ASKS,
+) -> StudyProposals:
+    """Returns a search by a sampler of Optuna's, after the first configs of an order."""
+    study.sampler = sampler
+    return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction, patience=patience)
+
+
+def sampled_by_tpe(
+    study: Study, space: ConfigSpace, order: Sequence[KernelConfig], startup: int, seed: int
+) -> StudyProposals:
+    """Returns a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
+    still outstanding, and models the parameters together."""
+    return sampled(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
+
+
+def startup_of(trials: int, named: int = 0) -> int:
+    """Returns how many configs of a budget are tried before a sampler of Optuna's is asked."""
+    return min(max(MIN_STARTUP, trials // STARTUP_SHARE, named), trials)
+
+
+def by_class(path: str, problem: Problem, study: Study) -> StudyProposals:
+    """Returns a search by somebody's own sampler, after the model's favourites.
+
+    Raises:
+        UsageError: there is no such class, or it is none of Optuna's samplers.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"A sampler is named as package.module:Class, but {path!r} leads nowhere: {error}. "
+            "Is its folder on PYTHONPATH?"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
+        raise UsageError(f"A sampler is a class derived from optuna.samplers.BaseSampler, but {path!r} is not.")
+    seeded = "seed" in inspect.signature(found).parameters
+    return _from_model(problem, study, found(**{"seed": problem.seed} if seeded else {}))
+
+
+def _guided(problem: Problem, study: Study) -> StudyProposals:
+    """Of a budget for everything, only the order matters."""
+    if problem.trials > MOST_GUIDED:
+        return _model(problem, study)
+    parameters = Parameters(problem.space)
+    configs = dict.fromkeys((*problem.named, *problem.space.feasible))
+    useful = {frozenset(parameters.point(config).items()): config for config in configs}
+    sampler = GuidedSampler(
+        lambda point: problem.usefulness(useful[frozenset(point.items())]),
+        search_space=parameters.distributions,
+        points=[parameters.point(config) for config in configs],
+    )
+
+    def pick(ready: Ready) -> KernelConfig:
+        for config, predicted_us in ready.items():
+            if predicted_us is not None:
+                sampler.revise(parameters.point(config), predicted_us)
+        return _preferred(sampler, study, parameters, ready)
+
+    study.sampler = sampler
+    return StudyProposals(study, parameters, first=problem.named, pick=pick)
+
+
+def _coordinate(problem: Problem, study: Study) -> StudyProposals:
+    parameters, order = Parameters(problem.space), problem.shuffled
+    sampler = CoordinateSampler([parameters.point(config) for config in order], parameters.distributions)
+    study.sampler = sampler
+    return StudyProposals(
+        study, parameters, first=order[:1], pick=lambda ready: _preferred(sampler, study, parameters, ready)
+    )
+
+
+def _preferred(sampler: _Preferring, study: Study, parameters: Parameters, ready: Ready) -> KernelConfig:
+    configs = list(ready)
+    return configs[sampler.prefer(study, [parameters.point(config) for config in configs])]
+
+
+def _in_order(problem: Problem, study: Study, order: Sequence[KernelConfig], pick: Pick | None) -> StudyProposals:
+    return StudyProposals(study, Parameters(problem.space), first=order, pick=pick)
+
+
+def _model(problem: Problem, study: Study) -> StudyProposals:
+    """The model sees the compiled code of those that are ready."""
+    return _in_order(problem, study, problem.by_usefulness, by_prediction)
+
+
+def _random(problem: Problem, study: Study) -> StudyProposals:
+    return _in_order(problem, study, problem.shuffled, None)
+
+
+def _enumeration(problem: Problem, study: Study) -> StudyProposals:
+    return _in_order(problem, study, list(dict.fromkeys((*problem.named, *problem.space.feasible))), None)
+
+
+def _from_model(problem: Problem, study: Study, sampler: BaseSampler) -> StudyProposals:
+    return sampled(study, sampler, problem.space, problem.by_usefulness, _startup(problem))
+
+
+def _tpe_from_model(problem: Problem, study: Study) -> StudyProposals:
+    return sampled_by_tpe(study, problem.space, problem.by_usefulness, _startup(problem), problem.seed)
+
+
+def _tpe(problem: Problem, study: Study) -> StudyProposals:
+    return sampled_by_tpe(study, problem.space, problem.shuffled, _startup(problem), problem.seed)
+
+
+def _gp(problem: Problem, study: Study) -> StudyProposals:
+    startup = _startup(problem)
+    sampler = GPSampler(n_startup_trials=startup, seed=problem.seed, warn_independent_sampling=False)
+    return sampled(study, sampler, problem.space, problem.by_usefulness, startup, GP_ASKS)
+
+
+def _cmaes(problem: Problem, study: Study) -> StudyProposals:
+    startup = _startup(problem)
+    sampler = CmaEsSampler(n_startup_trials=startup, seed=problem.seed, warn_independent_sampling=False)
+    return _from_model(problem, study, sampler)
+
+
+def _startup(problem: Problem) -> int:
+    return startup_of(problem.trials, len(problem.named))
+
+
+MAKERS: Mapping[str, Callable[[Problem, Study], StudyProposals]] = {
+    "guided": _guided,
+    "model": _model,
+    "tpe_from_model": _tpe_from_model,
+    "tpe": _tpe,
+    "gp": _gp,
+    "cmaes": _cmaes,
+    "coordinate": _coordinate,
+    "random": _random,
+    "enumeration": _enumeration,
+}
+"""One for every name of `STRATEGIES`."""
