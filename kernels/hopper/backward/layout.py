@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
+from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, UPPER
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -26,8 +27,6 @@ LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (1 << bit for bit in range(8))
-"""Bits of `FORM`; bounds.py tells what they mean."""
 
 
 def width_of(shape: AttentionShape) -> int:

@@ -16,8 +16,9 @@ def compared_with(lse):
     Rounding makes it wrong by up to 2^-20 of itself where scores are accumulated on top of it (FOLD_LSE), else by a
     quarter of that. From 2^22 on it is raised by as much: no probability of such scores is above one, but they vanish.
     """
+    LOG2_E: tl.constexpr = 1.4426950408889634
     blind = lse == float("-inf")
-    log2 = tl.where(blind, 0.0, lse) * 1.4426950408889634
+    log2 = tl.where(blind, 0.0, lse) * LOG2_E
     size = tl.abs(log2)
     raised = log2 + tl.where(size < 4194304.0, 0.0, size * 0.00000095367431640625)
     return tl.where(blind, 1e30, raised)
@@ -91,7 +92,7 @@ def begin_and_length(begins, batch, seqlen):
 
 @triton.jit
 def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.constexpr):
-    """Where a head of a sequence begins in the workspace (`first_row` of hopper_bwd_bounds.py)."""
+    """Where a head of a sequence begins in the workspace (`first_row` in kernels/hopper/backward/bounds.py)."""
     if begins is not None:
         return head * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
     else:

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -35,7 +36,7 @@ add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 # the warp that copies too).
 @gluon.jit
 def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_arrive(8 + 2 * W + buffer, 256)
     else:
         mbarrier.arrive(ds_full.index(buffer), count=1)
@@ -43,7 +44,7 @@ def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_sync(8 + 2 * (1 - W) + buffer, 256)
     else:
         mbarrier.wait(ds_full.index(buffer), phase)
@@ -51,7 +52,7 @@ def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def release(empty, slot, NAMED: gl.constexpr):
-    if NAMED & 2:
+    if names_release(NAMED):
         bar_arrive(12 + slot, 288)
     else:
         mbarrier.arrive(empty.index(slot), count=1)
@@ -89,7 +90,7 @@ def probabilities(
         p = gl.exp2(s * scale_log2)
     else:
         p = gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
-    if MASK and FORM:
+    if MASK and is_general(FORM):
         p = keep_seen(p, m, key, bounds, S_L, FORM)
     elif MASK:
         queries = m + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
@@ -130,7 +131,7 @@ def give_dq(
     """Adds dQ of the queries from m on to the sums, to their rows from `row` on; in turn if that is asked for."""
     dq_desc = args[0]
     dq_smem = args[8].index(W)
-    if FORM & 32:
+    if is_ordered(FORM):
         n, seen, turns = order
         BLOCK_M: gl.constexpr = args[3].shape[1]
         HALF: gl.constexpr = dq.shape[1]
@@ -179,12 +180,12 @@ def step(
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, KEYS, S_L)
     s_t = warpgroup_mma(ka, q_smem.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(do_full.index(slot), phase)
-    LATE: gl.constexpr = FORM & 16  # a soft cap takes the registers that dP would wait in
+    LATE: gl.constexpr = has_softcap(FORM)  # a soft cap takes the registers that dP would wait in
     if not LATE:
         dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
         dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
-        if NAMED & 1:
+        if names_exchange(NAMED):
             if m > first:
                 wait_ds(ds_full, 1 - b, b_phase, W, NAMED)
         else:

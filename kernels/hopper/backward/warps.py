@@ -33,6 +33,14 @@ from blocktune.kernels.hopper.backward.bounds import (
     query_range,
     sequence,
 )
+from blocktune.kernels.hopper.backward.form import (
+    counts_all_tiles,
+    has_lower,
+    has_masks,
+    is_general,
+    is_ordered,
+    names_release,
+)
 from blocktune.kernels.hopper.backward.steps import end_turns, give_dq, issue_dq, no_products_yet, step, wait_ds
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
@@ -68,7 +76,7 @@ def head_row(
     FORM: gl.constexpr,
 ):  # fmt: skip
     """Where the query head number `member` of a key head begins in the workspace, in rows."""
-    if FORM:
+    if is_general(FORM):
         head = batch_head % num_heads_kv * group_size + member
         return first_row(batch_head // num_heads_kv, head, begin_q, num_heads_kv * group_size, rows, BLOCK_M, FORM)
     elif GROUPED:
@@ -98,7 +106,7 @@ def producer(
     tile_slot = 0
     tile_phase = 1
     issued = 0
-    if FORM & 96:
+    if counts_all_tiles(FORM):
         tile = next_tile(
             counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
         )  # fmt: skip
@@ -115,7 +123,7 @@ def producer(
         begin_k = 0
         len_q = seqlen_q
         len_k = seqlen_k
-        if FORM:
+        if is_general(FORM):
             begin_q, len_q = sequence(cu_q, batch, seqlen_q, FORM)
             begin_k, len_k = sequence(cu_k, batch, seqlen_k, FORM)
             above, below = bounds_of(upper, lower, len_q, len_k, FORM)
@@ -130,7 +138,7 @@ def producer(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM
             )  # fmt: skip
             for m in range(first, end, BLOCK_M):
-                if NAMED & 2:
+                if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
                 else:
@@ -162,7 +170,7 @@ def producer(
             tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
-    if NAMED & 2:  # take the last releases, so that no named barrier is left half full
+    if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
         if issued < STAGES:
             slot = 0
         for i in range(gl.minimum(STAGES, issued)):
@@ -183,10 +191,10 @@ def query_head(
     """
     BLOCK_M: gl.constexpr = args[3].shape[1]
     BLOCK_N: gl.constexpr = args[1].shape[0]
-    if CAUSAL and not FORM:
+    if CAUSAL and not is_general(FORM):
         first = n0 + 0
         low = n0 + BLOCK_N
-    if CAUSAL or FORM & 7:
+    if CAUSAL or has_masks(FORM):
         for m in range(first, low, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
                 args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
@@ -197,7 +205,7 @@ def query_head(
             args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
             W, False, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
         )  # fmt: skip
-    if FORM & 2:
+    if has_lower(FORM):
         for m in range(high, end, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
                 args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
@@ -208,7 +216,7 @@ def query_head(
         dq_t = issue_dq(kt, args[1], args[7].index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
         give_dq(dq, args, row + end - BLOCK_M, end - BLOCK_M, first, bounds, order, W, BLOCK_N, FORM)
-    if FORM & 32:
+    if is_ordered(FORM):
         end_turns(args, row + end - BLOCK_M, end - BLOCK_M, bounds, order, W, BLOCK_N, FORM)
     return dk, dv, slot, phase, b, b_phase
 
@@ -251,7 +259,7 @@ def consumer(
     tile_phase = 0
     if DEFER:
         no_products_yet()
-    if FORM & 96:
+    if counts_all_tiles(FORM):
         tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
@@ -267,7 +275,7 @@ def consumer(
         len_k = seqlen_k
         bounds = None
         order = None
-        if FORM:
+        if is_general(FORM):
             begin_q, len_q = sequence(cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
             begin_k, len_k = sequence(cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
             above, below = bounds_of(upper, lower, len_q, len_k, FORM)

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import add_out, per_query, probabilities
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
@@ -32,7 +33,7 @@ LATE = gl.constexpr(3)
 @gluon.jit
 def send(full, number: gl.constexpr, NAMED: gl.constexpr):
     """P (number 0) or dS (1) of this step is written."""
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_arrive(8 + number, 256)
     else:
         mbarrier.arrive(full.index(number), count=1)
@@ -40,7 +41,7 @@ def send(full, number: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_sync(8 + number, 256)
     else:
         mbarrier.wait(full.index(number), parity)
@@ -116,7 +117,7 @@ def give_held(gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, P
 @gluon.jit
 def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
     """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
-    if FORM & 32:
+    if is_ordered(FORM):
         n, seen, turns = order
         turn = turns + row // 64 * 2 + W
         count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
@@ -143,11 +144,11 @@ def step_of_scores(
     s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(k_smem, q_smem, slot, s_acc, FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
-    if FORM & 16:
+    if has_softcap(FORM):
         s = bend(s, cap_in)
     p = probabilities(s, lse_smem.index(slot), scale_log2, m, n0, bounds, MASK, S_L, FOLD_LSE, FORM)
     p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
-    if FORM & 16:
+    if has_softcap(FORM):
         p = p * (1.0 - s * s)
     p_smem.store(in_register_order(p))
     send(exchanged, 0, NAMED)

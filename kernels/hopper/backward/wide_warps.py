@@ -44,6 +44,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
     turn_of,
 )
+from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, has_masks, is_ordered
 from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row, hear_tile, tell_tile
 from blocktune.kernels.hopper.backward.wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
@@ -84,7 +85,7 @@ def wide_head(
     if W == 1:
         low = first + 0
         high = end + 0
-    if W == 0 and FORM & 7:
+    if W == 0 and has_masks(FORM):
         for m in range(first, low, BLOCK_M):
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                 args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
@@ -95,7 +96,7 @@ def wide_head(
             args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
             W, False, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
         )  # fmt: skip
-    if W == 0 and FORM & 2:
+    if W == 0 and has_lower(FORM):
         for m in range(high, end, BLOCK_M):
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                 args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
@@ -105,7 +106,7 @@ def wide_head(
         mbarrier.arrive(kv_empty, count=1, pred=last)
     if W == 0 and PANELS == LATE:
         give_panel(gradients[PANELS], args[0], args[9].index(0), row + end - BLOCK_M, 1, PANELS)
-    if FORM & 32:
+    if is_ordered(FORM):
         n, seen, turns = order
         m = end - BLOCK_M
         pass_turn(turns + (row + m) // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
@@ -140,7 +141,7 @@ def wide_consumer(
     kv_phase = 0
     tile_slot = 0
     tile_phase = 0
-    if FORM & 96:
+    if counts_all_tiles(FORM):
         tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
@@ -222,7 +223,7 @@ def wide_producer(
     kv_phase = 1
     tile_slot = 0
     tile_phase = 1
-    if FORM & 96:
+    if counts_all_tiles(FORM):
         tile = next_tile(
             counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
         )  # fmt: skip

@@ -52,7 +52,7 @@ def tiles(
     dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr, PANELS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory as kernels/hopper_fwd_steps.py has it."""
+    """Shared memory as kernels/hopper/forward/steps.py has it."""
     if PANELS == 1:
         return (gl.allocate_shared_memory(dtype, [COUNT, ROWS, W], LAYOUT),)
     else:

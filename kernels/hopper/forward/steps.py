@@ -109,8 +109,9 @@ def load_rows(
 ):  # fmt: skip
     """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
 
-    The end of a packed sequence is inside the tensor. Its descriptor (hopper_descriptors.describe_packed) has a
-    dimension of 2^30 rows that ends where the sequence ends, so that the copy engine clips there, too.
+    The end of a packed sequence is inside the tensor. Its descriptor (`describe_packed` in
+    kernels/hopper/common/descriptors.py) has a dimension of 2^30 rows that ends where the sequence ends, so that the
+    copy engine clips there, too.
     """
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
     for part in gl.static_range(PANELS):

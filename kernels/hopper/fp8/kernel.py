@@ -37,7 +37,7 @@ WIDTHS = (64, 128, 256)
 MIN_HEAD_DIM = 48
 MAX_HEAD_DIM_V = 128
 """Two accumulators of 64 x 256 are more than a warpgroup's registers, and one alone loses a quarter of 16,384 values
-with one sign (`hopper_fp8_steps.stretch_of`)."""
+with one sign (`stretch_of` in kernels/hopper/fp8/steps.py)."""
 ALIGNED_ELEMENTS = 16
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -55,9 +55,10 @@ def flash_fwd_fp8_kernel(
     PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
-    kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
-    counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k,
-    scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
+    kernels/hopper/fp8/transpose_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or
+    None; counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q,
+    scale_k, scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for
+    1.
 
     Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
     reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.

@@ -83,8 +83,8 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 
 @gluon.jit
 def half_packed(p):
-    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper_fp8_values.py two as they are
-    and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
+    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper/fp8/transpose_values.py
+    two as they are and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     HALF: gl.constexpr = p.shape[1] // 2
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, HALF, 2, 4, 2]), (0, 1, 3, 2, 4)))
