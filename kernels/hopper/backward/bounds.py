@@ -101,15 +101,16 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 @gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
-    upper, lower, len_k = bounds
+    # [BLOCK_M] and [KEYS]
     queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
+    # [KEYS, BLOCK_M]
     if has_upper(FORM):
-        p = gl.where((queries + upper)[None, :] >= keys[:, None], p, 0.0)
+        p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
     if has_lower(FORM):
-        p = gl.where((queries + lower)[None, :] <= keys[:, None], p, 0.0)
+        p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
     if has_edge(FORM):
-        p = gl.where((keys < len_k)[:, None], p, 0.0)
+        p = gl.where((keys < bounds.keys)[:, None], p, 0.0)
     return p
 
 
@@ -151,36 +152,26 @@ def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: g
 
 
 @gluon.jit
-def next_tile(
-    counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr, FORM: gl.constexpr,
-):  # fmt: skip
+def next_tile(counter, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """The next tile that has keys, or a number past the last one. All tiles come from the counter where some are passed
     over, or where they must be taken in order; otherwise the first ones are the blocks' own numbers."""
     tile = gl.atomic_add(counter, 1, sem="relaxed")
     if not counts_all_tiles(FORM):
         tile = tile + gl.num_programs(0)
     if is_packed(FORM):
-        empty = is_empty(
-            tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-        )  # fmt: skip
+        empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
         while empty:
             tile = gl.atomic_add(counter, 1, sem="relaxed")
-            empty = is_empty(
-                tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-            )  # fmt: skip
+            empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
     return tile
 
 
 @gluon.jit
-def is_empty(
-    tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr, FORM: gl.constexpr,
-):  # fmt: skip
+def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """Whether the tile begins past the end of its sequence; false for numbers past the last tile."""
-    tiles = key_tiles * batch_heads
-    n, batch_head = locate_keys(gl.minimum(tile, tiles - 1), key_tiles, head_group, batch_heads, CAUSAL)
-    _, len_k = sequence(cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+    tiles = key_tiles * sizes.batch_heads
+    n, batch_head = locate_keys(gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, CAUSAL)
+    _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, FORM)
     return (tile < tiles) & (n * BLOCK_N >= len_k)
 
 

@@ -36,9 +36,14 @@ def open_slot(full, empty, place, READERS: gl.constexpr):
 
 
 @gluon.jit
-def new_tile_ring():
-    """Memory for a ring, whose slots are still to be opened."""
-    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def new_tile_numbers():
+    """Memory for the numbers of a ring."""
+    return gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def new_tile_ring(numbers):
+    """A ring of these numbers, whose slots are still to be opened."""
     return TileRing(numbers=numbers, full=new_barriers(2), empty=new_barriers(2))
 
 

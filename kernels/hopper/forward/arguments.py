@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     batch_heads: Any
     head_group: Any
     right: Any
-    left: Any = None
+    left: Any
 
 
 class Options(NamedTuple):

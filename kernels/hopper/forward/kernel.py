@@ -22,7 +22,7 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, Options, Sizes
 from blocktune.kernels.hopper.forward.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
@@ -108,7 +108,7 @@ def flash_fwd_hopper_kernel(
         full=new_barriers(STAGES),
         k_empty=new_barriers(STAGES),
         v_empty=new_barriers(STAGES),
-        ring=new_tile_ring(),
+        ring=new_tile_ring(new_tile_numbers()),
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)

@@ -20,7 +20,7 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, ShortOptions, Sizes
 from blocktune.kernels.hopper.forward.kernel import (
     BARRIER_BYTES,
@@ -87,7 +87,7 @@ def flash_fwd_hopper_short_kernel(
         full=new_barriers(STAGES),
         k_empty=new_barriers(STAGES),
         v_empty=new_barriers(STAGES),
-        ring=new_tile_ring(),
+        ring=new_tile_ring(new_tile_numbers()),
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)
@@ -105,6 +105,7 @@ def flash_fwd_hopper_short_kernel(
         batch_heads=batch_heads,
         head_group=head_group,
         right=right,
+        left=None,
     )
     OPTIONS: gl.constexpr = ShortOptions(
         BLOCK_N=BLOCK_N,

@@ -23,7 +23,7 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, Sizes
 from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, describe_rows, tiles
 from blocktune.kernels.hopper.fp8.arguments import Options, Scales
@@ -90,7 +90,7 @@ def flash_fwd_fp8_kernel(
         full=new_barriers(STAGES),
         k_empty=None,
         v_empty=None,
-        ring=new_tile_ring(),
+        ring=new_tile_ring(new_tile_numbers()),
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)
@@ -119,6 +119,7 @@ def flash_fwd_fp8_kernel(
         batch_heads=batch_heads,
         head_group=head_group,
         right=right,
+        left=None,
     )
     OPTIONS: gl.constexpr = Options(
         BLOCK_N=BLOCK_N,
