@@ -129,8 +129,17 @@ def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tupl
 
 def form_arguments(
     shape: AttentionShape, rows: Rows, cap_in: float | None, extras: Extras, turns: Any
-) -> tuple[Any, ...]:
-    """rows, upper, lower, cap_in, cu_q, cu_k and turns of the kernel, all None in the plain form."""
+) -> dict[str, Any]:
+    """The arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
-        return (None,) * 7
-    return rows.of_head, *bounds_of(shape), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns
+        return dict.fromkeys(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"))
+    upper, lower = bounds_of(shape)
+    return {
+        "rows": rows.of_head,
+        "upper": upper,
+        "lower": lower,
+        "cap_in": cap_in,
+        "cu_q": extras.cu_seqlens_q,
+        "cu_k": extras.cu_seqlens_k,
+        "turns": turns,
+    }
