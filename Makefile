@@ -5,7 +5,8 @@
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the tests of a store under fire, with their full counts
-# make results      the README's tables, from results/*.bench.json
+# make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
+# make docs         the documents as a site, in site/
 # make clean        remove what make made
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=path the environment, ARGS="--seq 4096 --dim 128" what `make run` tunes.
@@ -33,7 +34,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-newest gpu-test fuzz sanitize fault-test check results clean
+.PHONY: run test test-newest gpu-test fuzz sanitize fault-test check results docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -70,8 +71,11 @@ fault-test: $(VENV)/.installed-test
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages
 
+docs: $(VENV)/.installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)

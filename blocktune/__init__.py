@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.features import Features
     from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
     from blocktune.kernels.values.tree_mask import tree_words
+    from blocktune.tuner.cost.explain import explain
+    from blocktune.tuner.occupancy.of_block import occupancy
+    from blocktune.tuner.search.report import Budget
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.tuned.tune_function import tune_function
 
@@ -42,6 +45,7 @@ __all__ = [
     "AttentionShape",
     "BlockMask",
     "BlocktuneError",
+    "Budget",
     "Causal",
     "DeviceSpec",
     "Direction",
@@ -60,9 +64,11 @@ __all__ = [
     "attention_fp8",
     "best_config",
     "block_sparse_attention",
+    "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "occupancy",
     "sync_configs",
     "tree_attention",
     "tree_words",
@@ -75,6 +81,7 @@ _HOMES = {
     "AttentionShape": "blocktune.kernels.values.shape",
     "BlockMask": "blocktune.kernels.values.block_mask",
     "BlocktuneError": "blocktune.kernels.values.errors",
+    "Budget": "blocktune.tuner.search.report",
     "Causal": "blocktune.kernels.values.shape",
     "DeviceSpec": "blocktune.kernels.hardware.device",
     "Direction": "blocktune.kernels.values.shape",
@@ -92,9 +99,11 @@ _HOMES = {
     "attention_fp8": "blocktune.kernels.api.fp8",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
+    "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "occupancy": "blocktune.tuner.occupancy.of_block",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",

@@ -1,5 +1,8 @@
-"""What every test shares: tests marked `gpu` are skipped, with the reason, where there is no GPU, and what tests miss
-is not written among the misses of the user."""
+"""What every test shares.
+
+Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
+interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
+"""
 
 import os
 
@@ -7,13 +10,26 @@ import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
 from tests.support.recording import pytest_addoption, pytest_configure
+from tests.support.triton_modes import ABSENT
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # --record
 
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
+    _skip_without_gpu(items)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], markers: set[str]) -> None:
+    left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in markers)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not any(item.get_closest_marker(marker) for marker in markers)]
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needs_gpu:
         return

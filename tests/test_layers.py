@@ -39,7 +39,7 @@ TIERS = {
         ("search",),
         ("compare", "fleet", "upkeep", "lab", "tuned"),
     ),
-    "cli": (("shared",), ("tune", "results", "explain", "lab"), ("pages",), (".",)),
+    "cli": (("shared",), ("tune", "results", "explain", "lab"), (".",), ("pages",)),
 }
 """A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
 FOLDER_FILES = range(4, 16)

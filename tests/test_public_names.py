@@ -21,6 +21,9 @@ from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFea
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
+from blocktune.tuner.cost.explain import explain
+from blocktune.tuner.occupancy.of_block import occupancy
+from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.tuned.tune_function import tune_function
 
@@ -31,6 +34,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "AttentionShape": AttentionShape,
         "BlockMask": BlockMask,
         "BlocktuneError": BlocktuneError,
+        "Budget": Budget,
         "Causal": Causal,
         "DeviceSpec": DeviceSpec,
         "Direction": Direction,
@@ -48,9 +52,11 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "attention_fp8": attention_fp8,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
+        "explain": explain,
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "occupancy": occupancy,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,

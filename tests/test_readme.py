@@ -1,4 +1,5 @@
-"""The README tells the truth: its commands, flags, targets and imports exist, and every command explains itself."""
+"""The README and the documents tell the truth: their commands, flags, targets and imports exist, and every command
+explains itself."""
 
 import ast
 import importlib
@@ -15,12 +16,14 @@ from blocktune.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))]
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+README_BYTES = 6000
 
 
 def fenced(language: str) -> list[str]:
-    """The contents of the README's code blocks in this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """The contents of all code blocks in this language."""
+    return [block for page in PAGES for block in re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)]
 
 
 def shell_lines() -> list[list[str]]:
@@ -30,31 +33,37 @@ def shell_lines() -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-TUNE_LINES = [words[1:] for words in shell_lines() if words[0] == "tune"]
+TUNE_LINES = sorted({tuple(words[1:]) for words in shell_lines() if words[0] == "tune"})
 
 
-def test_the_readme_shows_every_command() -> None:
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len(README.encode()) <= README_BYTES
+
+
+def test_the_documents_show_every_command() -> None:
     assert {words[0] for words in TUNE_LINES} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", TUNE_LINES, ids=" ".join)
-def test_the_readme_uses_flags_that_exist(words: list[str]) -> None:
+def test_the_documents_use_flags_that_exist(words: tuple[str, ...]) -> None:
     known = {name for parameter in COMMANDS[words[0]].params for name in parameter.opts}
     assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
 
 
-def test_the_readme_names_make_targets_that_exist() -> None:
+def test_the_documents_name_make_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {words[1] for words in shell_lines() if words[0] == "make"}
     assert {"run", "test"} <= named <= targets
 
 
-def test_the_readme_imports_names_that_exist() -> None:
-    imports = [node for block in fenced("python") for node in ast.walk(ast.parse(block))]
-    for node in imports:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "blocktune":
-            module = importlib.import_module(str(node.module))
-            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+def test_the_documents_import_names_that_exist() -> None:
+    sources = [block for block in fenced("python") if not block.startswith(">>>")]
+    imports = [node for block in sources for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").split(".")[0] == "blocktune"]
+    assert ours
+    for node in ours:
+        module = importlib.import_module(str(node.module))
+        assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

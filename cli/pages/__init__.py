@@ -1,1 +1,1 @@
-"""Writes measured tables into README.md and docs/."""
+"""Writes what is generated into README.md and docs/: tables, pictures, the commands and their output."""

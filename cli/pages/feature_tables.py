@@ -1,4 +1,4 @@
-"""Tables of results that compare other things than the README: features, and the two forms of the backward."""
+"""Tables of results that do not compare sizes: features, and the two forms of the backward."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -33,7 +33,7 @@ def shipped_table(document: Mapping[str, Any]) -> str:
     device, now, earlier = document["device"]["name"], present.total(), len(winners) - present.total()
     lines = [
         f"Of the {len(winners)} winners that ship for {device}, {now} were measured with the kernels as they are now, "
-        f"and {earlier} with earlier sources of theirs, which serve as borrowed until `tune verify` has timed them again.",
+        f"and {earlier} with earlier sources of theirs: these serve as borrowed until `tune verify` times them again.",
         "",
         "| kernel | winners | of its present source |",
         "| --- | ---: | ---: |",

@@ -9,7 +9,7 @@ import typer
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.render import note
 from blocktune.cli.shared.winners import shape_json
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
     from blocktune.kernels.base.kernel import AttentionKernel
@@ -73,18 +73,10 @@ class Subject:
         Raises:
             NoFeasibleConfigError: the config does not compile.
         """
-        from blocktune.tuner.compile.farm import CompileFarm
+        from blocktune.tuner.compile.one_config import compiled
 
-        config, limits = self.config, self.limits
-        note(f"compiling {config.label} for compute capability {limits.name} ({self.shape.label})")
-        with CompileFarm(workers=1) as farm:
-            result = farm.submit(config.kernel, config, self.shape, limits.cc).result()
-        if result.resources is None:
-            raise NoFeasibleConfigError(
-                f"{config.label} does not compile for compute capability {limits.name} ({result.outcome}): "
-                f"{result.error}"
-            )
-        return result.resources
+        note(f"compiling {self.config.label} for compute capability {self.limits.name} ({self.shape.label})")
+        return compiled(self.config, self.shape, self.limits)
 
 
 def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> Subject:

@@ -51,7 +51,10 @@ class ShapeFlags:
     seq: Annotated[int, typer.Option("--seq", help="Queries of a sequence.")]
     dim: Annotated[int, typer.Option("--dim", help="Head dimension.")]
     batch: Annotated[
-        int | None, typer.Option("--batch", help=f"[default: {DEFAULT_TOKENS} / the longer of seq and seq-k]")
+        int | None,
+        typer.Option(
+            "--batch", help=f"Sequences of a batch.  [default: {DEFAULT_TOKENS} / the longer of seq and seq-k]"
+        ),
     ] = None
     heads: Annotated[int | None, typer.Option("--heads", help=f"Query heads.  [default: {DEFAULT_WIDTH} / dim]")] = None
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads.  [default: heads]")] = None

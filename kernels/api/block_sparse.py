@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.call_checks import check_sizes
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
@@ -20,12 +20,14 @@ def block_sparse_attention(
     *,
     is_causal: bool = False,
     scale: float | None = None,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor:
     """Attention over the active blocks of a mask; the others are neither loaded nor computed, so that time goes with
     the density (FlashAttention, arXiv 2205.14135, algorithm 5). Differentiable.
 
     query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]; causal
     from the upper left; scale is 1 / sqrt(head_dim) unless given. A row without any key gives zeros.
+    dispatcher: whose configs serve the call.
 
     Raises:
         UsageError: the mask is no BlockMask, is on another device or belongs to other lengths; or the tensors do not
@@ -44,7 +46,7 @@ def block_sparse_attention(
     check_sizes(query, key, value)
     if not is_compiling():  # a launch checks it too
         block_mask.check_fits(_shape_of(query, key, value))
-    out, _ = attention.attend(
+    out, _ = dispatcher.attend(
         query,
         key,
         value,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call_checks import check_dropout, check_sizes, check_slopes, check_softcap
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -31,13 +31,15 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    dispatcher: Dispatcher = attention,
 ) -> Attended:
     """Attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv, head_dim(_v)].
 
     causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
     -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
     1 / sqrt(head_dim) unless given; softcap 0 is none. deterministic: of the gradients; also asked for by
-    torch.use_deterministic_algorithms. A query that sees no key gives zeros.
+    torch.use_deterministic_algorithms. A query that sees no key gives zeros. dispatcher: whose configs serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32
@@ -52,10 +54,10 @@ def flash_attn_func(
     plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None
     if plain and tuple(window_size) == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
         is_grouped = query.shape[1] != key.shape[1]
-        return attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=is_grouped).transpose(
+        return dispatcher(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=is_grouped).transpose(
             1, 2
         )  # the short way
-    out, lse = attention.attend(
+    out, lse = dispatcher.attend(
         query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
     )
     out = out.transpose(1, 2)
@@ -79,13 +81,16 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    dispatcher: Dispatcher = attention,
 ) -> Attended:
     """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
     head_dim(_v)].
 
     Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
     max_seqlen the length of the longest. Tokens behind the last sequence give zeros. What stands in cu_seqlens is
-    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it.
+    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. dispatcher: whose
+    configs serve the call.
 
     Returns:
         the output [tokens_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32 [num_heads,
@@ -106,7 +111,7 @@ def flash_attn_varlen_func(
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     asked |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     lengths = (batch, _length("max_seqlen_q", max_seqlen_q), _length("max_seqlen_k", max_seqlen_k))
-    out, lse = attention.attend(
+    out, lse = dispatcher.attend(
         query,
         key,
         value,

@@ -8,7 +8,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_sizes
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
@@ -24,6 +24,7 @@ def attention_fp8(
     scale_v: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor:
     """Attention of torch.float8_e4m3fn tensors: query [batch, num_heads, L, E], key [batch, num_heads_kv, S, E], value
     [batch, num_heads_kv, S, Ev]; the output is bfloat16 [batch, num_heads, L, Ev] in the dimension order of the query.
@@ -34,7 +35,7 @@ def attention_fp8(
 
     On Hopper a kernel multiplies 8-bit numbers and rounds probabilities to e4m3 as well: about 2.5 % relative error
     (Frobenius), where bfloat16 has 0.3 %. Everywhere else, in a compiled graph and for sizes that the kernel does not
-    take, the same is computed in bfloat16. There are no gradients.
+    take, the same is computed in bfloat16. There are no gradients. dispatcher: whose configs serve the call.
 
     Raises:
         UsageError: the tensors are not of 8 bits, do not fit each other or require a gradient, or a scale has another
@@ -50,11 +51,11 @@ def attention_fp8(
     scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        plan = attention.plan(query, key, value, call, Direction.FORWARD)
+        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
         if isinstance(plan, GeneralPlan):
             return plan.forward(query, key, value, call)[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
-    return attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
+    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -6,12 +6,13 @@ told by the mask alone, where there is one: padding, windows, packed sequences a
 it. Without a mask more than one query means causal from the upper left, and one query means all keys.
 """
 
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -40,8 +41,8 @@ NO_CONCERN = frozenset(
 """Keywords on their way through a model that change nothing here: what attention must know of them is in the mask."""
 
 
-def register_with_transformers(name: str = DEFAULT_NAME) -> str:
-    """Makes `attn_implementation=name` of any model use `blocktune.attention`; returns the name.
+def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatcher = attention) -> str:
+    """Makes `attn_implementation=name` of any model use the dispatcher; returns the name.
 
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
 
@@ -67,7 +68,8 @@ def register_with_transformers(name: str = DEFAULT_NAME) -> str:
             "Install it by `pip install 'blocktune[huggingface]'`."
         ) from error
 
-    AttentionInterface.register(name, transformers_attention)
+    serving = update_wrapper(partial(transformers_attention, dispatcher=dispatcher), transformers_attention)
+    AttentionInterface.register(name, transformers_attention if dispatcher is attention else serving)
     AttentionMaskInterface.register(name, sdpa_mask)
     return name
 
@@ -83,6 +85,8 @@ def transformers_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    *,
+    dispatcher: Dispatcher = attention,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
@@ -103,10 +107,10 @@ def transformers_attention(
     is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
     if softcap is None and not is_windowed:
         options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-        out = attention(query, key, value, attention_mask, dropout, **options)
+        out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
-        out, _ = attention.attend(
+        out, _ = dispatcher.attend(
             query,
             key,
             value,

@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_sizes, check_slopes, check_softcap
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -36,6 +36,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
 
@@ -45,6 +47,7 @@ def flash_attn_with_kvcache(
     num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key, and so do
     window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 is none. The tuned
     config says how many splits there are. Values of lengths and tables are checked at the first call of a kind.
+    dispatcher: whose configs serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v], and the log-sum-exp [batch, num_heads, seqlen_q] if asked.
@@ -70,10 +73,10 @@ def flash_attn_with_kvcache(
     keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     if k is not None and v is not None:
         if not is_compiling():
-            attention.check(query, keys, values, Call.of(**asked))
+            dispatcher.check(query, keys, values, Call.of(**asked))
         _append(k_cache, k, lengths - k.shape[1], block_table)
         _append(v_cache, v, lengths - k.shape[1], block_table)
-    out, lse = attention.attend(query, keys, values, lse=return_softmax_lse, **asked)
+    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -87,12 +90,13 @@ def tree_attention(
     *,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    dispatcher: Dispatcher = attention,
 ) -> Tensor:
     """Drafts of speculative decoding: every query sees the cache before the drafts, and of these what its bits say.
 
     query [batch, num_heads, drafts, head_dim]; the caches as `flash_attn_with_kvcache` takes them, with the drafts' own
     keys the last of each entry's cache_seqlens (int32 [batch]). tree_mask int32 [batch, drafts, ceil(drafts / 32)], as
-    `tree_words` makes one for each entry.
+    `tree_words` makes one for each entry. dispatcher: whose configs serve the call.
 
     Raises:
         UsageError: sizes or data types do not fit, a table points outside, or gradients are needed.
@@ -108,7 +112,7 @@ def tree_attention(
     _check_cache(query, key_cache, value_cache, block_table)
     asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
     keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    return attention.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
 
 
 def _refuse(**given: object) -> None:

@@ -10,6 +10,7 @@ The ops are no public interface: their schemas are compared with the ones below 
 """
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import attention as registry
 
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.errors import UsageError
@@ -44,8 +45,9 @@ _SCHEMAS = {
 """Names of the arguments and types of the results, as of torch 2.11 to 2.13."""
 
 
-def replace_sdpa_flash() -> None:
-    """From now on scaled_dot_product_attention calls our kernels where it would call FlashAttention.
+def replace_sdpa_flash(*, dispatcher: Dispatcher = attention) -> None:
+    """From now on scaled_dot_product_attention calls our kernels, with the dispatcher's configs, where it would call
+    FlashAttention.
 
     It holds for the whole process until `restore_sdpa_flash`; an implementation that another library had activated is
     ended. With cuDNN in front of FlashAttention (torch on Hopper) ask for the latter:
@@ -65,7 +67,7 @@ def replace_sdpa_flash() -> None:
                 f"`aten::{name}` must be ({arguments}) -> ({results}) to be replaced, but in torch {torch.__version__} "
                 f"it is ({found[0]}) -> ({found[1]}). Call `blocktune.attention` instead, and update blocktune."
             )
-    registry.register_flash_attention_impl(NAME, register_fn=override)
+    registry.register_flash_attention_impl(NAME, register_fn=partial(override, dispatcher=dispatcher))
     registry.activate_flash_attention_impl(NAME)
 
 
@@ -86,17 +88,18 @@ class Override:
         self._library = None
 
 
-def override(key: str = "CUDA") -> Override:
+def override(key: str = "CUDA", *, dispatcher: Dispatcher = attention) -> Override:
     """Replaces the kernels of one dispatch key."""
     library = Library("aten", "IMPL", key)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"[\s\S]*[Oo]verrid")  # it is what was asked for
-        library.impl(FORWARD, _forward, key)
-        library.impl(BACKWARD, _backward, key)
+        library.impl(FORWARD, partial(_forward, dispatcher), key)
+        library.impl(BACKWARD, partial(_backward, dispatcher), key)
     return Override(library)
 
 
 def _forward(
+    dispatcher: Dispatcher,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -109,7 +112,7 @@ def _forward(
     """The nine results of the op. PyTorch keeps the log-sum-exp, float32 [batch, heads, seqlen_q], for the backward."""
     found = None
     if not return_debug_mask:
-        found = _plan(query, key, value, dropout_p, is_causal, scale, Direction.FORWARD)
+        found = _plan(dispatcher, query, key, value, dropout_p, is_causal, scale, Direction.FORWARD)
     if found is None:
         turned = (tensor.transpose(1, 2) for tensor in (query, key, value))
         options = (None, None, query.shape[2], key.shape[2], dropout_p, is_causal, return_debug_mask)
@@ -123,6 +126,7 @@ def _forward(
 
 
 def _backward(
+    dispatcher: Dispatcher,
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -141,7 +145,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """The gradients of query, key and value; it does not matter whose forward it was, the log-sum-exp is the same."""
-    found = _plan(query, key, value, dropout_p, is_causal, scale, Direction.BACKWARD)
+    found = _plan(dispatcher, query, key, value, dropout_p, is_causal, scale, Direction.BACKWARD)
     if found is not None:
         plan, call = found
         return plan.backward(query, key, value, out, logsumexp, grad_out, call)
@@ -152,6 +156,7 @@ def _backward(
 
 
 def _plan(
+    dispatcher: Dispatcher,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -171,5 +176,5 @@ def _plan(
     )
     if not call.scale > 0:
         return None
-    plan = attention.plan(query, key, value, call, direction)
+    plan = dispatcher.plan(query, key, value, call, direction)
     return None if isinstance(plan, Explanation) else (plan, call)

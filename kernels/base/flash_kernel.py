@@ -111,7 +111,7 @@ class FlashKernel(AttentionKernel):
         """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
 
         Read off the allocations of Triton 3.6 and 3.9: equal to them below compute capability 8.0 and on 9.0, never
-        above them anywhere, so that no config is dropped that would run (docs/shared_memory.md has figures and
+        above them anywhere, so that no config is dropped that would run (docs/models/shared_memory.md has figures and
         exceptions).
         """
         unit = product_unit(config, limits)

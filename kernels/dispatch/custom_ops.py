@@ -1,7 +1,7 @@
 """`blocktune::attention_forward` and `blocktune::attention_backward`: how a compiled graph calls our kernels.
 
-The graph holds the call, not the config: that is looked up when the op runs, as in an eager call, with the shapes of
-then. Eager calls do not come here, since an op costs more than a launch.
+The graph holds the call and the number of its dispatcher, not the config: that is looked up when the op runs, as in an
+eager call, with the shapes of then. Eager calls do not come here, since an op costs more than a launch.
 
 With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
 the CPU that the graph draws anew in every run, when they are called, so a CUDA graph must not hold them: replays would
@@ -10,7 +10,9 @@ behind.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,18 +29,37 @@ if TYPE_CHECKING:
 _TENSORS = (*EXTRA_TENSORS, "drawn", "blocks")
 _INPUTS = "Tensor query, Tensor key, Tensor value"
 _ASKED = (
-    "str causal, float scale, int[] window, float softcap, float dropout_p, bool deterministic, int page_size, "
-    "int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
+    "int dispatcher, str causal, float scale, int[] window, float softcap, float dropout_p, bool deterministic, "
+    "int page_size, int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
 )
 _LIBRARY = torch.library.Library("blocktune", "DEF")
 _TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
 """What an op is called besides, and how it is marked."""
-_engines: "list[Engine]" = []
+_engines: "WeakValueDictionary[int, Engine]" = WeakValueDictionary()
+_numbers = count()
 
 
-def serve(engine: "Engine") -> None:
-    """From now on the ops compute with this engine's plans."""
-    _engines[:] = [engine]
+def registered(engine: "Engine") -> int:
+    """Return the number by which graphs of this process name the engine. The first one is the default dispatcher's, in
+    every process, so that graphs of it can be exported."""
+    number = next(_numbers)
+    _engines[number] = engine
+    return number
+
+
+def _engine(number: int) -> "Engine":
+    """Return the engine with a number.
+
+    Raises:
+        UsageError: it is not in this process, or no more.
+    """
+    engine = _engines.get(number)
+    if engine is None:
+        raise UsageError(
+            f"A compiled graph runs where its dispatcher is, but dispatcher {number} is gone or was another process's. "
+            "Keep the dispatcher as long as the graph; to export a graph, take the default one, `blocktune.attention`."
+        )
+    return engine
 
 
 def attend(
@@ -46,6 +67,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     *,
+    dispatcher: int,
     lse: bool,
     causal: str,
     scale: float,
@@ -63,12 +85,12 @@ def attend(
     blocks, blocks_of = None, [0, 0]
     if block_mask is not None:
         blocks, blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
-    asked = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
+    options = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
     seed = torch.randint(2**62, (2,), dtype=torch.int64, device="cpu") if dropout_p else None
     given = [*(tensors.get(name) for name in EXTRA_TENSORS), seed, blocks]
     own = torch.ops.blocktune
     forward = own.attention_forward if seed is None else own.attention_forward_dropout
-    out, sums = forward(query, key, value, lse, *asked, *given)
+    out, sums = forward(query, key, value, lse, dispatcher, *options, *given)
     return out, sums.detach()
 
 
@@ -101,14 +123,16 @@ def _call(
     return call if seed is None else call.with_seed(*seed.tolist())
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:
-    return _engines[0].forward(query, key, value, _call(*asked), lse=lse)
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, lse: bool, dispatcher: int, *asked: Any
+) -> tuple[Tensor, Tensor]:
+    return _engine(dispatcher).forward(query, key, value, _call(*asked), lse=lse)
 
 
 def _backward(
-    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, *asked: Any
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, dispatcher: int, *asked: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _engines[0].backward(query, key, value, out, lse, grad, _call(*asked))
+    return _engine(dispatcher).backward(query, key, value, out, lse, grad, _call(*asked))
 
 
 def _fake_forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.dispatch import custom_ops as ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.engine import Engine, Plans, run
@@ -81,7 +80,7 @@ class Dispatcher(Engine):
                 is outside [0, 1). PyTorch raises for all other wrong arguments.
         """
         if is_compiling():
-            return traced_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if attn_mask is None and not dropout_p:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
             if plan is not None and (scale is None or scale > 0):
@@ -300,8 +299,6 @@ def _example_options(shape: AttentionShape) -> dict[str, Any]:
 
 attention = Dispatcher()
 """The dispatcher of this process: the user's store above the shipped results. Nothing is read before the first call."""
-
-ops.serve(attention)
 
 
 def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:

@@ -62,6 +62,7 @@ class Engine:
         self._pid = os.getpid()
         self._source = default_source() if source is None else source
         require_source(self._source)
+        self._number = ops.registered(self)  # by which compiled graphs name it
         self._begin(Snapshot(self._source, self._renew))
 
     @property
@@ -137,7 +138,7 @@ class Engine:
         query, key, value = autocasted(query, key, value)
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():
-            return ops.attend(query, key, value, lse=lse, **asked)
+            return ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
         obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)

@@ -62,6 +62,7 @@ def _asked(
 
 
 def traced_attention(
+    dispatcher: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -71,7 +72,8 @@ def traced_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """What stands in a compiled graph: our op, or PyTorch's where no kernel takes such tensors."""
+    """Return what stands in a compiled graph: the op with the plans of a dispatcher, which `registered` numbered, or
+    PyTorch's where no kernel takes such tensors."""
     check_options(attn_mask, dropout_p, is_causal)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     query, scale = with_positive_scale(query, scale)
@@ -79,7 +81,7 @@ def traced_attention(
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-    return ops.attend(query, key, value, lse=False, **asked)[0]
+    return ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
 
 
 def _is_wrapped(tensor: Tensor) -> bool:

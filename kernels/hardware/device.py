@@ -29,6 +29,7 @@ __all__ = [
     "catalogue",
     "current_device",
     "device_named",
+    "device_of",
     "limits_for",
     "parse_cc",
     "present_devices",
@@ -156,6 +157,18 @@ def device_named(name: str) -> DeviceSpec:
         tensor_tflops=entry.tensor_tflops,
         source="catalogue",
     )
+
+
+def device_of(device: DeviceSpec | str | None) -> DeviceSpec:
+    """Return the device that a caller means: itself, the one of this name, or by default the current GPU.
+
+    Raises:
+        UnknownDeviceError: no device has this name.
+        NoDeviceError: None was given and there is no GPU.
+    """
+    if device is None:
+        return current_device()
+    return device_named(device) if isinstance(device, str) else device
 
 
 def present_devices() -> tuple[DeviceSpec, ...]:

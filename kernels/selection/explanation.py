@@ -10,6 +10,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 
 _REASONS = {
@@ -119,6 +120,14 @@ class Explanation:
         lines = [self.headline]
         lines += [f"  passed over {rejection}" for rejection in self.passed_over]
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: what serves the call, then why each higher rung does not."""
+        config = self.config.label if self.config else "PyTorch"
+        rows = {str(self.rung): f"{config}: {self.reason}"}
+        rows |= {str(rejection.rung): rejection.reason for rejection in self.passed_over}
+        rows |= {"warning": "; ".join(self.warnings)} if self.warnings else {}
+        return html_table(self.shape.label if self.shape else "this call", rows, bold={str(self.rung)})
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the field names of this class."""

@@ -1,26 +1,17 @@
 """Shapes, tensors and extras of calls with features, for the tests of the kernels that serve them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations, product
 from typing import Any
 
-import pytest
 import torch
-from triton import knobs
 
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.triton_modes import DEVICE
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
-runs = pytest.mark.skipif(
-    not ON_GPU and not knobs.runtime.interpret,
-    reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-)
 WORDS = ("window=20:9", "softcap", "alibi", "boolean", "additive", "dropout")
 # one that only bounds the right side says nothing beside a causal mask
 WINDOWS = [(window, Causal.NONE) for window in ((0, 0), (-1, 3), (3, -1), (40, 40), (0, 70), (300, 2))]

@@ -1,22 +1,16 @@
 """What the compiler made of a kernel for Hopper, as tests of its instructions read it."""
 
-import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import triton
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import options_of, source_of
-
-compiled_here = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"
-)
 
 
 def machine_code(

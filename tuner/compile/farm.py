@@ -26,8 +26,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.cache import ResourceCache
+from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
+from blocktune.tuner.compile.compile_process import CompileProcess
 from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code
-from blocktune.tuner.compile.process import WorkerLostError, WorkerProcess
 from blocktune.tuner.compile.worker import find_kernels
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
@@ -83,7 +84,7 @@ class CompileFarm:
         self._get_kernel = find_kernels(kernels)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._processes: set[WorkerProcess] = set()
+        self._processes: set[CompileProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -139,7 +140,7 @@ class CompileFarm:
                 thread.start()
 
     def _work(self) -> None:
-        process: WorkerProcess | None = None
+        process: CompileProcess | None = None
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 job.future.cancel()
@@ -154,8 +155,8 @@ class CompileFarm:
                 self._finish_without(job, error)
         self._stop(process)
 
-    def _start(self) -> WorkerProcess:
-        process = WorkerProcess(self._kernels)
+    def _start(self) -> CompileProcess:
+        process = CompileProcess(self._kernels)
         with self._lock:
             self._processes.add(process)
             if self._closed:
@@ -167,7 +168,7 @@ class CompileFarm:
             raise
         return process
 
-    def _stop(self, process: WorkerProcess | None) -> None:
+    def _stop(self, process: CompileProcess | None) -> None:
         if process is not None:
             with self._lock:
                 self._processes.discard(process)
@@ -191,20 +192,20 @@ class CompileFarm:
         """Ends a job that has no answer. Where no worker comes up at all, the caller's `result()` raises the error."""
         if self._closed:
             job.future.set_exception(CancelledError())
-        elif not isinstance(error, WorkerLostError):
+        elif not isinstance(error, ChildLostError):
             job.future.set_exception(error)
         else:
             result = self._lost(job.config, error)
-            if error.signum in _CRASHES:
+            if isinstance(error, ChildDiedError) and error.signum in _CRASHES:
                 self._cache.put(job.key, result)
             job.future.set_result(result)
 
-    def _lost(self, config: KernelConfig, lost: WorkerLostError) -> CompileResult:
-        if lost.signum is None:
-            outcome, reason = Outcome.COMPILE_TIMEOUT, f"The compile took more than {self._timeout_s:g} s."
-        else:
+    def _lost(self, config: KernelConfig, lost: ChildLostError) -> CompileResult:
+        if isinstance(lost, ChildDiedError):
             outcome, reason = Outcome.COMPILE_ERROR, f"The compiler's process ended by {_ending(lost.signum)}."
-        return CompileResult(config=config, outcome=outcome, error=f"{reason} {lost.log}".strip())
+        else:
+            outcome, reason = Outcome.COMPILE_TIMEOUT, f"The compile took more than {self._timeout_s:g} s."
+        return CompileResult(config=config, outcome=outcome, error=f"{reason} {lost.last_words}".strip())
 
 
 def default_workers() -> int:

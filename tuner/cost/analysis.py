@@ -91,6 +91,11 @@ class Analysis:
         traffic = self.traffic[self.once]
         return traffic.passes if isinstance(traffic, Passes) and len(traffic.passes) > 1 else ()
 
+    def __str__(self) -> str:
+        from blocktune.tuner.cost.text import explain  # which imports this module
+
+        return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{explain(self)}"
+
     def to_json(self) -> dict[str, Any]:
         waves = self.waves
         return {

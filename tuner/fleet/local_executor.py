@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
 from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE, processors
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
-from blocktune.tuner.measure.child_process import Child, ChildDiedError, ChildTimeoutError
 from blocktune.tuner.measure.telemetry import canonical_uuid
 
 MAX_TAKEOVERS = 2
@@ -208,7 +208,7 @@ class _Worker:
     def close(self) -> None:
         """Ends the process; not while a job runs."""
         if self._child is not None:
-            self._child.kill()
+            self._child.end()
             self._child = None
 
     def _ask(self, job: Job, tell: Tell) -> Event:

@@ -55,7 +55,8 @@ REST_SECONDS = 0.01
 """Rest before every round of a burst; too short for the clocks to fall."""
 
 DEFAULT_REGIME = Regime.SUSTAINED
-"""What attention works under in training and in a server that is worth its GPU; docs/search.md has the figures."""
+"""What attention works under in training and in a server that is worth its GPU; docs/models/search.md has the
+figures."""
 
 CANDIDATE_US = 25_000.0
 """Timed GPU time of one candidate, its anchor launches not counted."""

@@ -13,7 +13,7 @@ from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.measure.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
 from blocktune.tuner.measure.load import Monitor, Watch
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
@@ -177,7 +177,7 @@ class GpuRunner:
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            self._child.end()
             self._child = None
 
     def _measure_undisturbed(self, config: KernelConfig) -> Measurement:

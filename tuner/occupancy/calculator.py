@@ -24,6 +24,7 @@ from blocktune.kernels.hardware.limits import (
 )
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.html import html_table
 
 # The launch check lets 256 registers pass, one more than the compiler ever emits.
 _LAUNCHABLE_REGISTERS = MAX_REGISTERS_PER_THREAD + 1
@@ -88,6 +89,21 @@ class Occupancy:
         needed = max(1, self.blocks_per_sm) * self.block_shared_bytes
         whole = self.limits.shared_per_sm_bytes // KIB
         return min((kib for kib in self.limits.carveouts_kib if kib * KIB >= needed), default=whole)
+
+    def __str__(self) -> str:
+        from blocktune.tuner.occupancy.text import explain  # which imports this module
+
+        return explain(self)
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: the blocks that each limit allows, what binds in bold."""
+        title = (
+            f"{self.blocks_per_sm} blocks/SM on compute capability {self.limits.name}: {self.active_warps} of "
+            f"{self.limits.max_warps_per_sm} warps"
+        )
+        rows = {str(name).replace("_", " "): limit for name, limit in self.limit_blocks.items() if limit is not None}
+        binding = {str(name).replace("_", " ") for name in self.binding}
+        return html_table(title, {name: str(limit) for name, limit in rows.items()}, bold=binding)
 
     def to_json(self) -> dict[str, Any]:
         warps = self.resources.num_warps

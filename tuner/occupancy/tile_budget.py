@@ -10,8 +10,8 @@ earlier. `tcgen05` keeps the accumulator and the probabilities in tensor memory.
 spread over the threads through shared memory, as float32, at the moment it is needed.
 
 The sum of the shared tiles is what the compiler allocates for `wgmma`, and without tensor cores. Elsewhere it may
-allocate more, for conversions between layouts or because Q leaves later (docs/shared_memory.md has figures). Barriers
-are not counted.
+allocate more, for conversions between layouts or because Q leaves later (docs/models/shared_memory.md has figures).
+Barriers are not counted.
 """
 
 from collections.abc import Iterable

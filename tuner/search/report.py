@@ -38,11 +38,12 @@ class Budget:
 
 
 MEASURED_BUDGET = Budget(trials=64, seconds=60.0)
-"""Default with a GPU: three times the measurements after which replayed searches are at the best (docs/search.md)."""
+"""Default with a GPU: three times the measurements after which replayed searches are at the best
+(docs/models/search.md)."""
 
 PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
 """Default without a GPU. The model orders the configs before any is compiled, and its first choice is seldom beaten by
-a later one (docs/search.md), so few of them are compiled: on two cores about ten in this time."""
+a later one (docs/models/search.md), so few of them are compiled: on two cores about ten in this time."""
 
 
 def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budget:

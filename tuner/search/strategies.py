@@ -1,6 +1,7 @@
 """The search strategies by name: how each is made for a problem. All speak the protocol `Proposals`.
 
-`tune run` uses `DEFAULT`, and `tune replay` compares them on recorded sweeps; docs/search.md has what came of it.
+`tune run` uses `DEFAULT`, and `tune replay` compares them on recorded sweeps; docs/models/search.md has what
+came of it.
 """
 
 import random

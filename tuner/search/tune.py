@@ -53,7 +53,7 @@ OnProgress = Callable[[Progress], None]
 def tune(
     shape: AttentionShape,
     *,
-    device: DeviceSpec | None = None,
+    device: DeviceSpec | str | None = None,
     store: ResultStore | None = None,
     budget: Budget | None = None,
     kernels: Sequence[AttentionKernel] | None = None,
@@ -71,7 +71,7 @@ def tune(
 
     Args:
         shape: what to tune.
-        device: where; None is the choice of `choose_device()`.
+        device: where, or its name; None is the choice of `choose_device()`.
         store: where results are kept; None is the user's store.
         budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
         kernels: those to search; None is all.
@@ -83,6 +83,7 @@ def tune(
         runner: measures; None is a GPU worker, or the model where the device is not present.
 
     Raises:
+        UnknownDeviceError: no device has this name.
         UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, or a regime
             was given for a device that is not here.
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
@@ -90,7 +91,7 @@ def tune(
     """
     from blocktune.tuner.correctness.forward import require_memory
 
-    device = device or choose_device()
+    device = device if isinstance(device, DeviceSpec) else choose_device(device)
     require_memory(shape, device)
     if not is_present(device):
         require_rates(device)

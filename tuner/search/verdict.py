@@ -16,7 +16,7 @@ CONFIDENCE = 0.99
 the best of several."""
 
 PREDICTED_TIE = 0.02
-"""Predictions this close say nothing about who is faster: the model is off by more (docs/search.md)."""
+"""Predictions this close say nothing about who is faster: the model is off by more (docs/models/search.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ def tune_function(
 
     Args:
         function: what to tune; the module that holds it must be importable by another process.
-        args, kwargs: the arguments of the call; candidates get copies of them.
+        args: the positional arguments of the call; candidates get copies of them.
+        kwargs: its arguments by name; candidates get copies of them, too.
         budget: bounds, earlier runs' trials included; a bound that is None takes its default.
         store: where results are kept; None is the user's store.
         seed: of the sampler.

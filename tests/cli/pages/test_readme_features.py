@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.pages.bench_tables import NOTHING, results_block
 from blocktune.cli.pages.feature_tables import feature_tables, passes_table
-from blocktune.cli.pages.pages import NOTHING, results_block, with_results
+from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape

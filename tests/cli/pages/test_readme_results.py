@@ -1,6 +1,7 @@
-"""The tables of the README are what the code makes of the measured files."""
+"""The tables and pictures of the README and the documents are what the code makes of the measured files."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.pages import NO_LOAD, NOTHING, pages, results_block, with_results
+from blocktune.cli.pages.bench_tables import NO_LOAD, NOTHING, results_block
+from blocktune.cli.pages.pages import drawn, pages, pictures, with_results
 from blocktune.cli.pages.readme_rivals import with_todays_rivals
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import device_named
@@ -62,6 +64,16 @@ DOCUMENT = {
 def test_the_pages_show_the_measured_files(page: Path) -> None:
     text = page.read_text()
     assert with_results(text, ROOT / "results") == text, "run `make results`"
+
+
+@pytest.mark.parametrize("picture", pictures(ROOT), ids=lambda path: path.name)
+def test_the_pictures_show_the_measured_files(picture: Path) -> None:
+    assert drawn(pictures(ROOT)[picture]) == picture.read_text(), "run `make results`"
+
+
+def test_the_readme_shows_a_picture_that_is_drawn_here() -> None:
+    shown = re.findall(r"!\[[^]]*\]\((\S+)\)", (ROOT / "README.md").read_text())
+    assert [ROOT / name for name in shown] == list(pictures(ROOT))
 
 
 def test_the_readme_has_results() -> None:
@@ -165,13 +177,17 @@ def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
 def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "a.bench.json").write_text(json.dumps(DOCUMENT))
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
     (tmp_path / "README.md").write_text("a\n<!-- results a.bench.json -->\nold\n<!-- /results -->\nb\n")
-    (tmp_path / "docs" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
+    (tmp_path / "docs" / "benchmarks" / "a.bench.svg").touch()
+    (tmp_path / "docs" / "benchmarks" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
     subprocess.run([sys.executable, "-P", "-m", "blocktune.cli.pages.pages"], cwd=tmp_path, check=True)
     readme = (tmp_path / "README.md").read_text()
     assert (
         readme
         == f"a\n<!-- results a.bench.json -->\n{results_block(with_todays_rivals(DOCUMENT))}\n<!-- /results -->\nb\n"
     )
-    assert NOTHING in (tmp_path / "docs" / "page.md").read_text()
+    assert NOTHING in (tmp_path / "docs" / "benchmarks" / "page.md").read_text()
+    assert (tmp_path / "docs" / "benchmarks" / "a.bench.svg").read_text() == drawn(
+        tmp_path / "results" / "a.bench.json"
+    )

@@ -268,7 +268,7 @@ def test_an_imported_winner_is_verified_here(tune, winner, tmp_path: Path) -> No
 
 
 def test_the_page_about_the_store_shows_commands_that_exist() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guide" / "results.md").read_text()
     commands = typer.main.get_command(app).commands
     lines = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("tune ")]
     assert {words[1] for words in lines} == {"merge", "diff", "freeze", "verify", "gc", "buckets", "doctor"}

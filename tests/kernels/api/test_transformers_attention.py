@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune import attention
+from blocktune import Dispatcher
 from blocktune.integrations import register_with_transformers
 from blocktune.kernels.api.hugging_face import transformers_attention
 from blocktune.kernels.values.errors import UsageError
@@ -65,16 +65,16 @@ def test_logits_with_grouped_heads(device: str, heads_kv: int) -> None:
     both_ways(llama(num_key_value_heads=heads_kv), lambda model: model(tokens(2, 24, device)).logits, device)
 
 
-def test_every_layer_calls_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layer_calls_the_dispatcher_that_was_registered() -> None:
     calls = []
 
-    def counted(*arguments: Any, **options: Any) -> torch.Tensor:
-        calls.append(options["enable_gqa"])
-        return attention(*arguments, **options)
+    class Counting(Dispatcher):
+        def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor:
+            calls.append(options["enable_gqa"])
+            return super().__call__(*arguments, **options)
 
-    monkeypatch.setattr("blocktune.kernels.api.hugging_face.attention", counted)
     model = llama().eval()
-    model.set_attn_implementation(register_with_transformers())
+    model.set_attn_implementation(register_with_transformers("counting", dispatcher=Counting()))
     model(tokens(1, 8, "cpu"))
     assert calls == [True, True]
 

@@ -12,11 +12,11 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import options_of, ptxas_version, source_of
-from tests.support.machine_code import compiled_here
 from tests.support.sass import Instruction, blocks_of, disassembled, parsed
 from tests.support.sass_values import states
 from tests.support.shared_memory_checks import descriptor_problems, memory_problems
 from tests.support.shared_memory_ir import parsed as parsed_ir
+from tests.support.triton_modes import compiled_here
 from tests.support.wgmma_descriptors import layouts, unwritten_reads, wrong_descriptors
 
 HOPPER = (9, 0)

@@ -1,6 +1,5 @@
 """The shared memory that the portable kernels predict against what the compiler allocates."""
 
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,10 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import options_of, source_of
+from tests.support.triton_modes import compiled_here
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing"),
+    compiled_here,
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
 PORTABLE = [kernel for kernel in KERNELS.values() if isinstance(kernel, FlashKernel)]

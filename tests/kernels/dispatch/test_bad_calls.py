@@ -45,9 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
     for module in (plan, dispatch):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    dispatcher = Dispatcher(ListSource())
-    for entry in (dispatch, flash_api, cache_api, sparse_api):
-        monkeypatch.setattr(entry, "attention", dispatcher)
+    monkeypatch.setattr(dispatch, "attention", Dispatcher(ListSource()))
     return lambda: [*forward.launched, *backward.launched]
 
 
@@ -58,24 +56,24 @@ def attend(**changes: Any) -> None:
 def varlen(**changes: Any) -> None:
     given: dict[str, Any] = {"cu_seqlens_q": integers(0, 4, 10), "cu_seqlens_k": integers(0, 4, 10)}
     given |= {"max_seqlen_q": 6, "max_seqlen_k": 6} | changes
-    flash_api.flash_attn_varlen_func(PACKED, PACKED_KV, PACKED_KV, **given)
+    flash_api.flash_attn_varlen_func(PACKED, PACKED_KV, PACKED_KV, **given, dispatcher=dispatch.attention)
 
 
 def func(**changes: Any) -> None:
-    flash_api.flash_attn_func(ONE, CACHE, CACHE, **changes)
+    flash_api.flash_attn_func(ONE, CACHE, CACHE, **changes, dispatcher=dispatch.attention)
 
 
 def cache(**changes: Any) -> None:
-    cache_api.flash_attn_with_kvcache(ONE, CACHE, CACHE, **changes)
+    cache_api.flash_attn_with_kvcache(ONE, CACHE, CACHE, **changes, dispatcher=dispatch.attention)
 
 
 def tree(**changes: Any) -> None:
     given = {"tree_mask": torch.ones(2, 1, 1, dtype=torch.int32), "cache_seqlens": integers(9, 20)} | changes
-    cache_api.tree_attention(ONE.transpose(1, 2), CACHE, CACHE, **given)
+    cache_api.tree_attention(ONE.transpose(1, 2), CACHE, CACHE, **given, dispatcher=dispatch.attention)
 
 
 def sparse(block_mask: Any) -> None:
-    sparse_api.block_sparse_attention(Q, KV, KV, block_mask)
+    sparse_api.block_sparse_attention(Q, KV, KV, block_mask, dispatcher=dispatch.attention)
 
 
 def integers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -150,7 +148,7 @@ def test_a_mask_with_a_row_of_no_blocks_gives_zeros_and_no_nan(launched: Callabl
     shown = torch.ones(1, 1, 2, 2, dtype=torch.bool)
     shown[..., 0, :] = False
     leaves = [tensor.clone().requires_grad_() for tensor in (Q, KV, KV)]
-    out = sparse_api.block_sparse_attention(*leaves, BlockMask(16, 16, shown))
+    out = sparse_api.block_sparse_attention(*leaves, BlockMask(16, 16, shown), dispatcher=dispatch.attention)
     assert not bool(out[:, :, :16].any())
     for gradient in torch.autograd.grad(out.sum(), leaves):
         assert bool(gradient.isfinite().all())

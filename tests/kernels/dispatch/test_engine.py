@@ -409,12 +409,14 @@ def test_what_stands_outside_of_packed_sequences_is_zero_and_no_old_memory(
 ) -> None:
     both = WithinForward(), WithinBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
-    monkeypatch.setattr(flash_api, "attention", Dispatcher(ListSource()))
+    dispatcher = Dispatcher(ListSource())
     q, k, v = (torch.randn(tokens, heads, 16).requires_grad_() for tokens, heads in ((13, 4), (17, 2), (17, 2)))
     bounds = [torch.tensor([0, 4, last], dtype=torch.int32) for last in (11, 14)]
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        out, lse, _ = flash_api.flash_attn_varlen_func(q, k, v, *bounds, 7, 10, return_attn_probs=True)
+        out, lse, _ = flash_api.flash_attn_varlen_func(
+            q, k, v, *bounds, 7, 10, return_attn_probs=True, dispatcher=dispatcher
+        )
         gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     finally:
         torch.use_deterministic_algorithms(False)

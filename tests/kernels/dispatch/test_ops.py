@@ -50,9 +50,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FeatureForward, F
     both = FeatureForward(), FeatureBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    ops.serve(Dispatcher(ListSource()))
+    served = Dispatcher(ListSource())
+    ops._engines[attention._number] = served
     yield both
-    ops.serve(attention)
+    ops._engines[attention._number] = attention
 
 
 def inputs(queries: int = 20, *, layout: str = "bhsd", dim_v: int = 16) -> list[Tensor]:
@@ -225,7 +226,8 @@ def test_meta_tensors_have_sizes() -> None:
 def asked(**changes: Any) -> list[Any]:
     """The arguments of an op behind the tensors."""
     first = {
-        "causal": "none", "scale": 0.25, "window": [-1, -1], "softcap": 0.0, "dropout_p": 0.0, "deterministic": False,
+        "dispatcher": attention._number, "causal": "none", "scale": 0.25, "window": [-1, -1], "softcap": 0.0,
+        "dropout_p": 0.0, "deterministic": False,
         "page_size": 0, "blocks_of": [0, 0], "lengths": None,
     }  # fmt: skip
     tensors = dict.fromkeys((*EXTRA_TENSORS, "drawn", "blocks"))

@@ -1,30 +1,23 @@
 """The kernels of the ladder against the float64 reference: in Triton's interpreter, compiled where a GPU is."""
 
 import math
-import os
 from itertools import product
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
 pytestmark = [
     pytest.mark.interpreted,
-    pytest.mark.skipif(
-        not ON_GPU and not knobs.runtime.interpret,
-        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-    ),
+    runs,
     # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
@@ -159,7 +152,7 @@ def test_the_saved_log_sum_exp_times_log2_e_is_the_base_2_one(kernel: str) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs compiled kernels on a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("kernel", HISTORICAL)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])

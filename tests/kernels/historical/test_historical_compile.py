@@ -1,6 +1,5 @@
 """The kernels of the ladder compiled for GPUs that are not here: tensor cores, spills, shared memory."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from blocktune.kernels.historical.padded import next_width
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.triton_modes import compiled_here
 
 HISTORICAL = ["flash_v1", "flash_fwd_padded", "flash_fwd_transposed"]
 INSTRUCTIONS = {(7, 5): "none", (8, 0): "mma", (9, 0): "wgmma"}
@@ -20,7 +20,7 @@ def shape(head_dim: int = 64, dtype: str = "float16", causal: Causal = Causal.NO
     return AttentionShape(**sizes, head_dim=head_dim, head_dim_v=head_dim, dtype=dtype, causal=causal)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.parametrize("cc", INSTRUCTIONS)
 @pytest.mark.parametrize("kernel", HISTORICAL)
 def test_the_default_compiles_and_shared_memory_is_never_above_what_it_takes(

@@ -1,15 +1,12 @@
 """Block-sparse attention against float64 autograd over the same mask: in Triton's interpreter, or compiled on a GPU."""
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.backward.sparse import FlashBackwardSparse
 from blocktune.kernels.portable.forward.sparse import FlashForwardSparse
@@ -21,15 +18,11 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.reference import visible
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from tests.support.triton_modes import DEVICE, runs
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
     pytest.mark.interpreted,
-    pytest.mark.skipif(
-        not ON_GPU and not knobs.runtime.interpret,
-        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-    ),
+    runs,
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]

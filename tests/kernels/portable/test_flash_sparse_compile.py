@@ -1,6 +1,5 @@
 """The block-sparse kernels compiled for GPUs that are not here: tensor cores, no spills, tiles copied ahead."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.triton_modes import compiled_here
 
 HOPPER = (9, 0)
 KERNELS = ("flash_fwd_sparse", "flash_bwd_sparse")
@@ -28,7 +28,7 @@ def shape(kernel: str, head_dim: int = 64, dtype: str = "bfloat16") -> Attention
     return AttentionShape(**sizes, head_dim=head_dim, head_dim_v=head_dim, features=features, direction=direction)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("cc", "instruction"), [((8, 0), "mma"), (HOPPER, "wgmma")])
 @pytest.mark.parametrize("kernel", KERNELS)

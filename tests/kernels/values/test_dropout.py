@@ -4,13 +4,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
 
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.portable.forward.scores import keep_tile
 from blocktune.kernels.values.dropout import keep_arguments, keep_mask, keep_threshold, pair_words, philox
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
+from tests.support.triton_modes import DEVICE, runs
 
 # The known answers for philox4x32 with 10 rounds in Random123's own kat_vectors (D. E. Shaw Research).
 KNOWN_ANSWERS = [
@@ -22,8 +21,6 @@ KNOWN_ANSWERS = [
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
@@ -92,7 +89,7 @@ def _write_keep_tile(
     tl.store(pointers, keep.to(tl.uint8), mask=(rows < seqlen_q) & (columns < seqlen_k))
 
 
-@pytest.mark.skipif(not ON_GPU and not knobs.runtime.interpret, reason="no GPU, and Triton compiles kernels for one")
+@runs
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("p", "seed", "offset"), [(0.1, 0, 0), (0.5, 0xFEDCBA9876543210, 0xFFFFFFFF), (0.75, -3, 17)])
 def test_kernels_keep_the_same_pairs(p: float, seed: int, offset: int, transposed: bool) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_key, options_of, source_of
+from tests.support.triton_modes import compiled_here
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -99,26 +101,27 @@ def problem(**changes: Any) -> AttentionShape:
     return AttentionShape(**sizes | {"head_dim": 64, "head_dim_v": 64} | changes)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter compiles nothing")
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        problem(),
-        problem(seqlen_q=100, seqlen_k=77),  # lengths that 16 does not divide
-        problem(batch=1, num_heads=1, num_heads_kv=1),  # sizes of 1, which the JIT takes as constants
-        problem(seqlen_q=1),
-        problem(head_dim=80, head_dim_v=80, causal=Causal.UPPER_LEFT, dtype="float16"),
-    ],
-    ids=lambda shape: shape.label,
+SHAPES = (
+    problem(),
+    problem(seqlen_q=100, seqlen_k=77),  # lengths that 16 does not divide
+    problem(batch=1, num_heads=1, num_heads_kv=1),  # sizes of 1, which the JIT takes as constants
+    problem(seqlen_q=1),
+    problem(head_dim=80, head_dim_v=80, causal=Causal.UPPER_LEFT, dtype="float16"),
 )
+SUPPORTED = [
+    pytest.param(shape, name, id=f"{shape.label}-{name}")
+    for shape, (name, kernel) in product(SHAPES, KERNELS.items())
+    if kernel.unsupported(shape, limits_for((9, 0))) is None
+]
+
+
+@compiled_here
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(("shape", "name"), SUPPORTED)
 def test_compile_spec_of_every_kernel_is_its_launch_s(
     name: str, shape: AttentionShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = KERNELS[name]
-    if (reason := kernel.unsupported(shape, limits_for((9, 0)))) is not None:
-        pytest.skip(reason)
     for module in (flash_fwd_hopper, flash_fwd_hopper_short):
         monkeypatch.setattr(module, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32, device=device))
     monkeypatch.setattr(
@@ -134,7 +137,7 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
 
 
-@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("head_dim", [64, 96])
 @pytest.mark.parametrize("features", ["window=9:3", "softcap", "varlen window=9:0 softcap"])

@@ -12,10 +12,10 @@ import pytest
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.errors import NoDeviceError, NoFeasibleConfigError, StoreLockedError, UsageError
+from blocktune.tuner.compile.child_process import Child, ChildDiedError
 from blocktune.tuner.fleet.job import Finished, Job, progress_from
 from blocktune.tuner.fleet.local_executor import LocalExecutor, worker_command
 from blocktune.tuner.fleet.worker import make_job, serve
-from blocktune.tuner.measure.child_process import Child, ChildDiedError
 from blocktune.tuner.search.report import Budget, Progress
 from tests.support import landscape
 from tests.support.programs import program
@@ -107,7 +107,7 @@ def test_the_real_worker_starts_and_says_why_it_ends() -> None:
         with pytest.raises(ChildDiedError, match="but here is no GPU"):
             child.receive(60)
     finally:
-        child.kill()
+        child.end()
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
 ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
-"""On tcgen05 kernels predict a lower bound (docs/shared_memory.md)."""
+"""On tcgen05 kernels predict a lower bound (docs/models/shared_memory.md)."""
 
 
 def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:

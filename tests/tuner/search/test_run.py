@@ -16,7 +16,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UnknownDeviceError, UsageError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
@@ -341,6 +341,12 @@ def test_when_nothing_works_it_says_what_happened(store: ResultStore) -> None:
     with pytest.raises(NoFeasibleConfigError, match=r"run_error.*illegal memory access"):
         run(store, Broken(), budget=Budget(trials=12))
     assert store.best(landscape.DEVICE, landscape.SHAPE) is None
+
+
+def test_a_device_may_be_named(store: ResultStore) -> None:
+    assert run(store, Replay(), device="h200").best.device.key == landscape.DEVICE.key
+    with pytest.raises(UnknownDeviceError):
+        run(store, Replay(), device="h2000")
 
 
 def test_a_shape_that_no_kernel_takes(store: ResultStore) -> None:

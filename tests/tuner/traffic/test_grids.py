@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from triton import knobs
 from triton.runtime.jit import KernelInterface
 
 from blocktune.kernels.hardware.limits import limits_for
@@ -25,12 +24,13 @@ from blocktune.kernels.values.visible_ranges import query_spans
 from blocktune.tuner.compare.ladder_steps import grid_of
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.visited_tiles import visits_of
+from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))
 PLAIN = complete_shape(512, 64, batch=2, heads=8, kv_heads=2)
 """Its grids have fewer blocks than a GPU has multiprocessors, so that a kernel that stays on them starts one a tile."""
 
-pytestmark = pytest.mark.skipif(knobs.runtime.interpret, reason="specifications are of compiled kernels")
+pytestmark = compiled_here
 
 
 def shape_for(kernel: str, **changes: Any) -> AttentionShape:

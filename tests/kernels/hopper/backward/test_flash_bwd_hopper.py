@@ -22,7 +22,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.space import SearchSpace
-from tests.support.machine_code import compiled_here, loops, machine_code
+from tests.support.machine_code import loops, machine_code
+from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()

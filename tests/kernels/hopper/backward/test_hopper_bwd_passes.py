@@ -1,28 +1,20 @@
 """What runs before and after the Hopper backward: in Triton's interpreter on the CPU, compiled where a GPU is."""
 
-import os
-
 import pytest
 import torch
 import triton
-from triton import knobs
 
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
     prepare_kernel,
     prepare_rows_kernel,
 )
+from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [
     pytest.mark.interpreted,
-    pytest.mark.skipif(
-        not ON_GPU and not knobs.runtime.interpret,
-        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-    ),
+    runs,
     # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]

@@ -21,7 +21,8 @@ from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.search.space import configs_of
 from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
 from tests.support.hopper_gpu import skip_elsewhere
-from tests.support.machine_code import compiled_here, machine_code, mnemonic
+from tests.support.machine_code import machine_code, mnemonic
+from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecodeHopper()

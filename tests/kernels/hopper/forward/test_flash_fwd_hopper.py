@@ -25,7 +25,8 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.space import SearchSpace
-from tests.support.machine_code import compiled_here, loops, machine_code, mnemonic
+from tests.support.machine_code import loops, machine_code, mnemonic
+from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardHopper()

@@ -33,7 +33,8 @@ from tests.kernels.hopper.forward.test_flash_fwd_hopper import (
     positions,
     shape,
 )
-from tests.support.machine_code import compiled_here, machine_code
+from tests.support.machine_code import machine_code
+from tests.support.triton_modes import compiled_here
 
 __all__ = ["cache"]
 HOPPER = limits_for((9, 0))

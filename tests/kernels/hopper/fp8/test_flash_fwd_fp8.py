@@ -28,7 +28,8 @@ from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import main_loops, positions
-from tests.support.machine_code import compiled_here, machine_code
+from tests.support.machine_code import machine_code
+from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()

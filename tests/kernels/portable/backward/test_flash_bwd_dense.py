@@ -17,7 +17,8 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support.feature_cases import DEVICE, ON_GPU, WINDOWS, WORDS, extras_of, packed, runs, shape_of, tensors
+from tests.support.feature_cases import WINDOWS, WORDS, extras_of, packed, shape_of, tensors
+from tests.support.triton_modes import DEVICE, runs
 
 SPLIT = KernelConfig.of(
     "flash_bwd_split",
@@ -36,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
-on_gpu = pytest.mark.skipif(not ON_GPU, reason="real sizes are too much for Triton's interpreter")
+on_gpu = pytest.mark.gpu
 # Relative Frobenius error against float64. dS is rounded to the data type before the last product, as is every result.
 TOLERANCE = {"bfloat16": 8e-3, "float16": 1.2e-3, "float32": 1e-5}
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

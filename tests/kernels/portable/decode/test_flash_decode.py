@@ -1,6 +1,5 @@
 """Decoding against a float64 reference: in Triton's interpreter on the CPU, compiled where a GPU is."""
 
-import os
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -8,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from triton import knobs
 
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
@@ -21,14 +18,9 @@ from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.tree_mask import tree_words
 from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.triton_modes import DEVICE, ON_GPU, compiled_here, runs
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 CAN_OVERLAP = ON_GPU and torch.cuda.get_device_capability() >= (9, 0)
-runs = pytest.mark.skipif(
-    not ON_GPU and not knobs.runtime.interpret,
-    reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-)
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
 pytestmark = [
     pytest.mark.interpreted,
@@ -392,7 +384,7 @@ def test_overlap_needs_its_hardware() -> None:
     assert "needs programmatic dependent launch" in text
 
 
-@pytest.mark.skipif(knobs.runtime.interpret, reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.parametrize(
     ("cc", "block_m", "warps", "stages"),
     [((9, 0), 16, 4, 1), ((9, 0), 16, 2, 3), ((9, 0), 64, 4, 2), ((9, 0), 64, 8, 2), ((8, 0), 64, 4, 2)],

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
@@ -25,6 +24,7 @@ from tests.kernels.portable.decode.test_flash_decode import (
     runs,
 )
 from tests.kernels.portable.decode.test_flash_decode import shape_of as small_shape
+from tests.support.triton_modes import compiled_here
 
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
 pytestmark = [
@@ -156,7 +156,7 @@ def test_defaults_break_no_rule(cc: tuple[int, int], queries: int, dtype: str, h
     assert config.block_m == 64 or KERNEL.violations(replace(config, block_m=2 * config.block_m), shape, limits_for(cc))
 
 
-@pytest.mark.skipif(knobs.runtime.interpret, reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.parametrize(("head_dim", "warps", "most_spilled"), [(128, 4, 0), (256, 8, 20)])
 def test_hopper_s_defaults_hardly_spill(
     head_dim: int, warps: int, most_spilled: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,29 +1,22 @@
 """Every portable kernel against the float64 reference: in Triton's interpreter on the CPU, compiled where a GPU is."""
 
-import os
 from itertools import product
 
 import pytest
 import torch
-from triton import knobs
 
 from blocktune.kernels.base.flash_kernel import FlashKernel
-from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
-ON_GPU = bool(read_driver().devices) and not knobs.runtime.interpret
-DEVICE = "cuda" if ON_GPU else "cpu"
 PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 pytestmark = [
     pytest.mark.interpreted,
-    pytest.mark.skipif(
-        not ON_GPU and not knobs.runtime.interpret,
-        reason=f"no GPU, and TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')} compiles kernels for one",
-    ),
+    runs,
     # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     # Exponents that overflow are part of schedule 2, which looks for them afterwards; NumPy warns about them.
@@ -36,13 +29,8 @@ TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 LSE_TOLERANCE = {"bfloat16": 1e-4, "float16": 1e-4, "float32": 1e-5}
 
 
-DTYPES = [
-    "float16",
-    "float32",
-    pytest.param(
-        "bfloat16", marks=pytest.mark.skipif(not ON_GPU, reason="Triton's interpreter multiplies bfloat16 as integers")
-    ),
-]
+SHORT_DTYPES = ["float16", "bfloat16"] if ON_GPU else ["float16"]  # the interpreter multiplies bfloat16 as integers
+DTYPES = [*SHORT_DTYPES, "float32"]
 
 
 def shape_of(**changes: object) -> AttentionShape:
@@ -170,7 +158,7 @@ def test_softmax_scale(kernel: str) -> None:
     check(config_of(kernel, schedule=2), shape_of(), scale=0.3)
 
 
-@pytest.mark.parametrize("dtype", [DTYPES[0], DTYPES[2]])
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
 @pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize("growth", [2.0, 60.0])
 def test_scores_that_grow_past_the_fixed_reference(kernel: str, growth: float, dtype: str) -> None:

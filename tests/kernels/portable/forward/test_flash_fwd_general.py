@@ -14,18 +14,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.feature_cases import (
-    DEVICE,
-    ON_GPU,
-    PAIRS,
-    WINDOWS,
-    WORDS,
-    extras_of,
-    packed,
-    runs,
-    shape_of,
-    tensors,
-)
+from tests.support.feature_cases import PAIRS, WINDOWS, WORDS, extras_of, packed, shape_of, tensors
+from tests.support.triton_modes import DEVICE, runs
 
 KERNEL = get_kernel("flash_fwd_general")
 CONFIG = KernelConfig("flash_fwd_general", 64, 32, 4, 2)
@@ -238,7 +228,7 @@ LONG = [
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="real sizes are too much for Triton's interpreter")
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("causal", Causal)
@@ -251,7 +241,7 @@ def test_real_sizes(features: str, seqlen_q: int, seqlen_k: int, causal: Causal,
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="real sizes are too much for Triton's interpreter")
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("features", ["varlen", "varlen dropout window=128:0"])
@@ -263,7 +253,7 @@ def test_real_packed_sequences(features: str, dtype: str, head_dim: int) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="compiled configs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("block_m", "block_n", "warps", "stages"), BLOCKS)
 @pytest.mark.parametrize("features", ["window=200:100 softcap", "boolean dropout"])
 def test_every_config(features: str, block_m: int, block_n: int, warps: int, stages: int) -> None:

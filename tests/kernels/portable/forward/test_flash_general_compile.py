@@ -1,6 +1,5 @@
 """The general forward compiled for GPUs that are not here: tensor cores, spills, shared memory; its defaults."""
 
-import os
 from importlib import metadata
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.triton_modes import compiled_here
 
 KERNEL = get_kernel("flash_fwd_general")
 BLACKWELL = (10, 0)
@@ -24,7 +24,7 @@ def shape(features: str, head_dim: int = 128, causal: Causal = Causal.NONE, dtyp
     )
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter compiles nothing")
+@compiled_here
 @pytest.mark.parametrize("cc", TENSOR_CORES)
 @pytest.mark.parametrize(
     ("features", "causal"),

@@ -7,6 +7,7 @@ import selectors
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +16,23 @@ STDERR_TAIL = 1500
 _CHUNK = 1 << 16
 
 
-class ChildDiedError(Exception):
-    """The child ended without an answer; the message says how, with the end of what it printed."""
+class ChildLostError(Exception):
+    """The child gave no answer; `last_words` is the end of what it printed on its standard error."""
+
+    def __init__(self, message: str, last_words: str = "") -> None:
+        super().__init__(message)
+        self.last_words = last_words
 
 
-class ChildTimeoutError(Exception):
+class ChildDiedError(ChildLostError):
+    """The child ended without an answer, by the signal `signum`, or by itself, which is 0. The message says how."""
+
+    def __init__(self, message: str, last_words: str = "", signum: int = 0) -> None:
+        super().__init__(message, last_words)
+        self.signum = signum
+
+
+class ChildTimeoutError(ChildLostError):
     """The child did not answer in time; it still runs."""
 
 
@@ -27,12 +40,13 @@ class Child:
     """A process in a process group of its own that answers JSON lines on its standard output.
 
     It is started by `Popen`, never by fork, so it inherits no CUDA context and runs none of the user's script. Kernel
-    compilers that it starts are in its group and die with it. Start it from a thread that lives as long as it should,
-    since Linux ties a parent-death signal to the thread.
+    compilers that it starts are in its group and die with it; Ctrl-C does not reach it. One thread that outlives the
+    child starts it and talks to it, since Linux ties a parent-death signal to the thread; any thread may `kill` it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the child
+        # it lives as long as the child, whose writes must not follow the place where this process reads
+        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -44,6 +58,7 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
+        self._reaping = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._buffer = b""
@@ -53,7 +68,7 @@ class Child:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Writes one message.
+        """Write one message.
 
         Raises:
             ChildDiedError: the child has ended.
@@ -65,7 +80,7 @@ class Child:
             raise self._obituary() from error
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next message.
+        """Return the next message.
 
         Raises:
             ChildDiedError: the child ended instead.
@@ -74,7 +89,7 @@ class Child:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise ChildTimeoutError(f"no answer within {timeout_s:.0f} s")
+                raise ChildTimeoutError(f"no answer within {timeout_s:.0f} s", self._last_words())
             data = os.read(self._output.fileno(), _CHUNK)
             if not data:
                 raise self._obituary()
@@ -83,31 +98,44 @@ class Child:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def forget_words(self) -> None:
+        """Drop what the child has printed on its standard error."""
+        self._stderr.truncate(0)
+
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the child alone, not to what it started; harmless after its end. May be called while
-        another thread waits in `receive`."""
+        """Send a signal to the child alone, not to what it started; harmless after its end. Another thread may wait in
+        `receive` meanwhile."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the child and its whole group, waits for it and frees its pipes; harmless when repeated."""
-        if self._process.poll() is None:
-            self._kill_group()
-        self._process.wait()
+        """Kill the child and its whole group. Another thread may talk to it meanwhile; harmless when repeated."""
+        with self._reaping:  # once it is reaped, its number may be another process's
+            if self._process.returncode is None:
+                self._kill_group()
+
+    def end(self) -> None:
+        """Kill the child and its group if need be, wait for it and free its pipes; harmless when repeated."""
+        self.kill()
+        self._wait()
         self._selector.close()
         for stream in (self._output, self._stderr):
             stream.close()
-        with contextlib.suppress(BrokenPipeError):  # an unsent command; nobody is left to read it
+        with contextlib.suppress(BrokenPipeError):  # a command that was not sent, and has no reader now
             self._input.close()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # all of them have ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _wait(self) -> int:
+        with self._reaping:
+            return self._process.wait()
+
     def _obituary(self) -> ChildDiedError:
-        self._kill_group()  # what it started may outlive it
-        code = self._process.wait()
+        self.kill()  # what it started may outlive it
+        code, said = self._wait(), self._last_words()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return ChildDiedError(f"the worker process ended: {how}. {self._last_words()}".strip())
+        return ChildDiedError(f"the worker process ended: {how}. {said}".strip(), said, max(0, -code))
 
     def _last_words(self) -> str:
         self._stderr.seek(0, os.SEEK_END)

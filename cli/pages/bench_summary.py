@@ -1,0 +1,41 @@
+"""A bench in six rows, for a page that has no room for all: short, middle and long causal sequences."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blocktune.cli.pages.bench_tables import NOTHING, REGIMES, BenchRow, means, table_line
+from blocktune.kernels.values.shape import Causal
+
+PART = "summary"
+"""The name by which a page asks for it: `<!-- results FILE#summary -->`."""
+
+LENGTHS = (1024, 4096, 16384)
+RIVALS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2 in PyTorch"}
+
+
+def summary(document: Mapping[str, Any] | None) -> str:
+    """Return the rows of LENGTHS with a causal mask, and the means over all rows; None: there is no such file."""
+    if document is None or not document["rows"]:
+        return NOTHING
+    rows = [BenchRow(row) for row in document["rows"]]
+    shown = [row for row in rows if row.shape.seqlen_q in LENGTHS and row.shape.causal is Causal.UPPER_LEFT]
+    header = ("head_dim", "seqlen", *RIVALS.values(), "tuned", "tuned / cuDNN")
+    lines = [table_line(header), table_line(["---:"] * len(header))]
+    lines += [table_line(_cells(row)) for row in sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))]
+    return "\n\n".join((_caption(document, rows[0]), "\n".join(lines), means(rows, RIVALS)))
+
+
+def _caption(document: Mapping[str, Any], row: BenchRow) -> str:
+    return (
+        f"{document['device']['name']}, {document['created_at'][:10]}, {row.shape.dtype}, causal, "
+        f"{REGIMES[document['regime']]}. TFLOP/s, and the ratio with its 5th and 95th percentile:"
+    )
+
+
+def _cells(row: BenchRow) -> list[str]:
+    return [
+        str(row.shape.head_dim),
+        str(row.shape.seqlen_q),
+        *(row.rate(name) for name in (*RIVALS, "tuned")),
+        row.over_cudnn,
+    ]

@@ -1,0 +1,64 @@
+"""Every command with its flags, from the texts that `--help` prints."""
+
+import re
+from typing import Any
+
+import typer.main
+
+from blocktune.cli.main import app
+
+BLOCK = re.compile(r"<!-- commands -->\n.*?<!-- /commands -->", re.DOTALL)
+EXAMPLES = "\b\n"
+"""Begins a paragraph of help whose lines are commands."""
+
+DEFAULT = re.compile(r"\s*\[default: (?P<default>.*)\]$")
+
+
+def with_commands(page: str) -> str:
+    """Return a page in which what stands between `<!-- commands -->` and `<!-- /commands -->` is the reference."""
+    return BLOCK.sub(lambda _: f"<!-- commands -->\n{reference()}\n<!-- /commands -->", page)
+
+
+def reference() -> str:
+    """Return a section a command, in the order of `tune --help`."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return "\n\n".join(_section(name, command) for name, command in commands.items())
+
+
+def _section(name: str, command: Any) -> str:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    flags = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    parts = [f"### tune {name}", *(_paragraph(text) for text in command.help.split("\n\n"))]
+    if arguments:
+        parts.append(_table("argument", arguments, lambda argument: argument.name.upper()))
+    return "\n\n".join([*parts, _table("flag", flags, _flag)])
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph of help, or a block of examples."""
+    if text.startswith(EXAMPLES):
+        return f"```sh\n{text.removeprefix(EXAMPLES).strip()}\n```"
+    return text.strip()
+
+
+def _table(heading: str, parameters: list[Any], title: Any) -> str:
+    lines = [f"| {heading} | meaning | default |", "| --- | --- | --- |"]
+    lines += [f"| `{title(each)}` | {' | '.join(map(_escaped, _meaning(each)))} |" for each in parameters]
+    return "\n".join(lines)
+
+
+def _flag(option: Any) -> str:
+    return ", ".join(option.opts) + (f" {option.metavar}" if option.metavar else "").replace("|", "\\|")
+
+
+def _meaning(parameter: Any) -> tuple[str, str]:
+    """Return what a parameter means, and its default: the one that its help names, else its value if it has one."""
+    text = parameter.help or ""
+    named = DEFAULT.search(text)
+    text = DEFAULT.sub("", text) + (f" Environment variable: `{parameter.envvar}`." if parameter.envvar else "")
+    value = "" if parameter.default is None or parameter.default is False else str(parameter.default)
+    return text.strip(), named["default"] if named else value
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,21 @@
+"""A small table for notebooks."""
+
+from collections.abc import Collection, Mapping
+from html import escape
+
+
+def html_table(title: str, rows: Mapping[str, str], *, bold: Collection[str] = ()) -> str:
+    """Return a table of two columns in HTML.
+
+    Args:
+        title: what stands above it.
+        rows: the second cell of each row, by the first.
+        bold: first cells of the rows that stand out.
+    """
+    lines = "".join(_row(name, value, "th" if name in bold else "td") for name, value in rows.items())
+    return f"<table><caption>{escape(title)}</caption>{lines}</table>"
+
+
+def _row(name: str, value: str, cell: str) -> str:
+    left = 'style="text-align: left"'
+    return f"<tr><{cell} {left}>{escape(name)}</{cell}><{cell} {left}>{escape(value)}</{cell}></tr>"

@@ -1,0 +1,44 @@
+"""One worker process of a compile farm, seen from the parent."""
+
+import os
+import sys
+from typing import Any
+
+from blocktune.tuner.compile.child_process import Child, ChildLostError
+
+START_TIMEOUT_S = 120.0
+"""A worker imports Triton before its first job; on a cold network disk that takes long."""
+
+
+class CompileProcess(Child):
+    """A worker that compiles kernels of a source, given as `module:function`."""
+
+    def __init__(self, kernels: str) -> None:
+        # -P: a folder that happens to be called `triton` where the user stands is not imported.
+        command = [sys.executable, "-P", "-m", "blocktune.tuner.compile.worker", kernels, str(os.getpid())]
+        super().__init__(command, os.environ)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the worker takes jobs.
+
+        Raises:
+            RuntimeError: it does not come up; the message has what it said.
+        """
+        try:
+            self.receive(START_TIMEOUT_S)
+        except ChildLostError as lost:
+            said = lost.last_words or "it said nothing"
+            raise RuntimeError(
+                f"A compile worker must start within {START_TIMEOUT_S:.0f} s, but it did not: {said}. "
+                "Try `python -P -c 'import blocktune.tuner.compile.worker'`."
+            ) from None
+
+    def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the worker's answer to a message.
+
+        Raises:
+            ChildLostError: there is none; the worker is of no more use.
+        """
+        self.forget_words()
+        self.send(message)
+        return self.receive(timeout_s)

@@ -1,0 +1,60 @@
+"""`blocktune.explain`: where the time of a config goes by the models."""
+
+from blocktune.kernels.dispatch.dispatcher import best_config
+from blocktune.kernels.hardware.device import DeviceSpec, device_of
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.one_config import compiled
+from blocktune.tuner.cost.analysis import Analysis, analyse
+
+
+def explain(
+    shape: AttentionShape, config: KernelConfig | None = None, *, device: DeviceSpec | str | None = None
+) -> Analysis:
+    """Return where the time of a config goes, what binds it and what would lift that; `print` says it in words.
+
+    The config is compiled here, which needs no GPU and takes some seconds.
+
+    Args:
+        shape: what it computes.
+        config: the one to explain; None is the one that `attention` takes. Its measured time, where the store has it
+            for this device and source, stands beside the prediction.
+        device: a DeviceSpec or a name; by default the current GPU.
+
+    Raises:
+        UnknownDeviceError: no device has this name.
+        UnknownKernelError: no kernel has the name in the config.
+        UsageError: the config breaks a rule of its kernel, or the kernel does not compute the shape.
+        NoDeviceError: no device is named and there is no GPU.
+        NoFeasibleConfigError: no kernel computes the shape, or the config does not compile.
+    """
+    spec = device_of(device)
+    if config is None:
+        config, measured_us = _best(shape, spec)
+    else:
+        measured_us = None
+        _require_valid(config, shape, spec)
+    resources = compiled(config, shape, spec.limits)
+    return analyse(get_kernel(config.kernel), config, shape, spec, resources, measured_us=measured_us)
+
+
+def _best(shape: AttentionShape, device: DeviceSpec) -> tuple[KernelConfig, float | None]:
+    """Return the config that `attention` takes, and its time where it is one of this very shape, device and code."""
+    found = best_config(shape, device)
+    if found.config is None:
+        raise NoFeasibleConfigError(
+            f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
+            "PyTorch's scaled_dot_product_attention would."
+        )
+    return found.config, found.time_us if found.rung is Rung.EXACT else None
+
+
+def _require_valid(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> None:
+    kernel = get_kernel(config.kernel)
+    problem = kernel.unsupported(shape, device.limits)
+    problems = (problem,) if problem else kernel.rule_violations(config, shape, device.limits)
+    if problems:
+        raise UsageError(" ".join(problems))
