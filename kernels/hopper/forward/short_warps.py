@@ -85,8 +85,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
         head_kv = head // sizes.group_size
         _, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         # K of the first block, into the slot of the last V of the tile before
-        full = memory.full.index(slot)
-        load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full, memory.k, slot, 1, False)
+        row = last * BLOCK_N
+        load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, memory.full.index(slot), memory.k, slot, 1, False)
         slot, phase = advance(slot, phase, STAGES)
         for c in gl.static_range(OPTIONS.CONSUMERS):
             mbarrier.wait(memory.q_empty.index(c), q_phase)
