@@ -152,8 +152,8 @@ def end_turns(memory, row, m, bounds, order, W: gl.constexpr, FORM: gl.constexpr
     """Hands on the turn of a head's last block of queries, from m on, which `row` is the place of."""
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
-    count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
-    pass_turn(order.turns + row // BLOCK_M * 2 + W, count)
+    turn = order.turns + row // BLOCK_M * 2 + W
+    pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
 
 
 @gluon.jit

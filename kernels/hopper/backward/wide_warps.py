@@ -116,8 +116,8 @@ def wide_head(
         give_panel(gradients[PANELS], steps.dq_desc, memory.dq.index(0), row + end - BLOCK_M, 1, PANELS)
     if is_ordered(FORM):
         m = end - BLOCK_M
-        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
-        pass_turn(order.turns + (row + m) // BLOCK_M * 2 + W, count)
+        turn = order.turns + (row + m) // BLOCK_M * 2 + W
+        pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
     return gradients, slot, phase, do_slot, do_phase, parity
 
 
