@@ -1,12 +1,6 @@
 """What the general Hopper backward asks of lengths, masks and order, in Gluon: device functions.
 
-FORM says at compile time what a launch has. Zero is the plain one: 128 divides both lengths, nothing is masked but the
-diagonal of equal lengths. Otherwise bit 7 is set, and
-
-    bit 0   a query i sees keys up to i + upper          bit 4   a soft cap bends the scores
-    bit 1   a query i sees keys from i + lower on        bit 5   dq is added up in a fixed order
-    bit 2   the last block of keys may be a part of one  bit 6   sequences are packed
-    bit 3   upper and lower move with the sequence: + keys - queries
+FORM says at compile time which of all this a launch has (form.py).
 
 Nothing outside a sequence is ever read: descriptors end where it ends (packed ones too, see `copy_rows`), and the copy
 engine fills in zeros. The statistics lie in a workspace whose rows are padded to whole blocks of queries. Rows of the
@@ -19,6 +13,15 @@ one, but where the diagonal or the window cuts it.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from blocktune.kernels.hopper.backward.form import (
+    counts_all_tiles,
+    has_edge,
+    has_lower,
+    has_moving_bounds,
+    has_upper,
+    is_general,
+    is_packed,
+)
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
 
@@ -33,7 +36,7 @@ def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def count_key_tiles(seqlen_k, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
-    if FORM:
+    if is_general(FORM):
         return (seqlen_k + BLOCK_N - 1) // BLOCK_N
     else:
         return seqlen_k // BLOCK_N
@@ -42,7 +45,7 @@ def count_key_tiles(seqlen_k, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
 @gluon.jit
 def sequence(begins, entry, seqlen, FORM: gl.constexpr):
     """(first position, positions) of a batch entry."""
-    if FORM & 64:
+    if is_packed(FORM):
         begin = gl.load(begins + entry)
         return begin, gl.load(begins + entry + 1) - begin
     else:
@@ -53,7 +56,7 @@ def sequence(begins, entry, seqlen, FORM: gl.constexpr):
 def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
     """Where a query head of a batch entry begins in the workspace, in rows. A packed sequence has whole blocks of its
     own, one at least, whatever its length: `rows` of a head hold the tokens and a block for every sequence."""
-    if FORM & 64:
+    if is_packed(FORM):
         return head * rows + (begin_q + entry * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
         return (entry * num_heads + head) * rows
@@ -61,7 +64,7 @@ def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, FORM
 
 @gluon.jit
 def bounds_of(upper, lower, len_q, len_k, FORM: gl.constexpr):
-    if FORM & 8:
+    if has_moving_bounds(FORM):
         return upper + len_k - len_q, lower + len_k - len_q
     else:
         return upper, lower
@@ -79,16 +82,16 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
     end = gl.maximum((len_q + BLOCK_M - 1) // BLOCK_M, 1) * BLOCK_M
     low = 0
     high = end
-    if FORM & 1:
+    if has_upper(FORM):
         first = gl.maximum(n0 - upper, 0) // BLOCK_M * BLOCK_M
         low = (gl.maximum(n0 + BLOCK_N - 1 - upper, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
-    if FORM & 2:
+    if has_lower(FORM):
         high = gl.maximum(n0 - lower + 1, 0) // BLOCK_M * BLOCK_M
         end = gl.minimum(end, (gl.maximum(n0 + BLOCK_N - lower, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
     seen = first < end
     end = gl.maximum(end, BLOCK_M)
     first = gl.minimum(first, end - BLOCK_M)
-    if FORM & 4:
+    if has_edge(FORM):
         low = gl.where(n0 + BLOCK_N > len_k, end, low)
     low = gl.minimum(gl.maximum(low, first), end)
     high = gl.minimum(gl.maximum(high, low), end)
@@ -98,15 +101,16 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 @gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
-    upper, lower, len_k = bounds
+    # [BLOCK_M] and [KEYS]
     queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
-    if FORM & 1:
-        p = gl.where((queries + upper)[None, :] >= keys[:, None], p, 0.0)
-    if FORM & 2:
-        p = gl.where((queries + lower)[None, :] <= keys[:, None], p, 0.0)
-    if FORM & 4:
-        p = gl.where((keys < len_k)[:, None], p, 0.0)
+    # [KEYS, BLOCK_M]
+    if has_upper(FORM):
+        p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
+    if has_lower(FORM):
+        p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
+    if has_edge(FORM):
+        p = gl.where((keys < bounds.keys)[:, None], p, 0.0)
     return p
 
 
@@ -128,7 +132,7 @@ def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, FO
     elements apart, cancel in 64-bit addresses, while the row's coordinate ends at 2^30 with every sequence
     (triton.tools.ragged_tma).
     """
-    if FORM & 64:
+    if is_packed(FORM):
         coord = [1 << 30, begin + length, head, (1 << 30) - length + row, column]
         copy_in(desc, coord, barrier, memory)
     else:
@@ -138,7 +142,7 @@ def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, FO
 @gluon.jit
 def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: gl.constexpr):
     """Rows `row` .. of a head and sequence from shared memory; those past its end are left out."""
-    if FORM & 64:
+    if is_packed(FORM):
         copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], memory)
     else:
         copy_out(desc, [entry, head, row, column], memory)
@@ -148,36 +152,26 @@ def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: g
 
 
 @gluon.jit
-def next_tile(
-    counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr, FORM: gl.constexpr,
-):  # fmt: skip
+def next_tile(counter, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """The next tile that has keys, or a number past the last one. All tiles come from the counter where some are passed
     over, or where they must be taken in order; otherwise the first ones are the blocks' own numbers."""
     tile = gl.atomic_add(counter, 1, sem="relaxed")
-    if not FORM & 96:
+    if not counts_all_tiles(FORM):
         tile = tile + gl.num_programs(0)
-    if FORM & 64:
-        empty = is_empty(
-            tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-        )  # fmt: skip
+    if is_packed(FORM):
+        empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
         while empty:
             tile = gl.atomic_add(counter, 1, sem="relaxed")
-            empty = is_empty(
-                tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-            )  # fmt: skip
+            empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
     return tile
 
 
 @gluon.jit
-def is_empty(
-    tile, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr, FORM: gl.constexpr,
-):  # fmt: skip
+def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """Whether the tile begins past the end of its sequence; false for numbers past the last tile."""
-    tiles = key_tiles * batch_heads
-    n, batch_head = locate_keys(gl.minimum(tile, tiles - 1), key_tiles, head_group, batch_heads, CAUSAL)
-    _, len_k = sequence(cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+    tiles = key_tiles * sizes.batch_heads
+    n, batch_head = locate_keys(gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, CAUSAL)
+    _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, FORM)
     return (tile < tiles) & (n * BLOCK_N >= len_k)
 
 
@@ -243,6 +237,6 @@ def turn_of(n, m, lower, seen, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
     """How much has been counted for the queries from m on when it is tile n's turn; -1 where the tile adds only zeros.
     Tiles that see the queries follow each other without a gap; the first of them holds key m + lower."""
     before = n
-    if FORM & 2:
+    if has_lower(FORM):
         before = n - gl.maximum(m + lower, 0) // BLOCK_N
     return gl.where(seen, 4 * before, -1)

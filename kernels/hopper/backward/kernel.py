@@ -190,10 +190,8 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
-        form = form_arguments(
-            shape, _rows(shape), 1.0 if shape.features.softcap else None, _lengths(shape), _turns(shape)
-        )
-        arguments |= dict(zip(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"), form, strict=True))
+        cap_in = 1.0 if shape.features.softcap else None
+        arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
@@ -222,8 +220,8 @@ class FlashBackwardHopper(AttentionKernel):
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
-        sizes, constants = tuple(_sizes(shape).values()), tuple(_constants(config, shape).values())
-        return BackwardLaunch(shape, sizes, constants, bool(config.parameters["persistent"]))
+        numbers = _sizes(shape) | _constants(config, shape)
+        return BackwardLaunch(shape, numbers, bool(config.parameters["persistent"]))
 
 
 def _rows(shape: AttentionShape) -> Rows:

@@ -1,5 +1,6 @@
 """A launch of the Hopper backward: descriptors, workspace, and the three kernels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +37,20 @@ WARPS = 4
 """Of a warpgroup; also what the copying warp takes: itself, and three idle ones up to a whole warpgroup."""
 PASS_ROWS = 32
 """Rows of a program of the pass before."""
+GRADIENT_ROWS = 64
+"""Rows of dk and dv that leave at once: a warpgroup's."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardLaunch:
     """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
-    streams and captured graphs do not meet."""
+    streams and captured graphs do not meet.
+
+    numbers: sizes and constants of the kernel between the passes, by name.
+    """
 
     shape: AttentionShape
-    sizes: tuple[int, ...]
-    constants: tuple[Any, ...]
+    numbers: Mapping[str, Any]
     persistent: bool
 
     def __call__(
@@ -71,50 +76,90 @@ class BackwardLaunch:
         turns = None
         if shape.features.deterministic:
             turns = torch.empty(rows.count // BLOCK_M * 2, dtype=torch.int32, device=q.device)
-        self._before(out, dout, lse, (lse_log2, delta, sums, counter), turns, rows, extras)
-        statistics = statistic_descriptor(lse_log2, rows.count), statistic_descriptor(delta, rows.count)
-        sums_desc = sums_descriptor(sums, rows.count * width_of(shape), dq_part(shape))
+        space = {"lse_log2": lse_log2, "delta": delta, "dq_sums": sums, "counter": counter}
+        self._before(out, dout, lse, space, turns, rows, extras)
         scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
-        form = form_arguments(shape, rows, cap_in, extras, turns)
-        tensors = zip((q, k, v, dout, dk, dv), _block_rows(shape), strict=True)
-        described = [_described(tensor, block_rows, shape) for tensor, block_rows in tensors]
+        keys = keys_of_block(shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         kernel[self._grid(q.device)](
-            *described[:4], sums_desc, *described[4:], *statistics, counter, scale, scale_log2, *self.sizes, *form,
-            *self.constants, num_warps=WARPS,
-        )  # fmt: skip
+            q_desc=_described(q, BLOCK_M, shape),
+            k_desc=_described(k, keys, shape),
+            v_desc=_described(v, keys, shape),
+            do_desc=_described(dout, BLOCK_M, shape),
+            dq_desc=sums_descriptor(sums, rows.count * width_of(shape), dq_part(shape)),
+            dk_desc=_described(dk, GRADIENT_ROWS, shape),
+            dv_desc=_described(dv, GRADIENT_ROWS, shape),
+            lse_desc=statistic_descriptor(lse_log2, rows.count),
+            delta_desc=statistic_descriptor(delta, rows.count),
+            counter=counter,
+            scale=scale,
+            scale_log2=scale_log2,
+            num_warps=WARPS,
+            **self.numbers,
+            **form_arguments(shape, rows, cap_in, extras, turns),
+        )
         self._after(sums, dq, scale, rows, extras)
 
-    def _before(self, out: Any, dout: Any, lse: Any, space: Any, turns: Any, rows: Rows, extras: Extras) -> None:
+    def _before(
+        self, out: Any, dout: Any, lse: Any, space: Mapping[str, Any], turns: Any, rows: Rows, extras: Extras
+    ) -> None:
         shape = self.shape
-        strides = *out.stride()[:3], *dout.stride()[:3]
+        common = {
+            "out": out,
+            "dout": dout,
+            "lse": lse,
+            **space,
+            **_strides(out, "stride_ob", "stride_oh", "stride_om"),
+            **_strides(dout, "stride_gb", "stride_gh", "stride_gm"),
+            "num_heads": shape.num_heads,
+            "seqlen_q": shape.seqlen_q,
+            "ROWS": PASS_ROWS,
+            "num_warps": WARPS,
+        }
         if is_plain(shape):
-            prepare_kernel[(rows.count // PASS_ROWS,)](
-                out, dout, lse, *space, *strides, shape.num_heads, shape.seqlen_q,
-                HEAD_DIM=shape.head_dim, ROWS=PASS_ROWS, num_warps=WARPS,
-            )  # fmt: skip
+            prepare_kernel[(rows.count // PASS_ROWS,)](**common, HEAD_DIM=shape.head_dim)
             return
         programs = rows.longest // PASS_ROWS
+        stride_lb, stride_lh = lse_strides(out)
         prepare_rows_kernel[(programs * shape.num_heads * shape.batch,)](
-            out, dout, lse, *space, turns, extras.cu_seqlens_q, *strides, *lse_strides(out), shape.num_heads,
-            shape.seqlen_q, rows.of_head, programs,
-            HEAD_DIM_V=shape.head_dim_v, WIDTH=width_of(shape), ROWS=PASS_ROWS, BLOCK_M=BLOCK_M, num_warps=WARPS,
-        )  # fmt: skip
+            **common,
+            turns=turns,
+            cu_q=extras.cu_seqlens_q,
+            stride_lb=stride_lb,
+            stride_lh=stride_lh,
+            rows=rows.of_head,
+            programs=programs,
+            HEAD_DIM_V=shape.head_dim_v,
+            WIDTH=width_of(shape),
+            BLOCK_M=BLOCK_M,
+        )
 
     def _after(self, sums: Any, dq: Any, scale: float, rows: Rows, extras: Extras) -> None:
-        shape, part, strides = self.shape, dq_part(self.shape), dq.stride()[:3]
+        shape, part = self.shape, dq_part(self.shape)
+        common = {
+            "dq_sums": sums,
+            "dq": dq,
+            "scale": scale,
+            **_strides(dq, "stride_b", "stride_h", "stride_m"),
+            "num_heads": shape.num_heads,
+            "seqlen_q": shape.seqlen_q,
+            "HEAD_DIM": shape.head_dim,
+            "TRANSPOSED": is_deferred(shape),
+            "num_warps": WARPS,
+        }
         if is_plain(shape):
-            finish_kernel[(rows.count // BLOCK_M * 2,)](
-                sums, dq, scale, *strides, shape.num_heads, shape.seqlen_q,
-                HEAD_DIM=shape.head_dim, HALF=part, TRANSPOSED=is_deferred(shape), num_warps=WARPS,
-            )  # fmt: skip
+            finish_kernel[(rows.count // BLOCK_M * 2,)](**common, HALF=part)
             return
         programs = rows.longest // BLOCK_M
         parts = 2 if is_deferred(shape) else width_of(shape) // part
         finish_rows_kernel[(programs * parts * shape.num_heads * shape.batch,)](
-            sums, dq, extras.cu_seqlens_q, scale, *strides, shape.num_heads, shape.seqlen_q, rows.of_head, programs,
-            HEAD_DIM=shape.head_dim, WIDTH=width_of(shape), PART=part, TRANSPOSED=is_deferred(shape), num_warps=WARPS,
-        )  # fmt: skip
+            **common,
+            cu_q=extras.cu_seqlens_q,
+            rows=rows.of_head,
+            programs=programs,
+            WIDTH=width_of(shape),
+            PART=part,
+        )
 
     def _grid(self, device: Any) -> tuple[int]:
         import torch
@@ -135,10 +180,9 @@ def statistic_descriptor(values: Any, count: int) -> Any:
     return descriptor(values, [count], [1], [BLOCK_M], gl.NVMMASharedLayout.get_default_for([BLOCK_M], gl.float32))
 
 
-def _block_rows(shape: AttentionShape) -> tuple[int, ...]:
-    """Of q, k, v, dout, dk and dv."""
-    keys = keys_of_block(shape)
-    return BLOCK_M, keys, keys, BLOCK_M, 64, 64
+def _strides(tensor: Any, *names: str) -> dict[str, int]:
+    """All strides of a tensor but the last, by these names."""
+    return dict(zip(names, tensor.stride()[:-1], strict=True))
 
 
 def _described(tensor: Any, block_rows: int, shape: AttentionShape) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
+from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, UPPER
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -26,8 +27,6 @@ LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (1 << bit for bit in range(8))
-"""Bits of `FORM`; bounds.py tells what they mean."""
 
 
 def width_of(shape: AttentionShape) -> int:
@@ -130,8 +129,17 @@ def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tupl
 
 def form_arguments(
     shape: AttentionShape, rows: Rows, cap_in: float | None, extras: Extras, turns: Any
-) -> tuple[Any, ...]:
-    """rows, upper, lower, cap_in, cu_q, cu_k and turns of the kernel, all None in the plain form."""
+) -> dict[str, Any]:
+    """The arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
-        return (None,) * 7
-    return rows.of_head, *bounds_of(shape), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns
+        return dict.fromkeys(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"))
+    upper, lower = bounds_of(shape)
+    return {
+        "rows": rows.of_head,
+        "upper": upper,
+        "lower": lower,
+        "cap_in": cap_in,
+        "cu_q": extras.cu_seqlens_q,
+        "cu_k": extras.cu_seqlens_k,
+        "turns": turns,
+    }

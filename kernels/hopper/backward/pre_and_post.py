@@ -16,8 +16,9 @@ def compared_with(lse):
     Rounding makes it wrong by up to 2^-20 of itself where scores are accumulated on top of it (FOLD_LSE), else by a
     quarter of that. From 2^22 on it is raised by as much: no probability of such scores is above one, but they vanish.
     """
+    LOG2_E: tl.constexpr = 1.4426950408889634
     blind = lse == float("-inf")
-    log2 = tl.where(blind, 0.0, lse) * 1.4426950408889634
+    log2 = tl.where(blind, 0.0, lse) * LOG2_E
     size = tl.abs(log2)
     raised = log2 + tl.where(size < 4194304.0, 0.0, size * 0.00000095367431640625)
     return tl.where(blind, 1e30, raised)
@@ -42,11 +43,14 @@ def prepare_kernel(
     head = batch_head % num_heads
     rows = (first % seqlen_q + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, HEAD_DIM)[None, :]
+    # [ROWS, HEAD_DIM]
     o = tl.load(out + batch * stride_ob + head * stride_oh + rows * stride_om + columns)
     g = tl.load(dout + batch * stride_gb + head * stride_gh + rows * stride_gm + columns)
+    # [ROWS]
     flat = first + tl.arange(0, ROWS)
     tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
     tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
+    # [ROWS, HEAD_DIM]
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:
         tl.store(counter, 0)
@@ -63,6 +67,7 @@ def finish_kernel(
     program = tl.program_id(0).to(tl.int64)
     x = tl.load(dq_sums + program * (64 * HALF) + tl.arange(0, 64 * HALF))
     x = tl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])  # column / 8 | warp | lane / 4 | lane % 4 | + 8 rows | pair
+    # [64, HALF]
     x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [64, HALF]) * scale
     first = program // 2 * 64
     batch_head = first // seqlen_q
@@ -91,7 +96,7 @@ def begin_and_length(begins, batch, seqlen):
 
 @triton.jit
 def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.constexpr):
-    """Where a head of a sequence begins in the workspace (`first_row` of hopper_bwd_bounds.py)."""
+    """Where a head of a sequence begins in the workspace (`first_row` in kernels/hopper/backward/bounds.py)."""
     if begins is not None:
         return head * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
@@ -126,8 +131,10 @@ def prepare_rows_kernel(
     columns = tl.arange(0, whole)[None, :]
     read = inside[:, None] & (columns < HEAD_DIM_V)
     tokens = (begin + positions).to(tl.int64)[:, None]
+    # [ROWS, whole]
     o = tl.load(out + entry * stride_ob + head * stride_oh + tokens * stride_om + columns, mask=read, other=0.0)
     g = tl.load(dout + entry * stride_gb + head * stride_gh + tokens * stride_gm + columns, mask=read, other=0.0)
+    # [ROWS]
     value = tl.load(
         lse + entry * stride_lb + head * stride_lh + begin + positions, mask=inside, other=float("-inf")
     )  # fmt: skip
@@ -135,6 +142,7 @@ def prepare_rows_kernel(
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
     tl.store(lse_log2 + flat, compared_with(value))
+    # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:
         halves = tl.arange(0, 2)
@@ -160,6 +168,7 @@ def finish_rows_kernel(
     block = (workspace_row(cu_q, begin, batch, head, num_heads, rows, 64) + first) // 64
     x = tl.load(dq_sums + (block * parts + part) * (64 * PART) + tl.arange(0, 64 * PART))
     x = tl.reshape(x, [PART // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
+    # [64, PART]
     x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [64, PART]) * scale
     low = x.to(dq.dtype.element_ty)
     place = dq + entry * stride_b + head * stride_h + tl.cast(begin, tl.int64) * stride_m

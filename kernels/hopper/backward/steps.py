@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -35,7 +36,7 @@ add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 # the warp that copies too).
 @gluon.jit
 def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_arrive(8 + 2 * W + buffer, 256)
     else:
         mbarrier.arrive(ds_full.index(buffer), count=1)
@@ -43,7 +44,7 @@ def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_sync(8 + 2 * (1 - W) + buffer, 256)
     else:
         mbarrier.wait(ds_full.index(buffer), phase)
@@ -51,7 +52,7 @@ def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def release(empty, slot, NAMED: gl.constexpr):
-    if NAMED & 2:
+    if names_release(NAMED):
         bar_arrive(12 + slot, 288)
     else:
         mbarrier.arrive(empty.index(slot), count=1)
@@ -72,6 +73,7 @@ def no_products_yet():
 def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
     """The initial accumulator of S^T or dP^T: a value for each query; zeros, which are not used, if not `on`."""
     BLOCK_M: gl.constexpr = values.shape[0]
+    # [KEYS, BLOCK_M]
     zeros = gl.zeros([KEYS, BLOCK_M], gl.float32, S_L)
     if on:
         return zeros + (values.load(gl.SliceLayout(0, S_L)) * factor)[None, :]
@@ -85,11 +87,12 @@ def probabilities(
     FORM: gl.constexpr,
 ):  # fmt: skip
     """exp(S^T - lse), from the scores of queries m .. and of this warpgroup's keys `key` .."""
+    # [KEYS, BLOCK_M]
     if FOLD_LSE:
         p = gl.exp2(s * scale_log2)
     else:
         p = gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
-    if MASK and FORM:
+    if MASK and is_general(FORM):
         p = keep_seen(p, m, key, bounds, S_L, FORM)
     elif MASK:
         queries = m + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
@@ -124,111 +127,114 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
 
 
 @gluon.jit
-def give_dq(
-    dq, args, row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
-):  # fmt: skip
+def give_dq(dq, steps, row, m, first, bounds, order, W: gl.constexpr, FORM: gl.constexpr):
     """Adds dQ of the queries from m on to the sums, to their rows from `row` on; in turn if that is asked for."""
-    dq_desc = args[0]
-    dq_smem = args[8].index(W)
-    if FORM & 32:
-        n, seen, turns = order
-        BLOCK_M: gl.constexpr = args[3].shape[1]
+    dq_smem = steps.memory.dq.index(W)
+    if is_ordered(FORM):
+        BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
+        BLOCK_N: gl.constexpr = steps.memory.k.shape[0]
         HALF: gl.constexpr = dq.shape[1]
         x = in_register_order(dq)
-        turn = turns + row // BLOCK_M * 2 + W
-        count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
+        turn = order.turns + row // BLOCK_M * 2 + W
+        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
         pass_turn(turn - 2, gl.where(m > first, count, -1))  # of the block before
         tma.store_wait(0)
         dq_smem.store(x)
         fence_async_shared()
         await_turn(turn, count)
-        add_out(dq_desc, [(row // BLOCK_M * 2 + W) * HALF, 0], dq_smem)
+        add_out(steps.dq_desc, [(row // BLOCK_M * 2 + W) * HALF, 0], dq_smem)
     else:
-        add_dq(dq, dq_desc, dq_smem, row, W)
+        add_dq(dq, steps.dq_desc, dq_smem, row, W)
 
 
 @gluon.jit
-def end_turns(args, row, m, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+def end_turns(memory, row, m, bounds, order, W: gl.constexpr, FORM: gl.constexpr):
     """Hands on the turn of a head's last block of queries, from m on, which `row` is the place of."""
-    BLOCK_M: gl.constexpr = args[3].shape[1]
-    n, seen, turns = order
-    pass_turn(turns + row // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
+    turn = order.turns + row // BLOCK_M * 2 + W
+    pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
 
 
 @gluon.jit
 def step(
-    args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
-    W: gl.constexpr, MASK: gl.constexpr, STAGES: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
-    DQ_L: gl.constexpr, DEFER: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
-    FORM: gl.constexpr,
+    steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+    W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
+    DQ_L: gl.constexpr,
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
-    bounds: (upper, lower, keys); order: (tile, whether it is seen, turns); None where FORM has no use for them.
+    bounds and order are None where FORM has no use for them.
     """
-    (
-        _dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, _dq_smem, q_full, do_full, empty,
-        ds_full, scale_log2, cap_in,
-    ) = args  # fmt: skip
-    dtype: gl.constexpr = k_smem.dtype
-    BLOCK_M: gl.constexpr = q_smem.shape[1]
-    BLOCK_N: gl.constexpr = k_smem.shape[0]
+    memory = steps.memory
+    DEFER: gl.constexpr = OPTIONS.DEFER
+    FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
+    FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
+    NAMED: gl.constexpr = OPTIONS.NAMED
+    FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
-    mbarrier.wait(q_full.index(slot), phase)
-    s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, KEYS, S_L)
-    s_t = warpgroup_mma(ka, q_smem.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
-    mbarrier.wait(do_full.index(slot), phase)
-    LATE: gl.constexpr = FORM & 16  # a soft cap takes the registers that dP would wait in
+    # [KEYS, BLOCK_M]
+    mbarrier.wait(memory.q_full.index(slot), phase)
+    s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, KEYS, S_L)
+    s_t = warpgroup_mma(ka, memory.q.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
+    mbarrier.wait(memory.do_full.index(slot), phase)
+    LATE: gl.constexpr = has_softcap(FORM)  # a soft cap takes the registers that dP would wait in
     if not LATE:
-        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
-        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+        dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
-        if NAMED & 1:
+        if names_exchange(NAMED):
             if m > first:
-                wait_ds(ds_full, 1 - b, b_phase, W, NAMED)
+                wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
         else:
-            mbarrier.wait(ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
-        dq_t = issue_dq(kt, k_smem, ds_smem.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
+            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
         s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
         s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
     if LATE:
-        s = bend(s, cap_in)
+        s = bend(s, steps.cap_in)
     p = probabilities(
-        s, lse_smem.index(slot), scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
+        s, memory.lse.index(slot), steps.scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
     )  # fmt: skip
     p_low = gl.convert_layout(p.to(dtype), P_L)
     if LATE:
         p = p * (1.0 - s * s)
-        dp_acc = per_query(delta_smem.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
-        dp_t = warpgroup_mma(va, do_smem.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
-    dv_t = warpgroup_mma(p_low, do_smem.index(slot), dv, is_async=True)
+        dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    # [KEYS, head_dim]
+    dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     if DEFER:
         dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
     else:
         dp = warpgroup_mma_wait(1, deps=(dp_t,))
+    # [KEYS, BLOCK_M]
     if FOLD_DELTA:
         ds = (p * dp).to(dtype)
     else:
-        ds = (p * (dp - delta_smem.index(slot).load(gl.SliceLayout(0, S_L))[None, :])).to(dtype)
-    ds_smem.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
+        ds = (p * (dp - memory.delta.index(slot).load(gl.SliceLayout(0, S_L))[None, :])).to(dtype)
+    memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, P_L)
-    send_ds(ds_full, b, W, NAMED)
+    send_ds(memory.ds_full, b, W, NAMED)
+    # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     if DEFER:
-        dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
+        dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         if m > first:
-            give_dq(dq, args, row + m - BLOCK_M, m - BLOCK_M, first, bounds, order, W, BLOCK_N, FORM)
+            give_dq(dq, steps, row + m - BLOCK_M, m - BLOCK_M, first, bounds, order, W, FORM)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
-        wait_ds(ds_full, b, b_phase, W, NAMED)
-        dq_t = issue_dq(kt, k_smem, ds_smem.index(b), W, DEFER, DQ_L)
-        dk_t = warpgroup_mma(ds_low, q_smem.index(slot), dk, is_async=True)
+        wait_ds(memory.ds_full, b, b_phase, W, NAMED)
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
+        dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-        give_dq(dq, args, row + m, m, first, bounds, order, W, BLOCK_N, FORM)
+        give_dq(dq, steps, row + m, m, first, bounds, order, W, FORM)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
-    release(empty, slot, NAMED)
-    slot, phase = advance(slot, phase, STAGES)
+    release(memory.empty, slot, NAMED)
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
     b, b_phase = advance(b, b_phase, 2)
     return dk, dv, slot, phase, b, b_phase

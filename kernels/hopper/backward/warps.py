@@ -22,6 +22,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper.backward.arguments import Bounds, Ends, Memory, Options, Order, Sizes, Steps
 from blocktune.kernels.hopper.backward.bounds import (
     bounds_of,
     copy_rows,
@@ -33,9 +34,25 @@ from blocktune.kernels.hopper.backward.bounds import (
     query_range,
     sequence,
 )
+from blocktune.kernels.hopper.backward.form import (
+    counts_all_tiles,
+    has_lower,
+    has_masks,
+    is_general,
+    is_ordered,
+    names_release,
+)
 from blocktune.kernels.hopper.backward.steps import end_turns, give_dq, issue_dq, no_products_yet, step, wait_ds
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
+from blocktune.kernels.hopper.common.slots import (
+    new_barriers,
+    new_tile_numbers,
+    new_tile_ring,
+    open_slot,
+    publish,
+    receive,
+)
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
 """Run-time integers that are not compiled in."""
@@ -45,30 +62,12 @@ between which keys a query i sees: i + lower and i + upper."""
 
 
 @gluon.jit
-def tell_tile(tile, tile_smem, tile_full, tile_empty, slot, phase):
-    """Hands the number of the next tile to the warpgroups that compute."""
-    mbarrier.wait(tile_empty.index(slot), phase)
-    tile_smem.index(slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(tile_full.index(slot), count=1)
-    return advance(slot, phase, 2)
-
-
-@gluon.jit
-def hear_tile(tile_smem, tile_full, tile_empty, slot, phase):
-    mbarrier.wait(tile_full.index(slot), phase)
-    tile = tile_smem.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])).item()
-    mbarrier.arrive(tile_empty.index(slot), count=1)
-    slot, phase = advance(slot, phase, 2)
-    return tile, slot, phase
-
-
-@gluon.jit
 def head_row(
     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M: gl.constexpr, GROUPED: gl.constexpr,
     FORM: gl.constexpr,
 ):  # fmt: skip
     """Where the query head number `member` of a key head begins in the workspace, in rows."""
-    if FORM:
+    if is_general(FORM):
         head = batch_head % num_heads_kv * group_size + member
         return first_row(batch_head // num_heads_kv, head, begin_q, num_heads_kv * group_size, rows, BLOCK_M, FORM)
     elif GROUPED:
@@ -79,18 +78,19 @@ def head_row(
 
 @gluon.jit
 def producer(
-    args, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
-    (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
-        kv_full, kv_empty, q_full, do_full, empty, tile_smem, tile_full, tile_empty, counter,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
-    ) = args  # fmt: skip
-    BLOCK_M: gl.constexpr = q_smem.shape[1]
-    BLOCK_N: gl.constexpr = k_smem.shape[0]
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
+    NAMED: gl.constexpr = OPTIONS.NAMED
+    PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
     key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
     slot = 0
     phase = 1
@@ -98,15 +98,13 @@ def producer(
     tile_slot = 0
     tile_phase = 1
     issued = 0
-    if FORM & 96:
-        tile = next_tile(
-            counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-        )  # fmt: skip
-        tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    if counts_all_tiles(FORM):
+        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+        tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
@@ -115,10 +113,10 @@ def producer(
         begin_k = 0
         len_q = seqlen_q
         len_k = seqlen_k
-        if FORM:
-            begin_q, len_q = sequence(cu_q, batch, seqlen_q, FORM)
-            begin_k, len_k = sequence(cu_k, batch, seqlen_k, FORM)
-            above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        if is_general(FORM):
+            begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, FORM)
+            begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, FORM)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
             first, _low, _high, end, _seen = query_range(
                 n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM
             )  # fmt: skip
@@ -127,42 +125,38 @@ def producer(
         for member in range(group_size):
             head = head_kv * group_size + member
             stat_row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
             for m in range(first, end, BLOCK_M):
-                if NAMED & 2:
+                if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
                 else:
-                    mbarrier.wait(empty.index(slot), phase)
-                mbarrier.expect(q_full.index(slot), ROW_BYTES)
-                q_tile = as_block(q_desc, q_smem.index(slot))
-                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, q_full.index(slot), q_tile, FORM)
-                copy_in(lse_desc, [stat_row + m], q_full.index(slot), lse_smem.index(slot))
+                    mbarrier.wait(memory.empty.index(slot), phase)
+                mbarrier.expect(memory.q_full.index(slot), ROW_BYTES)
+                q_tile = as_block(q_desc, memory.q.index(slot))
+                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
+                copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
                 if (m == first) & (member == 0):  # right behind the first Q
-                    mbarrier.wait(kv_empty, kv_phase)
-                    mbarrier.expect(kv_full, 2 * k_desc.block_type.nbytes)
-                    copy_rows(
-                        k_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, kv_full, as_block(k_desc, k_smem), FORM
-                    )
-                    copy_rows(
-                        v_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, kv_full, as_block(v_desc, v_smem), FORM
-                    )
+                    mbarrier.wait(ends.kv_empty, kv_phase)
+                    mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                    k_tile = as_block(k_desc, memory.k)
+                    copy_rows(k_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM)
+                    v_tile = as_block(v_desc, memory.v)
+                    copy_rows(v_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM)
                     kv_phase ^= 1
-                mbarrier.expect(do_full.index(slot), ROW_BYTES)
-                do_tile = as_block(do_desc, do_smem.index(slot))
-                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, do_full.index(slot), do_tile, FORM)
-                copy_in(delta_desc, [stat_row + m], do_full.index(slot), delta_smem.index(slot))
+                mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
+                do_tile = as_block(do_desc, memory.do.index(slot))
+                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
+                copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
-            tile = next_tile(
-                counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-            )  # fmt: skip
-            tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
-    if NAMED & 2:  # take the last releases, so that no named barrier is left half full
+    if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
         if issued < STAGES:
             slot = 0
         for i in range(gl.minimum(STAGES, issued)):
@@ -172,75 +166,78 @@ def producer(
 
 @gluon.jit
 def query_head(
-    args, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
-    W: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
-    DQ_L: gl.constexpr, DEFER: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
-    FORM: gl.constexpr,
+    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
     From `low` to `high` every query sees every key.
     """
-    BLOCK_M: gl.constexpr = args[3].shape[1]
-    BLOCK_N: gl.constexpr = args[1].shape[0]
-    if CAUSAL and not FORM:
+    memory = steps.memory
+    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
+    DEFER: gl.constexpr = OPTIONS.DEFER
+    NAMED: gl.constexpr = OPTIONS.NAMED
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
+    if CAUSAL and not is_general(FORM):
         first = n0 + 0
         low = n0 + BLOCK_N
-    if CAUSAL or FORM & 7:
+    if CAUSAL or has_masks(FORM):
         for m in range(first, low, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
-                args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
-                W, True, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for m in range(low, high, BLOCK_M):
         dk, dv, slot, phase, b, b_phase = step(
-            args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
-            W, False, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+            steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+            W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
-    if FORM & 2:
+    if has_lower(FORM):
         for m in range(high, end, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
-                args, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
-                W, True, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
-        wait_ds(args[12], 1 - b, b_phase ^ (1 - b), W, NAMED)
-        dq_t = issue_dq(kt, args[1], args[7].index(1 - b), W, DEFER, DQ_L)
+        wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        give_dq(dq, args, row + end - BLOCK_M, end - BLOCK_M, first, bounds, order, W, BLOCK_N, FORM)
-    if FORM & 32:
-        end_turns(args, row + end - BLOCK_M, end - BLOCK_M, bounds, order, W, BLOCK_N, FORM)
+        give_dq(dq, steps, row + end - BLOCK_M, end - BLOCK_M, first, bounds, order, W, FORM)
+    if is_ordered(FORM):
+        end_turns(memory, row + end - BLOCK_M, end - BLOCK_M, bounds, order, W, FORM)
     return dk, dv, slot, phase, b, b_phase
 
 
 @gluon.jit
 def consumer(
-    args, ends, W: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr,
-    DEFER: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
-    PERSISTENT: gl.constexpr, FORM: gl.constexpr,
+    steps, dk_desc, dv_desc, ends, scale, sizes, turns, W: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of keys 64 W .. 64 W + 63 of every tile of this block, and a half of the tile's part of dQ.
 
     GROUPED: several query heads share the keys; their gradients are summed in registers.
     """
-    (
-        dk_desc, dv_desc, kv_full, kv_empty, tile_smem, tile_full, tile_empty, scale,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k, turns,
-    ) = ends  # fmt: skip
-    k_smem = args[1]
-    dtype: gl.constexpr = k_smem.dtype
-    D: gl.constexpr = k_smem.shape[1]
-    BLOCK_M: gl.constexpr = args[3].shape[1]
-    BLOCK_N: gl.constexpr = k_smem.shape[0]
+    memory = steps.memory
+    DEFER: gl.constexpr = OPTIONS.DEFER
+    PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
+    FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
+    D: gl.constexpr = memory.k.shape[1]
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     DQ_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_N, 16])
-    staging = reinterpret(args[8].index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
-    kw = k_smem.slice(W * KEYS, KEYS, dim=0)
-    vw = args[2].slice(W * KEYS, KEYS, dim=0)
+    # [KEYS, head_dim]
+    staging = reinterpret(memory.dq.index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
+    kw = memory.k.slice(W * KEYS, KEYS, dim=0)
+    vw = memory.v.slice(W * KEYS, KEYS, dim=0)
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
     key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
     slot = 0
     phase = 0
@@ -251,12 +248,12 @@ def consumer(
     tile_phase = 0
     if DEFER:
         no_products_yet()
-    if FORM & 96:
-        tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    if counts_all_tiles(FORM):
+        tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
         n0 = n * BLOCK_N
         first = 0
         low = 0
@@ -267,51 +264,53 @@ def consumer(
         len_k = seqlen_k
         bounds = None
         order = None
-        if FORM:
-            begin_q, len_q = sequence(cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-            begin_k, len_k = sequence(cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-            above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        if is_general(FORM):
+            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
+            begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
             first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-            bounds = (above, below, len_k)
-            order = (n, seen, turns)
+            bounds = Bounds(upper=above, lower=below, keys=len_k)
+            order = Order(tile=n, seen=seen, turns=turns)
+        # [KEYS, head_dim]
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)
         dv = gl.zeros([KEYS, D], gl.float32, KV_L)
-        mbarrier.wait(kv_full, kv_phase)
+        mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
         if DEFER:
             ka = kw.load(gl.DotOperandLayout(0, S_L, 2))
             va = vw.load(gl.DotOperandLayout(0, S_L, 2))
-            kt = k_smem.permute((1, 0)).load(gl.DotOperandLayout(0, DQ_L, 2))
+            kt = memory.k.permute((1, 0)).load(gl.DotOperandLayout(0, DQ_L, 2))
             if PERSISTENT:
-                mbarrier.arrive(kv_empty, count=1)  # K and V are in registers now
+                mbarrier.arrive(ends.kv_empty, count=1)  # K and V are in registers now
         else:
             ka = kw
             va = vw
-            kt = k_smem
-        if GROUPED:
+            kt = memory.k
+        if OPTIONS.GROUPED:
             for member in range(group_size):
                 row = head_row(
-                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM
+                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
                 )  # fmt: skip
                 dk, dv, slot, phase, b, b_phase = query_head(
-                    args, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
-                    W, CAUSAL, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+                    W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
-            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, rows, BLOCK_M, False, FORM)
+            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
             dk, dv, slot, phase, b, b_phase = query_head(
-                args, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
-                W, CAUSAL, STAGES, S_L, KV_L, DQ_L, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+                W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         if PERSISTENT:
             if not DEFER:
-                mbarrier.arrive(kv_empty, count=1)
-            tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+                mbarrier.arrive(ends.kv_empty, count=1)
+            tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
+        # [KEYS, head_dim]
         tma.store_wait(0)
         staging.store(dv.to(dtype))
         fence_async_shared()
@@ -346,54 +345,76 @@ def flash_bwd_hopper_kernel(
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
     D: gl.constexpr = q_desc.block_type.shape[RANK - 1]
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # a half of the queries of dS is a whole panel of the swizzle
     DS_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 if DEFER else 128, element_bitwidth=16, rank=2)
+    # [BLOCK_N, head_dim]
     k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
     v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
+    # [STAGES, BLOCK_M, head_dim]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
     do_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
+    # [2, BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
+    # [2, a part of BLOCK_M * head_dim]
     dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
     delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_desc.layout)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_numbers = new_tile_numbers()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    memory = Memory(
+        k=k_smem,
+        v=v_smem,
+        q=q_smem,
+        do=do_smem,
+        lse=lse_smem,
+        delta=delta_smem,
+        ds=ds_smem,
+        dq=dq_smem,
+        q_full=new_barriers(STAGES),
+        do_full=new_barriers(STAGES),
+        empty=new_barriers(STAGES),
+        ds_full=new_barriers(2),
+    )
+    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
     mbarrier.init(kv_empty, count=2)
     for i in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(do_full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(memory.q_full.index(i), count=1)
+        open_slot(memory.do_full, memory.empty, i, 2)
     for i in gl.static_range(2):
-        mbarrier.init(ds_full.index(i), count=2)
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=2)
+        mbarrier.init(memory.ds_full.index(i), count=2)
+        open_slot(ends.ring.full, ends.ring.empty, i, 2)
     fence_async_shared()
-    # run-time values only: a constexpr put into a tuple becomes a tensor
-    steps = (
-        dq_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, ds_smem, dq_smem, q_full, do_full, empty,
-        ds_full, scale_log2, cap_in,
-    )  # fmt: skip
-    ends = (
-        dk_desc, dv_desc, kv_full, kv_empty, tile_smem, tile_full, tile_empty, scale,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k, turns,
-    )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
-        kv_full, kv_empty, q_full, do_full, empty, tile_smem, tile_full, tile_empty, counter,
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
-    )  # fmt: skip
+    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads_kv=num_heads_kv,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        rows=rows,
+        upper=upper,
+        lower=lower,
+        cu_q=cu_q,
+        cu_k=cu_k,
+    )
+    OPTIONS: gl.constexpr = Options(
+        STAGES=STAGES,
+        CAUSAL=CAUSAL,
+        GROUPED=GROUPED,
+        DEFER=DEFER,
+        FOLD_LSE=FOLD_LSE,
+        FOLD_DELTA=FOLD_DELTA,
+        NAMED=NAMED,
+        PERSISTENT=PERSISTENT,
+        FORM=FORM,
+    )
     gl.warp_specialize([
-        (consumer, (steps, ends, 0, STAGES, CAUSAL, GROUPED, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM)),
-        (consumer, (steps, ends, 1, STAGES, CAUSAL, GROUPED, DEFER, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM)),
-        (producer, (copies, STAGES, CAUSAL, NAMED, PERSISTENT, FORM)),
+        (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, turns, 0, OPTIONS)),
+        (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, turns, 1, OPTIONS)),
+        (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import add_out, per_query, probabilities
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
@@ -32,7 +33,7 @@ LATE = gl.constexpr(3)
 @gluon.jit
 def send(full, number: gl.constexpr, NAMED: gl.constexpr):
     """P (number 0) or dS (1) of this step is written."""
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_arrive(8 + number, 256)
     else:
         mbarrier.arrive(full.index(number), count=1)
@@ -40,7 +41,7 @@ def send(full, number: gl.constexpr, NAMED: gl.constexpr):
 
 @gluon.jit
 def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
-    if NAMED & 1:
+    if names_exchange(NAMED):
         bar_sync(8 + number, 256)
     else:
         mbarrier.wait(full.index(number), parity)
@@ -116,111 +117,114 @@ def give_held(gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, P
 @gluon.jit
 def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
     """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
-    if FORM & 32:
-        n, seen, turns = order
-        turn = turns + row // 64 * 2 + W
-        count = turn_of(n, m, bounds[1], seen, BLOCK_N, FORM)
+    if is_ordered(FORM):
+        turn = order.turns + row // 64 * 2 + W
+        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
         pass_turn(turn - 2, gl.where(m > first, count, -1))
         await_turn(turn, count)
 
 
 @gluon.jit
 def step_of_scores(
-    args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-    MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
-    NAMED: gl.constexpr, FORM: gl.constexpr,
+    steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
-    (
-        dq_desc, k_smem, _v_smem, q_smem, do_smem, lse_smem, _delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
-        do_full, do_empty, exchanged, scale_log2, cap_in,
-    ) = args  # fmt: skip
-    dtype: gl.constexpr = k_smem.dtype
-    PANELS: gl.constexpr = k_smem.shape[0]
-    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    memory = steps.memory
+    FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
+    NAMED: gl.constexpr = OPTIONS.NAMED
+    FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
+    PANELS: gl.constexpr = memory.k.shape[0]
+    BLOCK_N: gl.constexpr = memory.k.shape[1]
     place = row + m
-    mbarrier.wait(q_full.index(slot), phase)
-    s_acc = per_query(lse_smem.index(slot), -1.0 / scale_log2, FOLD_LSE, BLOCK_N, S_L)
-    s_t = product(k_smem, q_smem, slot, s_acc, FOLD_LSE)
+    # [BLOCK_N, BLOCK_M]
+    mbarrier.wait(memory.q_full.index(slot), phase)
+    s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
+    s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
-    if FORM & 16:
-        s = bend(s, cap_in)
-    p = probabilities(s, lse_smem.index(slot), scale_log2, m, n0, bounds, MASK, S_L, FOLD_LSE, FORM)
+    if has_softcap(FORM):
+        s = bend(s, steps.cap_in)
+    p = probabilities(s, memory.lse.index(slot), steps.scale_log2, m, n0, bounds, MASK, S_L, FOLD_LSE, FORM)
     p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
-    if FORM & 16:
+    if has_softcap(FORM):
         p = p * (1.0 - s * s)
-    p_smem.store(in_register_order(p))
-    send(exchanged, 0, NAMED)
-    mbarrier.arrive(q_empty.index(slot), count=1)
-    mbarrier.wait(do_full.index(do_slot), do_phase)
-    dv_t = accumulate(gradients, p_low, do_smem, do_slot, PANELS)
+    memory.p.store(in_register_order(p))
+    send(memory.exchanged, 0, NAMED)
+    mbarrier.arrive(memory.q_empty.index(slot), count=1)
+    mbarrier.wait(memory.do_full.index(do_slot), do_phase)
+    # panels [BLOCK_N, 64]
+    dv_t = accumulate(gradients, p_low, memory.do, do_slot, PANELS)
     if PANELS == LATE:
-        give_held(gradients, dq_desc, dq_smem.index(0), place, m, first, 1, PANELS)
-    receive(exchanged, 1, parity, NAMED)
-    dq_t = issue_panel(ds_smem, k_smem, 0, S_L)
-    next_t = issue_panel(ds_smem, k_smem, 1, S_L)
+        give_held(gradients, steps.dq_desc, memory.dq.index(0), place, m, first, 1, PANELS)
+    receive(memory.exchanged, 1, parity, NAMED)
+    # panels [BLOCK_M, 64]
+    dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
+    next_t = issue_panel(memory.ds, memory.k, 1, S_L)
     if PANELS == 4:
         v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
         gradients = (v0, v1, v2, v3)
     else:
         v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
         gradients = (v0, v1, v2)
-    mbarrier.arrive(do_empty.index(do_slot), count=1)
+    mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
-    give_panel(dq, dq_desc, dq_smem.index(0), place, 0, PANELS)
+    give_panel(dq, steps.dq_desc, memory.dq.index(0), place, 0, PANELS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
     if PANELS == LATE:
         gradients = gradients + (dq,)  # noqa: RUF005
     else:
-        give_panel(dq, dq_desc, dq_smem.index(0), place, 1, PANELS)
-    slot, phase = advance(slot, phase, STAGES)
-    do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
+        give_panel(dq, steps.dq_desc, memory.dq.index(0), place, 1, PANELS)
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+    do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
     return gradients, slot, phase, do_slot, do_phase, parity ^ 1
 
 
 @gluon.jit
 def step_of_gradients(
-    args, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-    STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
-    FORM: gl.constexpr,
+    steps, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
-    (
-        dq_desc, k_smem, v_smem, q_smem, do_smem, _lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
-        do_full, do_empty, exchanged, _scale_log2, _cap_in,
-    ) = args  # fmt: skip
-    dtype: gl.constexpr = k_smem.dtype
-    PANELS: gl.constexpr = k_smem.shape[0]
-    BLOCK_N: gl.constexpr = k_smem.shape[1]
+    memory = steps.memory
+    FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
+    NAMED: gl.constexpr = OPTIONS.NAMED
+    FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
+    PANELS: gl.constexpr = memory.k.shape[0]
+    BLOCK_N: gl.constexpr = memory.k.shape[1]
     ORDER_L: gl.constexpr = in_register_order(gl.zeros([64, 64], gl.float32, S_L)).type.layout
     place = row + m
-    mbarrier.wait(do_full.index(do_slot), do_phase)
-    dp_acc = per_query(delta_smem.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
-    dp_t = product(v_smem, do_smem, do_slot, dp_acc, FOLD_DELTA)
-    receive(exchanged, 0, parity, NAMED)
-    p = from_register_order(p_smem.load(ORDER_L), S_L)
+    # [BLOCK_N, BLOCK_M]
+    mbarrier.wait(memory.do_full.index(do_slot), do_phase)
+    dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
+    dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
+    receive(memory.exchanged, 0, parity, NAMED)
+    p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
     if not FOLD_DELTA:
-        dp = dp - delta_smem.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
+        dp = dp - memory.delta.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
     ds = (p * dp).to(dtype)
-    ds_smem.store(ds)
+    memory.ds.store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
-    send(exchanged, 1, NAMED)
-    mbarrier.arrive(do_empty.index(do_slot), count=1)
-    dq_t = issue_panel(ds_smem, k_smem, 2, S_L)
+    send(memory.exchanged, 1, NAMED)
+    mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
+    # panels [BLOCK_M, 64]
+    dq_t = issue_panel(memory.ds, memory.k, 2, S_L)
     if PANELS == 4:
-        next_t = issue_panel(ds_smem, k_smem, 3, S_L)
-    mbarrier.wait(q_full.index(slot), phase)
-    dk_t = accumulate(gradients, ds_low, q_smem, slot, PANELS)
+        next_t = issue_panel(memory.ds, memory.k, 3, S_L)
+    mbarrier.wait(memory.q_full.index(slot), phase)
+    # panels [BLOCK_N, 64]
+    dk_t = accumulate(gradients, ds_low, memory.q, slot, PANELS)
     dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
     take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
-    give_panel(dq, dq_desc, dq_smem.index(1), place, 2, PANELS)
+    give_panel(dq, steps.dq_desc, memory.dq.index(1), place, 2, PANELS)
     if PANELS == 4:
         dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
-        give_panel(dq, dq_desc, dq_smem.index(1), place, 3, PANELS)
+        give_panel(dq, steps.dq_desc, memory.dq.index(1), place, 3, PANELS)
     gradients = warpgroup_mma_wait(0, deps=dk_t)
-    mbarrier.arrive(q_empty.index(slot), count=1)
-    slot, phase = advance(slot, phase, STAGES)
-    do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
+    mbarrier.arrive(memory.q_empty.index(slot), count=1)
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+    do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
     return gradients, slot, phase, do_slot, do_phase, parity ^ 1

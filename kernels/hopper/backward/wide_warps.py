@@ -33,6 +33,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from blocktune.kernels.hopper.backward.arguments import Bounds, Ends, Order, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.bounds import (
     bounds_of,
     copy_rows,
@@ -44,93 +45,99 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
     turn_of,
 )
-from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row, hear_tile, tell_tile
+from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, has_masks, is_ordered
+from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row
 from blocktune.kernels.hopper.backward.wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
+from blocktune.kernels.hopper.common.slots import (
+    new_barriers,
+    new_tile_numbers,
+    new_tile_ring,
+    open_slot,
+    publish,
+    receive,
+)
 
 # mypy: disable-error-code="assignment,var-annotated"
 
 
 @gluon.jit
 def wide_step(
-    args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-    W: gl.constexpr, MASK: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, FORM: gl.constexpr,
+    steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
+    """One block of queries from m on, for either warpgroup."""
     if W == 0:
         return step_of_scores(
-            args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-            MASK, STAGES, DO_STAGES, S_L, FOLD_LSE, NAMED, FORM,
+            steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+            MASK, OPTIONS, S_L,
         )  # fmt: skip
     else:
         return step_of_gradients(
-            args, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-            STAGES, DO_STAGES, S_L, FOLD_DELTA, NAMED, FORM,
+            steps, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity, OPTIONS, S_L,
         )  # fmt: skip
 
 
 @gluon.jit
 def wide_head(
-    args, gradients, kv_empty, last, n0, row, first, low, high, end, bounds, order,
+    steps, gradients, kv_empty, last, n0, row, first, low, high, end, bounds, order,
     slot, phase, do_slot, do_phase, parity,
-    W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, S_L: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0."""
-    BLOCK_M: gl.constexpr = args[3].shape[1]
-    PANELS: gl.constexpr = args[1].shape[0]
-    BLOCK_N: gl.constexpr = args[1].shape[1]
+    memory = steps.memory
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    PANELS: gl.constexpr = memory.k.shape[0]
+    BLOCK_N: gl.constexpr = memory.k.shape[1]
     if W == 1:
         low = first + 0
         high = end + 0
-    if W == 0 and FORM & 7:
+    if W == 0 and has_masks(FORM):
         for m in range(first, low, BLOCK_M):
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-                args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-                W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+                W, True, OPTIONS, S_L,
             )  # fmt: skip
     for m in range(low, high, BLOCK_M):
         gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-            args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-            W, False, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+            steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+            W, False, OPTIONS, S_L,
         )  # fmt: skip
-    if W == 0 and FORM & 2:
+    if W == 0 and has_lower(FORM):
         for m in range(high, end, BLOCK_M):
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-                args, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
-                W, True, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, FORM,
+                steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+                W, True, OPTIONS, S_L,
             )  # fmt: skip
-    if PERSISTENT:
+    if OPTIONS.PERSISTENT:
         mbarrier.arrive(kv_empty, count=1, pred=last)
     if W == 0 and PANELS == LATE:
-        give_panel(gradients[PANELS], args[0], args[9].index(0), row + end - BLOCK_M, 1, PANELS)
-    if FORM & 32:
-        n, seen, turns = order
+        give_panel(gradients[PANELS], steps.dq_desc, memory.dq.index(0), row + end - BLOCK_M, 1, PANELS)
+    if is_ordered(FORM):
         m = end - BLOCK_M
-        pass_turn(turns + (row + m) // BLOCK_M * 2 + W, turn_of(n, m, bounds[1], seen, BLOCK_N, FORM))
+        turn = order.turns + (row + m) // BLOCK_M * 2 + W
+        pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
     return gradients, slot, phase, do_slot, do_phase, parity
 
 
 @gluon.jit
 def wide_consumer(
-    args, ends, sizes, gradient_desc, scale, turns, W: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr,
-    PERSISTENT: gl.constexpr, FORM: gl.constexpr,
+    steps, ends, sizes, gradient_desc, scale, turns, W: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """dV (W 0) or dK (W 1) of every tile of this block, and a part of the tile's dQ."""
-    kv_full, kv_empty, tile_smem, tile_full, tile_empty = ends
-    (
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
-    ) = sizes  # fmt: skip
-    k_smem = args[1]
-    dtype: gl.constexpr = k_smem.dtype
-    PANELS: gl.constexpr = k_smem.shape[0]
-    BLOCK_N: gl.constexpr = k_smem.shape[1]
-    BLOCK_M: gl.constexpr = args[3].shape[1]
+    memory = steps.memory
+    FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
+    PANELS: gl.constexpr = memory.k.shape[0]
+    BLOCK_N: gl.constexpr = memory.k.shape[1]
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
-    staging = reinterpret(args[9].index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
+    # [2, BLOCK_N, 64]
+    staging = reinterpret(memory.dq.index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 0
@@ -140,34 +147,37 @@ def wide_consumer(
     kv_phase = 0
     tile_slot = 0
     tile_phase = 0
-    if FORM & 96:
-        tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    if counts_all_tiles(FORM):
+        tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
-        begin_q, len_q = sequence(cu_q, entry, seqlen_q, FORM)
-        begin_k, len_k = sequence(cu_k, entry, seqlen_k, FORM)
-        above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
+        begin_k, len_k = sequence(sizes.cu_k, entry, seqlen_k, FORM)
+        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
         first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-        bounds = (above, below, len_k)
-        order = (n, seen, turns)
+        bounds = Bounds(upper=above, lower=below, keys=len_k)
+        order = Order(tile=n, seen=seen, turns=turns)
+        # panels [BLOCK_N, 64]
         gradients = ()
         for _ in gl.static_range(PANELS + 1 if W == 0 and PANELS == LATE else PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
-        mbarrier.wait(kv_full, kv_phase)
+        mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
         for member in range(group_size):
-            row = head_row(batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM)
+            row = head_row(
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+            )
             gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                args, gradients, kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds, order,
-                slot, phase, do_slot, do_phase, parity,
-                W, STAGES, DO_STAGES, S_L, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
+                steps, gradients, ends.kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds,
+                order, slot, phase, do_slot, do_phase, parity,
+                W, OPTIONS, S_L,
             )  # fmt: skip
-        if PERSISTENT:
-            tile, tile_slot, tile_phase = hear_tile(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        if OPTIONS.PERSISTENT:
+            tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
         head = batch_head % num_heads_kv
@@ -198,22 +208,17 @@ def copy_panels(
 
 @gluon.jit
 def wide_producer(
-    args, ends, sizes, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
-    (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
-        q_full, q_empty, do_full, do_empty, counter,
-    ) = args  # fmt: skip
-    kv_full, kv_empty, tile_smem, tile_full, tile_empty = ends
-    (
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
-    ) = sizes  # fmt: skip
-    PANELS: gl.constexpr = k_smem.shape[0]
-    BLOCK_N: gl.constexpr = k_smem.shape[1]
-    BLOCK_M: gl.constexpr = q_smem.shape[1]
+    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
+    FORM: gl.constexpr = OPTIONS.FORM
+    PANELS: gl.constexpr = memory.k.shape[0]
+    BLOCK_N: gl.constexpr = memory.k.shape[1]
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
     ROW_BYTES: gl.constexpr = PANELS * q_desc.block_type.nbytes + lse_desc.block_type.nbytes
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 1
@@ -222,50 +227,47 @@ def wide_producer(
     kv_phase = 1
     tile_slot = 0
     tile_phase = 1
-    if FORM & 96:
-        tile = next_tile(
-            counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-        )  # fmt: skip
-        tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+    if counts_all_tiles(FORM):
+        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+        tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
-        begin_q, len_q = sequence(cu_q, entry, seqlen_q, FORM)
-        begin_k, len_k = sequence(cu_k, entry, seqlen_k, FORM)
-        above, below = bounds_of(upper, lower, len_q, len_k, FORM)
+        begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
+        begin_k, len_k = sequence(sizes.cu_k, entry, seqlen_k, FORM)
+        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
         first, _low, _high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
         for member in range(group_size):
             head = head_kv * group_size + member
             stat_row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M, True, FORM
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
             for m in range(first, end, BLOCK_M):
-                mbarrier.wait(q_empty.index(slot), phase)
-                mbarrier.expect(q_full.index(slot), ROW_BYTES)
-                copy_panels(q_desc, entry, head, m, begin_q, len_q, q_full.index(slot), q_smem, slot, PANELS, FORM)
-                copy_in(lse_desc, [stat_row + m], q_full.index(slot), lse_smem.index(slot))
-                if (m == first) & (member == 0):  # right behind the first Q
-                    mbarrier.wait(kv_empty, kv_phase)
-                    mbarrier.expect(kv_full, 2 * PANELS * k_desc.block_type.nbytes)
-                    copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, kv_full, k_smem, 0, PANELS, FORM)
-                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, kv_full, v_smem, 0, PANELS, FORM)
-                    kv_phase ^= 1
-                mbarrier.wait(do_empty.index(do_slot), do_phase)
-                full = do_full.index(do_slot)
+                mbarrier.wait(memory.q_empty.index(slot), phase)
+                full = memory.q_full.index(slot)
                 mbarrier.expect(full, ROW_BYTES)
-                copy_panels(do_desc, entry, head, m, begin_q, len_q, full, do_smem, do_slot, PANELS, FORM)
-                copy_in(delta_desc, [stat_row + m], full, delta_smem.index(do_slot))
-                slot, phase = advance(slot, phase, STAGES)
-                do_slot, do_phase = advance(do_slot, do_phase, DO_STAGES)
-        if PERSISTENT:
-            tile = next_tile(
-                counter, cu_k, key_tiles, seqlen_k, num_heads_kv, head_group, batch_heads, BLOCK_N, CAUSAL, FORM
-            )  # fmt: skip
-            tile_slot, tile_phase = tell_tile(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+                copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, FORM)
+                copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
+                if (m == first) & (member == 0):  # right behind the first Q
+                    mbarrier.wait(ends.kv_empty, kv_phase)
+                    mbarrier.expect(ends.kv_full, 2 * PANELS * k_desc.block_type.nbytes)
+                    copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.k, 0, PANELS, FORM)
+                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.v, 0, PANELS, FORM)
+                    kv_phase ^= 1
+                mbarrier.wait(memory.do_empty.index(do_slot), do_phase)
+                do_full = memory.do_full.index(do_slot)
+                mbarrier.expect(do_full, ROW_BYTES)
+                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, PANELS, FORM)
+                copy_in(delta_desc, [stat_row + m], do_full, memory.delta.index(do_slot))
+                slot, phase = advance(slot, phase, OPTIONS.STAGES)
+                do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
+        if OPTIONS.PERSISTENT:
+            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
 
@@ -283,61 +285,79 @@ def flash_bwd_hopper_wide_kernel(
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # [PANELS, BLOCK_N, 64]
     k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
     v_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    # [STAGES * PANELS, BLOCK_M, 64]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
+    # [DO_STAGES * PANELS, BLOCK_M, 64]
     do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * PANELS, BLOCK, 64], TILE_L)
+    # [BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
     p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # [2, BLOCK_M, 64]
     dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
+    # [DO_STAGES, BLOCK_M]
     delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK], delta_desc.layout)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
-    do_empty = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
-    exchanged = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    tile_numbers = new_tile_numbers()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    memory = WideMemory(
+        k=k_smem,
+        v=v_smem,
+        q=q_smem,
+        do=do_smem,
+        lse=lse_smem,
+        delta=delta_smem,
+        p=p_smem,
+        ds=ds_smem,
+        dq=dq_smem,
+        q_full=new_barriers(STAGES),
+        q_empty=new_barriers(STAGES),
+        do_full=new_barriers(DO_STAGES),
+        do_empty=new_barriers(DO_STAGES),
+        exchanged=new_barriers(2),
+    )
+    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
     mbarrier.init(kv_empty, count=2)
     for i in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=2)
+        open_slot(memory.q_full, memory.q_empty, i, 2)
     for i in gl.static_range(DO_STAGES):
-        mbarrier.init(do_full.index(i), count=1)
-        mbarrier.init(do_empty.index(i), count=2)
+        open_slot(memory.do_full, memory.do_empty, i, 2)
     for i in gl.static_range(2):
-        mbarrier.init(exchanged.index(i), count=1)
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=2)
+        mbarrier.init(memory.exchanged.index(i), count=1)
+        open_slot(ends.ring.full, ends.ring.empty, i, 2)
     fence_async_shared()
-    # run-time values only: a constexpr put into a tuple becomes a tensor
-    steps = (
-        dq_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, p_smem, ds_smem, dq_smem, q_full, q_empty,
-        do_full, do_empty, exchanged, scale_log2, cap_in,
-    )  # fmt: skip
-    sizes = (
-        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cu_q, cu_k,
-    )  # fmt: skip
-    ends = (kv_full, kv_empty, tile_smem, tile_full, tile_empty)
-    copies = (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem,
-        q_full, q_empty, do_full, do_empty, counter,
-    )  # fmt: skip
+    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads_kv=num_heads_kv,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        rows=rows,
+        upper=upper,
+        lower=lower,
+        cu_q=cu_q,
+        cu_k=cu_k,
+    )
+    OPTIONS: gl.constexpr = WideOptions(
+        STAGES=STAGES,
+        DO_STAGES=DO_STAGES,
+        CAUSAL=CAUSAL,
+        FOLD_LSE=FOLD_LSE,
+        FOLD_DELTA=FOLD_DELTA,
+        NAMED=NAMED,
+        PERSISTENT=PERSISTENT,
+        FORM=FORM,
+    )
     gl.warp_specialize([
-        (wide_consumer, (
-            steps, ends, sizes, dv_desc, scale, turns, 0,
-            STAGES, DO_STAGES, CAUSAL, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
-        )),
-        (wide_consumer, (
-            steps, ends, sizes, dk_desc, scale, turns, 1,
-            STAGES, DO_STAGES, CAUSAL, FOLD_LSE, FOLD_DELTA, NAMED, PERSISTENT, FORM,
-        )),
-        (wide_producer, (copies, ends, sizes, STAGES, DO_STAGES, CAUSAL, PERSISTENT, FORM)),
+        (wide_consumer, (steps, ends, sizes, dv_desc, scale, turns, 0, OPTIONS)),
+        (wide_consumer, (steps, ends, sizes, dk_desc, scale, turns, 1, OPTIONS)),
+        (wide_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -52,14 +52,18 @@ def rescale(acc, factor, ROW_O: gl.constexpr):
     PER_THREAD: gl.constexpr = acc.shape[1] // 2
     ASM: gl.constexpr = rescale_asm(PER_THREAD)
     CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
+    # [64, 1]
     factors = gl.convert_layout(factor, ROW_O)[:, None]
+    # [64, HEAD_DIM]
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)
 
 
 @gluon.jit
 def row_max(x, ROW_S: gl.constexpr):
     """The row maximum; the reshape makes four independent chains of a thread's registers instead of two."""
+    # [M, 4, 2]
     y = gl.max(gl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2]), 1)
+    # [M]
     return gl.convert_layout(gl.max(gl.max(y, 2), 1), ROW_S)
 
 
@@ -71,7 +75,9 @@ def thread_sum(p):
 
 @gluon.jit
 def times_rows(sums, factor):
+    """What `thread_sum` gave, times its row's factor."""
     LAYOUT: gl.constexpr = sums.type.layout
+    # [M, 4]
     return sums * gl.convert_layout(factor, gl.SliceLayout(1, LAYOUT))[:, None]
 
 

@@ -25,6 +25,8 @@ from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.forward.arguments import Memory, Options, Sizes
 from blocktune.kernels.hopper.forward.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -55,7 +57,7 @@ def tiles(
     dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr, PANELS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory as kernels/hopper_fwd_steps.py has it."""
+    """Shared memory as kernels/hopper/forward/steps.py has it."""
     if PANELS == 1:
         return (gl.allocate_shared_memory(dtype, [COUNT, ROWS, W], LAYOUT),)
     else:
@@ -89,77 +91,84 @@ def flash_fwd_hopper_kernel(
     V_W: gl.constexpr = v_desc.block_type.shape[RANK - 1]
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    # [CONSUMERS, 64, head_dim]
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, QK_PANELS, QK_L)
+    # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, QK_PANELS, QK_L)
     v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, V_PANELS, V_L)
+    # [CONSUMERS, 64, head_dim_v]
     if SHARE_O:  # the output leaves where Q was
         o_smem = q_smem
     else:
         o_smem = tiles(dtype, CONSUMERS, 64, V_W, V_PANELS, V_L)
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    memory = Memory(
+        q=q_smem,
+        k=k_smem,
+        v=v_smem,
+        o=o_smem,
+        q_full=new_barriers(CONSUMERS),
+        q_empty=new_barriers(CONSUMERS),
+        full=new_barriers(STAGES),
+        k_empty=new_barriers(STAGES),
+        v_empty=new_barriers(STAGES),
+        ring=new_tile_ring(new_tile_numbers()),
+    )
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
+        open_slot(memory.q_full, memory.q_empty, i, 1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        open_slot(memory.full, memory.k_empty, i, CONSUMERS)
+        mbarrier.init(memory.v_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2):
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
     fence_async_shared()
-    # run-time arguments only: a constexpr put into a tuple becomes a tensor
-    rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, cu_q, cu_k, scale_log2, bend, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, left,
-        lse_rows,
-    )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, cu_q, cu_k, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-        left,
-    )  # fmt: skip
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=num_heads,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        right=right,
+        left=left,
+    )
+    OPTIONS: gl.constexpr = Options(
+        BLOCK_N=BLOCK_N,
+        STAGES=STAGES,
+        CONSUMERS=CONSUMERS,
+        QK_PANELS=QK_PANELS,
+        V_PANELS=V_PANELS,
+        RAGGED=RAGGED,
+        RIGHT=RIGHT,
+        LEFT=LEFT,
+        LOWER_RIGHT=LOWER_RIGHT,
+        ALIGNED=ALIGNED,
+        SOFTCAP=SOFTCAP,
+        SPLIT_RELEASE=SPLIT_RELEASE,
+        EARLY_P=EARLY_P,
+        KEEP_P=KEEP_P,
+        SHARE_O=SHARE_O,
+    )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, LEFT, LOWER_RIGHT, SPLIT_RELEASE, SHARE_O, QK_PANELS,
-                        V_PANELS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, LEFT, LOWER_RIGHT, SPLIT_RELEASE, SHARE_O, QK_PANELS,
-                        V_PANELS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, LEFT, LOWER_RIGHT, ALIGNED, SOFTCAP,
-                        SPLIT_RELEASE, EARLY_P, KEEP_P, SHARE_O, QK_PANELS, V_PANELS)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, LEFT, LOWER_RIGHT, SPLIT_RELEASE, SHARE_O, QK_PANELS,
-                        V_PANELS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 3, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.forward.arguments import Memory, ShortOptions, Sizes
 from blocktune.kernels.hopper.forward.kernel import (
     BARRIER_BYTES,
     REGISTERS,
@@ -72,69 +74,75 @@ def flash_fwd_hopper_short_kernel(
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    # [CONSUMERS, 64, head_dim]
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
+    # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
     v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, 1, V_L)
-    o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS * O_SLOTS, 64, O_W], O_L)
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)  # without SPLIT_RELEASE: of the whole slot
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    memory = Memory(
+        q=q_smem,
+        k=k_smem,
+        v=v_smem,
+        o=gl.allocate_shared_memory(dtype, [CONSUMERS * O_SLOTS, 64, O_W], O_L),
+        q_full=new_barriers(CONSUMERS),
+        q_empty=new_barriers(CONSUMERS),
+        full=new_barriers(STAGES),
+        k_empty=new_barriers(STAGES),
+        v_empty=new_barriers(STAGES),
+        ring=new_tile_ring(new_tile_numbers()),
+    )
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
+        open_slot(memory.q_full, memory.q_empty, i, 1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        open_slot(memory.full, memory.k_empty, i, CONSUMERS)
+        mbarrier.init(memory.v_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2):
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
     fence_async_shared()
-    # run-time arguments only: a constexpr put into a tuple becomes a tensor
-    rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, scale_log2, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, lse_rows,
-    )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    )  # fmt: skip
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=num_heads,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        right=right,
+        left=None,
+    )
+    OPTIONS: gl.constexpr = ShortOptions(
+        BLOCK_N=BLOCK_N,
+        STAGES=STAGES,
+        CONSUMERS=CONSUMERS,
+        RAGGED=RAGGED,
+        RIGHT=RIGHT,
+        ALIGNED=ALIGNED,
+        SPLIT_RELEASE=SPLIT_RELEASE,
+        EARLY_P=EARLY_P,
+        KEEP_P=KEEP_P,
+        O_SLOTS=O_SLOTS,
+        JOINED=JOINED,
+    )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, CONSUMERS, RAGGED, RIGHT, ALIGNED, SPLIT_RELEASE, EARLY_P, KEEP_P,
-                        O_SLOTS, JOINED)),
-            (producer, (copies, BLOCK_N, STAGES, CONSUMERS, RIGHT, SPLIT_RELEASE)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 3, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 

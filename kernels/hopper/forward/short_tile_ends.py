@@ -12,72 +12,79 @@ from blocktune.kernels.hopper.forward.warps import divided
 
 
 @gluon.jit
-def located(
-    tile, sizes, C: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, RIGHT: gl.constexpr,
-):  # fmt: skip
+def located(tile, q_tiles, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
     """What consumer C does of a tile, or of the last one if there is no such tile: (batch, head, first row), and the
     last block of keys that the tile's rows see and that these rows see."""
-    q_tiles, num_heads, batch_heads, head_group, seqlen_q, seqlen_k, right = sizes
     ROWS: gl.constexpr = 64
-    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
-    tile = gl.minimum(tile, q_tiles * batch_heads - 1)
-    m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    seqlen_q, seqlen_k, right = sizes.seqlen_q, sizes.seqlen_k, sizes.right
+    tile = gl.minimum(tile, q_tiles * sizes.batch_heads - 1)
+    m, batch_head = locate(tile, q_tiles, sizes.head_group, sizes.batch_heads, RIGHT)
     row = m * BLOCK_M + C * ROWS
     _, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
     _, own_last = key_range(row, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
-    return (batch_head // num_heads, batch_head % num_heads, row), (last, own_last)
+    return (batch_head // sizes.num_heads, batch_head % sizes.num_heads, row), (last, own_last)
 
 
 @gluon.jit
 def first_softmax(
-    qk, row, own_last, seqlen_k, right, scale, ALIGNED: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    EARLY_P: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
+    qk, row, own_last, sizes, scale, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Of the first block: probabilities, running maximum and sums; and what masks the other blocks."""
     ROWS: gl.constexpr = qk.shape[0]
     BLOCK_N: gl.constexpr = qk.shape[1]
+    RAGGED: gl.constexpr = OPTIONS.RAGGED
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
-    last_seen, _ = row_bounds(row, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
+    # [64, BLOCK_N]
+    last_seen, _ = row_bounds(row, sizes.seqlen_k, sizes.right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
+    # [64]
     maximum = first_maximum(qk, scale, ROW_S)
+    # [64, BLOCK_N], its sums [64, 4]
     p = gl.exp2(qk * scale - maximum[:, None])
     sums = thread_sum(p)
-    if EARLY_P:
+    if OPTIONS.EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)
-    highest = seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
+    highest = sizes.seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
     if RIGHT:
-        highest = gl.minimum(seqlen_k, row + right + 1) - BLOCK_N
+        highest = gl.minimum(sizes.seqlen_k, row + sizes.right + 1) - BLOCK_N
     return p, maximum, sums, (last_seen, highest)
 
 
 @gluon.jit
 def send(
-    acc, sums, maximum, rows, output, C: gl.constexpr, O_SLOTS: gl.constexpr, ALIGNED: gl.constexpr,
+    acc, sums, maximum, rows, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr, OPTIONS: gl.constexpr,
     ROW_S: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """Sends the accumulators over the sums of their rows on their way, panel by panel, and writes the log-sum-exp.
 
-    output: descriptor, log-sum-exp and its rows a head, heads, queries, and memory: O_SLOTS panels a consumer.
+    rows: (batch, head, first row), as `located` gives them.
     """
     LN_2: gl.constexpr = 0.6931471805599453
-    o_desc, lse, lse_rows, num_heads, seqlen_q, memory = output
+    O_SLOTS: gl.constexpr = OPTIONS.O_SLOTS
     batch, head, row = rows
     ROWS: gl.constexpr = acc[0].shape[0]
     W: gl.constexpr = o_desc.block_type.shape[3]
     COUNT: gl.constexpr = acc[0].shape[1] // W
-    if row < seqlen_q:
+    if row < sizes.seqlen_q:
+        # [64]
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
-        parts = columns(divided(acc[0], total, ALIGNED, O_L).to(o_desc.dtype), W)
+        # panels [64, W] of [64, head_dim_v]
+        parts = columns(divided(acc[0], total, OPTIONS.ALIGNED, O_L).to(o_desc.dtype), W)
         for part in gl.static_range(COUNT):
-            panel = memory.index(C * O_SLOTS + part % O_SLOTS)
+            panel = memory.o.index(C * O_SLOTS + part % O_SLOTS)
             tma.store_wait(O_SLOTS - 1)  # what was there has left
             panel.store(parts[part])
             fence_async_shared()
             copy_out(o_desc, [batch, head, row, part * W], as_block(o_desc, panel))
         if lse is not None:
-            start = (batch * num_heads + head).to(gl.int64) * lse_rows
+            start = (batch * sizes.num_heads + head).to(gl.int64) * lse_rows
+            # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
-            gl.store(lse + start + each, (maximum + gl.log2(total)) * LN_2, mask=each < seqlen_q)
+            gl.store(lse + start + each, (maximum + gl.log2(total)) * LN_2, mask=each < sizes.seqlen_q)
 
 
 @gluon.jit

@@ -40,7 +40,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, pin
-from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step, values_read
+from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step
 from blocktune.kernels.hopper.forward.short_tile_ends import first_softmax, located, send
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
@@ -50,25 +51,24 @@ from blocktune.kernels.hopper.forward.steps import (
     no_sums,
     rescaled,
     scores,
+    values_read,
 )
-from blocktune.kernels.hopper.forward.warps import publish, receive
 
 
 @gluon.jit
-def producer(
-    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr,
-):  # fmt: skip
+def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
-    (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
-    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
     Q_BYTES: gl.constexpr = q_desc.block_type.nbytes
     K_BYTES: gl.constexpr = k_desc.block_type.nbytes
     V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
     phase = 1
@@ -77,41 +77,44 @@ def producer(
     tile_phase = 1
     tile = gl.program_id(0)
     if tile < q_tiles * batch_heads:
-        mbarrier.expect(full.index(0), K_BYTES)
+        mbarrier.expect(memory.full.index(0), K_BYTES)
     while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        m, batch_head = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
         batch = batch_head // num_heads
         head = batch_head % num_heads
-        head_kv = head // group_size
-        _, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        head_kv = head // sizes.group_size
+        _, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         # K of the first block, into the slot of the last V of the tile before
-        load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+        row = last * BLOCK_N
+        load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, memory.full.index(slot), memory.k, slot, 1, False)
         slot, phase = advance(slot, phase, STAGES)
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), q_phase)
-            mbarrier.expect(q_full.index(c), Q_BYTES)
-            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
+        for c in gl.static_range(OPTIONS.CONSUMERS):
+            mbarrier.wait(memory.q_empty.index(c), q_phase)
+            q_full = memory.q_full.index(c)
+            mbarrier.expect(q_full, Q_BYTES)
+            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
         q_phase ^= 1
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
         for i in range(last):  # K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)
-            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+            mbarrier.wait(memory.k_empty.index(slot), phase)
+            full = memory.full.index(slot)
+            mbarrier.expect(full, K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
             if SPLIT_RELEASE:
-                mbarrier.wait(v_empty.index(slot), phase)
-            load_rows(v_desc, batch, head_kv, row + BLOCK_N, 0, seqlen_k, full.index(slot), v_smem, slot, 1, False)
+                mbarrier.wait(memory.v_empty.index(slot), phase)
+            load_rows(v_desc, batch, head_kv, row + BLOCK_N, 0, seqlen_k, full, memory.v, slot, 1, False)
             slot, phase = advance(slot, phase, STAGES)
         # V of the last block, beside K of the next tile's first one if there is a next tile
-        mbarrier.wait(k_empty.index(slot), phase)
+        mbarrier.wait(memory.k_empty.index(slot), phase)
         if tile < q_tiles * batch_heads:
-            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
+            mbarrier.expect(memory.full.index(slot), K_BYTES + V_BYTES)
         else:
-            mbarrier.expect(full.index(slot), V_BYTES)
+            mbarrier.expect(memory.full.index(slot), V_BYTES)
         if SPLIT_RELEASE:
-            mbarrier.wait(v_empty.index(slot), phase)
-        load_rows(v_desc, batch, head_kv, 0, 0, seqlen_k, full.index(slot), v_smem, slot, 1, False)
+            mbarrier.wait(memory.v_empty.index(slot), phase)
+        load_rows(v_desc, batch, head_kv, 0, 0, seqlen_k, memory.full.index(slot), memory.v, slot, 1, False)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -120,34 +123,29 @@ def producer(
 
 
 @gluon.jit
-def consumer(
-    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr,
-    KEEP_P: gl.constexpr, O_SLOTS: gl.constexpr, JOINED: gl.constexpr,
-):  # fmt: skip
+def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr):
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
     EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
     the wait for their product, which changes nothing but ptxas' schedule. O_SLOTS: panels of memory for the output on
     its way out. JOINED: tiles meet in a step.
     """
-    (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, scale, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, lse_rows,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
-    O_WIDTH: gl.constexpr = v_smem[0].shape[2]
-    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
-    SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
+    O_WIDTH: gl.constexpr = memory.v[0].shape[2]
+    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
+    JOINED: gl.constexpr = OPTIONS.JOINED
+    SKIPS: gl.constexpr = OPTIONS.RIGHT and not (OPTIONS.ALIGNED and BLOCK_M == BLOCK_N)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, O_WIDTH, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
-    dtype: gl.constexpr = q_smem[0].dtype
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty, q_empty
-    output = o_desc, lse, lse_rows, num_heads, seqlen_q, o_smem
-    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
-    sizes = q_tiles, num_heads, batch_heads, head_group, seqlen_q, seqlen_k, right
+    dtype: gl.constexpr = memory.q[0].dtype
+    batch_heads = sizes.batch_heads
+    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
+    # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
     phase = 0
@@ -156,34 +154,33 @@ def consumer(
     tile_phase = 0
     tile = gl.program_id(0)
     live = tile < q_tiles * batch_heads
-    rows, blocks = located(tile, sizes, C, CONSUMERS, BLOCK_N, RIGHT)
+    rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
 
-    # the scores of the first tile's first block
+    # [64, BLOCK_N], the scores of the first tile's first block
     if live:
-        mbarrier.wait(full.index(slot), phase)
+        mbarrier.wait(memory.full.index(slot), phase)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = pass_over(blocks[0] - blocks[1], full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
-        mbarrier.wait(q_full.index(C), q_phase)
-    qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+            slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
+        mbarrier.wait(memory.q_full.index(C), q_phase)
+    qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, maximum, sums, mask = first_softmax(
-        qk, rows[2], blocks[1], seqlen_k, right, scale, ALIGNED, RAGGED, RIGHT, EARLY_P, S_L, P_L, dtype
-    )
+    p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scale, OPTIONS, S_L, P_L, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
+        # [64, head_dim_v]
         acc = no_sums(ROWS, 1, O_WIDTH, O_L, O_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         state = acc, p, factor, maximum, sums
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(full.index(slot), phase)
+        mbarrier.wait(memory.full.index(slot), phase)
         _, own_last = blocks
         for i in range(own_last):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc, ALIGNED,
-                STAGES, RIGHT, SPLIT_RELEASE, EARLY_P, KEEP_P, S_L, O_L,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc, OPTIONS,
+                S_L, O_L,
             )  # fmt: skip
 
         # the last product, the scores of the next tile's first block, and the output
@@ -191,39 +188,35 @@ def consumer(
         done, sums_done, maximum_done = rows, sums, maximum
         q_phase ^= 1
         if JOINED:
-            tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+            tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
             live = tile < q_tiles * batch_heads
-            rows, blocks = located(tile, sizes, C, CONSUMERS, BLOCK_N, RIGHT)
+            rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
             if live:
-                mbarrier.wait(q_full.index(C), q_phase)
-            qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
+                mbarrier.wait(memory.q_full.index(C), q_phase)
+            qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
         acc = rescaled(acc, pin(factor), 1, O_L, O_L)
-        if not EARLY_P:
+        if not OPTIONS.EARLY_P:
             p = gl.convert_layout(pin(p).to(dtype), P_L)
-        values_read(k_empty, v_empty, previous, SPLIT_RELEASE)
-        acc_t = add_product(p, v_smem, slot, acc, 1, P_L)
+        values_read(memory, previous, SPLIT_RELEASE)
+        acc_t = add_product(p, memory.v, slot, acc, 1, P_L)
         if JOINED:
             qk = warpgroup_mma_wait(1, deps=(qk_t,))
         else:
-            tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+            tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
             live = tile < q_tiles * batch_heads
-            rows, blocks = located(tile, sizes, C, CONSUMERS, BLOCK_N, RIGHT)
+            rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
             acc = finished(acc_t, 1)
             if live:
                 if SKIPS:
-                    slot, phase = pass_over(
-                        blocks[0] - blocks[1], full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE
-                    )
-                mbarrier.wait(q_full.index(C), q_phase)
-            qk_t = scores(q_smem, C, k_smem, slot, no_acc, 1)
-            send(acc, sums_done, maximum_done, done, output, C, O_SLOTS, ALIGNED, ROW_S, O_L)
+                    slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
+                mbarrier.wait(memory.q_full.index(C), q_phase)
+            qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
+            send(acc, sums_done, maximum_done, done, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L)
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, maximum, sums, mask = first_softmax(
-            qk, rows[2], blocks[1], seqlen_k, right, scale, ALIGNED, RAGGED, RIGHT, EARLY_P, S_L, P_L, dtype
-        )
+        p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scale, OPTIONS, S_L, P_L, dtype)
         if JOINED:
-            mbarrier.wait(full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
+            mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)
-            send(acc, sums_done, maximum_done, done, output, C, O_SLOTS, ALIGNED, ROW_S, O_L)
+            send(acc, sums_done, maximum_done, done, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L)
     tma.store_wait(0)

@@ -65,6 +65,7 @@ def row_bounds(
     ROW_S: gl.constexpr,
 ):  # fmt: skip
     """(last, first): the keys that queries row .. row + ROWS - 1 see, each its own; first only counts if LEFT."""
+    # [ROWS]
     rows = row + gl.arange(0, ROWS, ROW_S)
     last = rows + right
     if not RIGHT:
@@ -78,7 +79,9 @@ def row_bounds(
 def hide(qk, last, first, column, BOUND: gl.constexpr, LEFT: gl.constexpr, S_L: gl.constexpr):
     """The scores of the keys from `column` on, -inf where the query does not see the key. BOUND: `last` says something
     (of full blocks without a right bound it does not)."""
+    # [BLOCK_N]
     columns = column + gl.arange(0, qk.shape[1], gl.SliceLayout(0, S_L))
+    # [64, BLOCK_N]
     if BOUND:
         qk = gl.where(last[:, None] >= columns[None, :], qk, float("-inf"))
     if LEFT:
@@ -109,8 +112,9 @@ def load_rows(
 ):  # fmt: skip
     """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
 
-    The end of a packed sequence is inside the tensor. Its descriptor (hopper_descriptors.describe_packed) has a
-    dimension of 2^30 rows that ends where the sequence ends, so that the copy engine clips there, too.
+    The end of a packed sequence is inside the tensor. Its descriptor (`describe_packed` in
+    kernels/hopper/common/descriptors.py) has a dimension of 2^30 rows that ends where the sequence ends, so that the
+    copy engine clips there, too.
     """
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
     for part in gl.static_range(PANELS):
@@ -136,21 +140,29 @@ def store_rows(
 
 
 @gluon.jit
-def release(k_empty, v_empty, slot, SPLIT_RELEASE: gl.constexpr):
-    mbarrier.arrive(k_empty.index(slot), count=1)
+def release(memory, slot, SPLIT_RELEASE: gl.constexpr):
+    """Gives a whole slot back."""
+    mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if SPLIT_RELEASE:
-        mbarrier.arrive(v_empty.index(slot), count=1)
+        mbarrier.arrive(memory.v_empty.index(slot), count=1)
 
 
 @gluon.jit
-def hand_back(
-    count, full, k_empty, v_empty, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: gl.constexpr,
-):  # fmt: skip
+def values_read(memory, slot, SPLIT_RELEASE: gl.constexpr):
+    """Gives a slot back whose V is read: all of it, or with separate releases what its K left."""
+    if SPLIT_RELEASE:
+        mbarrier.arrive(memory.v_empty.index(slot), count=1)
+    else:
+        mbarrier.arrive(memory.k_empty.index(slot), count=1)
+
+
+@gluon.jit
+def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: gl.constexpr):
     """Gives slots back unused. Each is awaited first: an arrival ahead of its turn would count for the slot's use
     before, which other warpgroups may not have finished."""
     for i in range(count):
-        mbarrier.wait(full.index(slot), phase)
-        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        mbarrier.wait(memory.full.index(slot), phase)
+        release(memory, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
     return slot, phase
 
@@ -243,57 +255,56 @@ def first_maximum(qk, scale, ROW_S: gl.constexpr):
 @gluon.jit
 def step(
     memory, q_place, state, slot, phase, previous, column, mask, scale, bend, no_acc,
-    ALIGNED: gl.constexpr, STAGES: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
-    SOFTCAP: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
-    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
+    OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
-    sums of the block before. MASKED: some pair of the block may be hidden.
+    sums of the block before. mask: each row's last and first key, and between which columns a block is wholly visible.
     """
-    q_smem, k_smem, v_smem, full, k_empty, v_empty = memory
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     acc, p, factor, maximum, sums = state
     TAU: gl.constexpr = 8.0
-    dtype: gl.constexpr = q_smem[0].dtype
+    dtype: gl.constexpr = memory.q[0].dtype
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
-    qk_t = scores(q_smem, q_place, k_smem, slot, no_acc, QK_PANELS)
-    # beside the scores: rescale the accumulator, convert P, give the previous slot back
+    # [64, BLOCK_N]
+    qk_t = scores(memory.q, q_place, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+    # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
-    if EARLY_P:
+    if OPTIONS.EARLY_P:
         p_low = p
     else:
         p_low = gl.convert_layout(pin(p).to(dtype), P_L)
-    if SPLIT_RELEASE:
-        mbarrier.arrive(v_empty.index(previous), count=1)
-    else:
-        mbarrier.arrive(k_empty.index(previous), count=1)
-    acc_t = add_product(p_low, v_smem, slot, acc, V_PANELS, REST_P)
+    values_read(memory, previous, OPTIONS.SPLIT_RELEASE)
+    acc_t = add_product(p_low, memory.v, slot, acc, V_PANELS, REST_P)
+    # [64, BLOCK_N]: softmax, while the second product runs
     qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
-    if SPLIT_RELEASE:
-        mbarrier.arrive(k_empty.index(slot), count=1)
-    # softmax, while the second product runs
-    if SOFTCAP:
+    if OPTIONS.SPLIT_RELEASE:
+        mbarrier.arrive(memory.k_empty.index(slot), count=1)
+    if OPTIONS.SOFTCAP:
         qk = bent(qk, bend)
-    if (RIGHT or LEFT) and not ALIGNED:
+    if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
-            qk = hide(qk, last, first, column, RAGGED or RIGHT, LEFT, S_L)
+            qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
+    # [64]
     new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
     new = gl.where(new - maximum > TAU, new, maximum)
+    # [64, BLOCK_N]
     p = gl.exp2(qk * scale - new[:, None])
+    # [64] and [64, 4]
     factor = gl.exp2(maximum - new)
     sums = times_rows(sums, factor) + thread_sum(p)
     previous = slot + 0
-    slot, phase = advance(slot, phase, STAGES)
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
-    mbarrier.wait(full.index(slot), phase)
-    if KEEP_P:
+    mbarrier.wait(memory.full.index(slot), phase)
+    if OPTIONS.KEEP_P:
         acc = finished_and_kept(acc_t, p_low, V_PANELS)
     else:
         acc = finished(acc_t, V_PANELS)
-    if EARLY_P:
+    if OPTIONS.EARLY_P:
         p = gl.convert_layout(pin(p).to(dtype), P_L)
     return (acc, p, factor, new, sums), slot, phase, previous

@@ -38,6 +38,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
+from blocktune.kernels.hopper.common.slots import publish, receive
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
@@ -55,6 +56,7 @@ from blocktune.kernels.hopper.forward.steps import (
     sequence,
     step,
     store_rows,
+    values_read,
 )
 
 
@@ -74,56 +76,37 @@ def next_live(
 
 
 @gluon.jit
-def publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase):
-    mbarrier.wait(tile_empty.index(tile_slot), tile_phase)
-    tile_smem.index(tile_slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(tile_full.index(tile_slot), count=1)
-    return advance(tile_slot, tile_phase, 2)
-
-
-@gluon.jit
-def receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase):
-    mbarrier.wait(tile_full.index(tile_slot), tile_phase)
-    tile = tile_smem.index(tile_slot).load(gl.BlockedLayout([1], [32], [4], [0])).item()
-    mbarrier.arrive(tile_empty.index(tile_slot), count=1)
-    tile_slot, tile_phase = advance(tile_slot, tile_phase, 2)
-    return tile, tile_slot, tile_phase
-
-
-@gluon.jit
-def load_first_keys(
-    keys, full, k_empty, v_empty, k_smem, slot, phase,
-    K_BYTES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, PANELS: gl.constexpr, VARLEN: gl.constexpr,
-):  # fmt: skip
+def load_first_keys(keys, memory, slot, phase, K_BYTES: gl.constexpr, OPTIONS: gl.constexpr, VARLEN: gl.constexpr):
     """Step 0 of a tile: K of its first block, alone."""
     k_desc, batch, head_kv, row, begin, length = keys
-    mbarrier.wait(k_empty.index(slot), phase)
-    if SPLIT_RELEASE:
-        mbarrier.wait(v_empty.index(slot), phase)
-    mbarrier.expect(full.index(slot), K_BYTES)
-    load_rows(k_desc, batch, head_kv, row, begin, length, full.index(slot), k_smem, slot, PANELS, VARLEN)
+    mbarrier.wait(memory.k_empty.index(slot), phase)
+    if OPTIONS.SPLIT_RELEASE:
+        mbarrier.wait(memory.v_empty.index(slot), phase)
+    full = memory.full.index(slot)
+    mbarrier.expect(full, K_BYTES)
+    load_rows(k_desc, batch, head_kv, row, begin, length, full, memory.k, slot, OPTIONS.QK_PANELS, VARLEN)
 
 
 @gluon.jit
-def producer(
-    args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr,
-    LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr, SPLIT_RELEASE: gl.constexpr, SHARE_O: gl.constexpr,
-    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr,
-):  # fmt: skip
+def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
-    (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, counter, cu_q, cu_k, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-        left,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
-    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    LEFT: gl.constexpr = OPTIONS.LEFT
+    QK_PANELS: gl.constexpr = OPTIONS.QK_PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    head_group = sizes.head_group
+    batch_heads = sizes.batch_heads
+    num_heads = sizes.num_heads
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
     Q_BYTES: gl.constexpr = QK_PANELS * q_desc.block_type.nbytes
     K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
     V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
-    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
     phase = 1
     q_phase = 1
@@ -132,58 +115,53 @@ def producer(
     tile = gl.program_id(0)
     if VARLEN:
         tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
-        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
         batch = batch_head // num_heads
         head = batch_head % num_heads
-        head_kv = head // group_size
+        head_kv = head // sizes.group_size
         if VARLEN:
-            begin_q, begin_k, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
+            begin_q, begin_k, length_q, length_k, high, low = sequence(
+                batch, sizes.right, sizes.left, cu_q, cu_k, OPTIONS.LOWER_RIGHT
+            )
         else:
-            begin_q, begin_k, length_q, length_k, high, low = 0, 0, seqlen_q, seqlen_k, right, left
+            begin_q, begin_k = 0, 0
+            length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         keys = k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k
-        if SHARE_O:  # Q has to wait for the output of the tile before
-            load_first_keys(
-                keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
-            )
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), q_phase)
-            mbarrier.expect(q_full.index(c), Q_BYTES)
-            load_rows(
-                q_desc, batch, head, m * BLOCK_M + c * ROWS, begin_q, length_q, q_full.index(c), q_smem, c, QK_PANELS,
-                VARLEN,
-            )  # fmt: skip
-            if c == 0 and not SHARE_O:  # right behind the first Q
-                load_first_keys(
-                    keys, full, k_empty, v_empty, k_smem, slot, phase, K_BYTES, SPLIT_RELEASE, QK_PANELS, VARLEN
-                )
+        if OPTIONS.SHARE_O:  # Q has to wait for the output of the tile before
+            load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
+        for c in gl.static_range(OPTIONS.CONSUMERS):
+            mbarrier.wait(memory.q_empty.index(c), q_phase)
+            q_full = memory.q_full.index(c)
+            mbarrier.expect(q_full, Q_BYTES)
+            row = m * BLOCK_M + c * ROWS
+            load_rows(q_desc, batch, head, row, begin_q, length_q, q_full, memory.q, c, QK_PANELS, VARLEN)
+            if c == 0 and not OPTIONS.SHARE_O:  # right behind the first Q
+                load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
         q_phase ^= 1
         slot, phase = advance(slot, phase, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
         if VARLEN:
             tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
-        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)
-            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full.index(slot), k_smem, slot, QK_PANELS, VARLEN)
-            if SPLIT_RELEASE:
-                mbarrier.wait(v_empty.index(slot), phase)
-            load_rows(
-                v_desc, batch, head_kv, row + BLOCK_N, begin_k, length_k, full.index(slot), v_smem, slot, V_PANELS,
-                VARLEN,
-            )  # fmt: skip
+            mbarrier.wait(memory.k_empty.index(slot), phase)
+            full = memory.full.index(slot)
+            mbarrier.expect(full, K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full, memory.k, slot, QK_PANELS, VARLEN)
+            if OPTIONS.SPLIT_RELEASE:
+                mbarrier.wait(memory.v_empty.index(slot), phase)
+            load_rows(v_desc, batch, head_kv, row + BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
             slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(k_empty.index(slot), phase)  # the last step: V alone
-        if SPLIT_RELEASE:
-            mbarrier.wait(v_empty.index(slot), phase)
-        mbarrier.expect(full.index(slot), V_BYTES)
-        load_rows(
-            v_desc, batch, head_kv, first * BLOCK_N, begin_k, length_k, full.index(slot), v_smem, slot, V_PANELS, VARLEN
-        )
+        mbarrier.wait(memory.k_empty.index(slot), phase)  # the last step: V alone
+        if OPTIONS.SPLIT_RELEASE:
+            mbarrier.wait(memory.v_empty.index(slot), phase)
+        full = memory.full.index(slot)
+        mbarrier.expect(full, V_BYTES)
+        load_rows(v_desc, batch, head_kv, first * BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
         slot, phase = advance(slot, phase, STAGES)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
@@ -194,25 +172,25 @@ def producer(
 
 @gluon.jit
 def consumer(
-    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr, ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, SHARE_O: gl.constexpr,
-    QK_PANELS: gl.constexpr, V_PANELS: gl.constexpr,
+    o_desc, lse, memory, cu_q, cu_k, scale, bend, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
     EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
     the wait for their product, which changes nothing but ptxas' schedule.
     """
-    (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, k_empty, v_empty, tile_smem, tile_full,
-        tile_empty, cu_q, cu_k, scale, bend, seqlen_q, seqlen_k, num_heads, batch_heads, head_group, right, left,
-        lse_rows,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
-    O_WIDTH: gl.constexpr = v_smem[0].shape[2]
-    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    O_WIDTH: gl.constexpr = memory.v[0].shape[2]
+    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    RAGGED: gl.constexpr = OPTIONS.RAGGED
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    LEFT: gl.constexpr = OPTIONS.LEFT
+    ALIGNED: gl.constexpr = OPTIONS.ALIGNED
+    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
@@ -223,8 +201,11 @@ def consumer(
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
-    memory = q_smem, k_smem, v_smem, full, k_empty, v_empty
-    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    head_group = sizes.head_group
+    batch_heads = sizes.batch_heads
+    num_heads = sizes.num_heads
+    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
+    # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
     phase = 0
@@ -233,46 +214,52 @@ def consumer(
     tile_phase = 0
     tile = gl.program_id(0)
     if VARLEN:
-        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
     while tile < q_tiles * batch_heads:
         m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
         batch = batch_head // num_heads
         head = batch_head % num_heads
         row_start = m * BLOCK_M + C * ROWS
         if VARLEN:
-            begin_q, _, length_q, length_k, high, low = sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT)
+            begin_q, _, length_q, length_k, high, low = sequence(
+                batch, sizes.right, sizes.left, cu_q, cu_k, OPTIONS.LOWER_RIGHT
+            )
         else:
-            begin_q, length_q, length_k, high, low = 0, seqlen_q, seqlen_k, right, left
+            begin_q = 0
+            length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
         if LEFT:
             own_first = gl.maximum(own_first, first)
             own_last = gl.maximum(own_last, first)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
+            slot, phase = hand_back(last - own_last, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
-        # step 0: the scores of the first block
-        mbarrier.wait(q_full.index(C), q_phase)
-        mbarrier.wait(full.index(slot), phase)
-        qk_t = scores(q_smem, C, k_smem, slot, no_acc, QK_PANELS)
+        # [64, BLOCK_N], step 0: the scores of the first block
+        mbarrier.wait(memory.q_full.index(C), q_phase)
+        mbarrier.wait(memory.full.index(slot), phase)
+        qk_t = scores(memory.q, C, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
         if SPLIT_RELEASE:
-            mbarrier.arrive(k_empty.index(previous), count=1)
-        if SOFTCAP:
+            mbarrier.arrive(memory.k_empty.index(previous), count=1)
+        if OPTIONS.SOFTCAP:
             qk = bent(qk, bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
+        # [64]
         maximum = first_maximum(qk, scale, ROW_S)
+        # [64, BLOCK_N], its sums [64, 4]
         p = gl.exp2(qk * scale - maximum[:, None])
         sums = thread_sum(p)
-        if EARLY_P:
-            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
+        if OPTIONS.EARLY_P:
+            p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
+        # [64, head_dim_v]
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
-        mbarrier.wait(full.index(slot), phase)
+        mbarrier.wait(memory.full.index(slot), phase)
         state = acc, p, factor, maximum, sums
         # blocks of keys from `lowest` to `highest` on are wholly visible
         highest = length_k - BLOCK_N
@@ -288,34 +275,30 @@ def consumer(
         for i in range(steps):
             state, slot, phase, previous = step(
                 memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, bend, no_acc,
-                ALIGNED, STAGES, RAGGED, RIGHT, LEFT, SOFTCAP, SPLIT_RELEASE, EARLY_P, KEEP_P, QK_PANELS, V_PANELS, S_L,
-                O_L, REST_L,
+                OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, maximum, sums = state
 
-        # last step: the second product alone
+        # [64, head_dim_v], last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
-        if not EARLY_P:
-            p = gl.convert_layout(p.to(q_smem[0].dtype), P_L)
-        acc_t = add_product(p, v_smem, slot, acc, V_PANELS, REST_P)
-        if SPLIT_RELEASE:
-            mbarrier.arrive(v_empty.index(previous), count=1)
-        else:
-            mbarrier.arrive(k_empty.index(previous), count=1)
-        if not SHARE_O:
-            mbarrier.arrive(q_empty.index(C), count=1)
+        if not OPTIONS.EARLY_P:
+            p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
+        acc_t = add_product(p, memory.v, slot, acc, V_PANELS, REST_P)
+        values_read(memory, previous, SPLIT_RELEASE)
+        if not OPTIONS.SHARE_O:
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
         q_phase ^= 1
-        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, V_PANELS)
-        release(k_empty, v_empty, slot, SPLIT_RELEASE)
+        release(memory, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if LEFT:  # blocks wholly left of what these rows see
-            slot, phase = hand_back(own_first - first, full, k_empty, v_empty, slot, phase, STAGES, SPLIT_RELEASE)
-        o_tiles = o_smem
+            slot, phase = hand_back(own_first - first, memory, slot, phase, STAGES, SPLIT_RELEASE)
+        o_tiles = memory.o
         o_place = C
-        if SHARE_O:
-            o_tiles = in_place_of(q_smem, C, v_smem, V_PANELS)
+        if OPTIONS.SHARE_O:
+            o_tiles = in_place_of(memory.q, C, memory.v, V_PANELS)
             o_place = 0
         if row_start < length_q:
             tma.store_wait(0)
@@ -326,11 +309,12 @@ def consumer(
                 row = batch_head.to(gl.int64) * lse_rows
                 if VARLEN:
                     row = head.to(gl.int64) * lse_rows + begin_q
+                # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
                 gl.store(lse + row + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < length_q)
-        if SHARE_O:  # the output has left, and the next Q may come
+        if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
-            mbarrier.arrive(q_empty.index(C), count=1)
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
     tma.store_wait(0)
 
 
@@ -363,8 +347,10 @@ def write(
 def divided(acc, total, ALIGNED: gl.constexpr, LAYOUT: gl.constexpr):
     """acc over the sums of its rows; zeros where a row sees no key, whatever the values are, or none but infinite
     ones."""
+    # [64]
     total = gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))
     inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
+    # [64, head_dim_v]
     acc = acc * inverse[:, None]
     if not ALIGNED:
         acc = gl.where((total == 0.0)[:, None], 0.0, acc)

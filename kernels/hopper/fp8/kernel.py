@@ -26,7 +26,10 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
+from blocktune.kernels.hopper.forward.arguments import Memory, Sizes
 from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, describe_rows, tiles
+from blocktune.kernels.hopper.fp8.arguments import Options, Scales
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
 from blocktune.kernels.hopper.fp8.steps import sums_are_shared
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
@@ -40,7 +43,7 @@ WIDTHS = (64, 128, 256)
 MIN_HEAD_DIM = 48
 MAX_HEAD_DIM_V = 128
 """Two accumulators of 64 x 256 are more than a warpgroup's registers, and one alone loses a quarter of 16,384 values
-with one sign (`hopper_fp8_steps.stretch_of`)."""
+with one sign (`stretch_of` in kernels/hopper/fp8/steps.py)."""
 ALIGNED_ELEMENTS = 16
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -58,9 +61,10 @@ def flash_fwd_fp8_kernel(
     PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
-    kernels/hopper_fp8_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or None;
-    counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q, scale_k,
-    scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for 1.
+    kernels/hopper/fp8/transpose_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or
+    None; counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q,
+    scale_k, scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for
+    1.
 
     Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
     reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.
@@ -71,58 +75,85 @@ def flash_fwd_fp8_kernel(
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
     O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    # [CONSUMERS, 64, head_dim]
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
+    # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
+    # [STAGES, head_dim_v, BLOCK_N]
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
-    # a tile of the output, or 64 rows of float32 sums and then the output
+    # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
     o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if sums_are_shared(CONSUMERS) else 64, V_W, 1, O_L)
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    memory = Memory(
+        q=q_smem,
+        k=k_smem,
+        v=v_smem,
+        o=o_smem,
+        q_full=new_barriers(CONSUMERS),
+        q_empty=new_barriers(CONSUMERS),
+        full=new_barriers(STAGES),
+        k_empty=None,
+        v_empty=None,
+        ring=new_tile_ring(new_tile_numbers()),
+    )
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
+        open_slot(memory.q_full, memory.q_empty, i, 1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(memory.full.index(i), count=1)
     for i in gl.static_range(2):
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
+        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
     fence_async_shared()
-    # run-time arguments only: a constexpr put into a tuple becomes a tensor
-    rows = (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem,
-        tile_full, tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
-        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full,
-        tile_empty, counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    )  # fmt: skip
+    scales = Scales(
+        log2=scale_log2,
+        q=scale_q,
+        k=scale_k,
+        v=scale_v,
+        qb=scale_qb,
+        qh=scale_qh,
+        kb=scale_kb,
+        kh=scale_kh,
+        vb=scale_vb,
+        vh=scale_vh,
+    )
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=num_heads,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        right=right,
+        left=None,
+    )
+    OPTIONS: gl.constexpr = Options(
+        BLOCK_N=BLOCK_N,
+        STAGES=STAGES,
+        CONSUMERS=CONSUMERS,
+        RAGGED=RAGGED,
+        RIGHT=RIGHT,
+        ALIGNED=ALIGNED,
+        Q_REGISTERS=Q_REGISTERS,
+    )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 2, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (producer, (copies, BLOCK_N, STAGES, 2, RIGHT)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 3, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (producer, (copies, BLOCK_N, STAGES, 3, RIGHT)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (rows, 0, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 1, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 2, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (consumer, (rows, 3, BLOCK_N, STAGES, 4, RAGGED, RIGHT, ALIGNED, Q_REGISTERS)),
-            (producer, (copies, BLOCK_N, STAGES, 4, RIGHT)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 3, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 

@@ -37,6 +37,7 @@ def beside(x, numbers):
 @gluon.jit
 def across(x, acc, O_L: gl.constexpr):
     """[64, 4] as [64, WIDTH], as an accumulator has it; no data moves."""
+    # [64, WIDTH / 8, 4, 2]
     numbers = by_thread(acc)
     wide, _ = gl.broadcast(beside(x, numbers), numbers)
     return gl.convert_layout(gl.reshape(wide, [acc.shape[0], acc.shape[1]]), O_L)
@@ -113,6 +114,7 @@ def raised(base, s, scale):
     COUNT: gl.constexpr = s.shape[1] * 4
     ASM: gl.constexpr = raise_asm(COUNT, SHIFT, TAU)
     CONSTRAINTS: gl.constexpr = raise_constraints(COUNT)
+    # [64, N / 8, 4, 2]
     base, factor = gl.inline_asm_elementwise(
         ASM, CONSTRAINTS, [beside(base, s), s, scale], dtype=(gl.float32, gl.float32), is_pure=False, pack=COUNT
     )

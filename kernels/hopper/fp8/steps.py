@@ -83,8 +83,8 @@ def as_numbers(bytes_, dtype: gl.constexpr):
 
 @gluon.jit
 def half_packed(p):
-    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper_fp8_values.py two as they are
-    and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
+    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper/fp8/transpose_values.py
+    two as they are and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     HALF: gl.constexpr = p.shape[1] // 2
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, HALF, 2, 4, 2]), (0, 1, 3, 2, 4)))
@@ -216,8 +216,11 @@ def out_of_register_order(x):
 @gluon.jit
 def softmax(qk, base, sums, scale):
     """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
+    # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
+    # [64, 4]
     base, factor = raised(base, s, scale)
+    # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
     return half_packed(p), factor, base, sums * factor + thread_sum(p)
 
@@ -268,39 +271,39 @@ def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARE
 
 @gluon.jit
 def step(
-    memory, q, state, slot, phase, previous, column, number, mask, scale, no_acc,
-    ALIGNED: gl.constexpr, STAGES: gl.constexpr, STRETCH: gl.constexpr, SHARED: gl.constexpr,
-    CONSUMERS: gl.constexpr, RIGHT: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+    memory, kept, q, state, slot, phase, previous, column, number, mask, scale, no_acc,
+    STRETCH: gl.constexpr, SHARED: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    number: of the block before among those of a tile; every STRETCH a product is the first one of an accumulator.
+    kept: shared memory of the sums of all stretches, if they are there. number: of the block before among those of a
+    tile; every STRETCH a product is the first one of an accumulator.
     state: sums of all stretches, if they are in registers, and the factor that they are due, the accumulator of this
     stretch, probabilities as `packed` made them, factor of the accumulator, running maximum, base and sums of the block
     before.
     """
-    k_smem, v_smem, full, kept = memory
     whole, due, acc, p, factor, base, sums = state
-    dtype: gl.constexpr = v_smem.dtype
+    dtype: gl.constexpr = memory.v.dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     begins = number % STRETCH == 0
     acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
-    qk_t = scores(q, k_smem, slot, no_acc)
-    # beside the scores: rescale the accumulator, give the previous slot back
+    # [64, BLOCK_N]
+    qk_t = scores(q, memory.k[0], slot, no_acc)
+    # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
     whole, due, acc = begin_stretch(whole, due, acc, pin(factor), begins, SHARED, O_L)
-    give_back(previous, CONSUMERS)
-    acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
+    give_back(previous, OPTIONS.CONSUMERS)
+    acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc, begins)
     meet()
+    # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
     qk = warpgroup_mma_wait(1, deps=(qk_t,))
-    # softmax, while the second product runs: beside it probabilities are converted as well
-    if RIGHT and not ALIGNED:
+    if OPTIONS.RIGHT and not OPTIONS.ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
     p, factor, base, sums = softmax(qk, base, sums, scale)
     previous = slot + 0
-    slot, phase = advance(slot, phase, STAGES)
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
-    mbarrier.wait(full.index(slot), phase)
+    mbarrier.wait(memory.full.index(slot), phase)
     acc = finished(acc_t, 1)
     return (whole, due, acc, packed(p), factor, base, sums), slot, phase, previous

@@ -10,8 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
+from blocktune.kernels.hopper.common.slots import publish, receive
 from blocktune.kernels.hopper.forward.steps import finished, hide, key_range, load_rows, no_sums, row_bounds, store_rows
-from blocktune.kernels.hopper.forward.warps import divided, publish, receive
+from blocktune.kernels.hopper.forward.warps import divided
 from blocktune.kernels.hopper.fp8.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
@@ -34,16 +35,18 @@ from blocktune.kernels.hopper.fp8.steps import (
 
 
 @gluon.jit
-def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RIGHT: gl.constexpr):
+def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
-    (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, full, tile_smem, tile_full, tile_empty,
-        counter, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
+    CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
     K_BYTES: gl.constexpr = k_desc.block_type.nbytes
     V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
     q_phase = 1
@@ -51,33 +54,37 @@ def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.co
     tile_phase = 1
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        m, batch_head = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
         batch = batch_head // num_heads
         head = batch_head % num_heads
-        head_kv = head // group_size
-        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        head_kv = head // sizes.group_size
+        first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), q_phase)
-            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full.index(c), q_smem, c, 1, False)
+            mbarrier.wait(memory.q_empty.index(c), q_phase)
+            q_full = memory.q_full.index(c)
+            mbarrier.expect(q_full, q_desc.block_type.nbytes)
+            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
             if c == 0:  # right behind the first Q
                 await_slot(slot, CONSUMERS)
-                mbarrier.expect(full.index(slot), K_BYTES)
-                load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
+                first_full = memory.full.index(slot)
+                mbarrier.expect(first_full, K_BYTES)
+                load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, first_full, memory.k, slot, 1, False)
         q_phase ^= 1
         slot = following(slot, STAGES)
         tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        tile_slot, tile_phase = publish(tile, tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
-            mbarrier.expect(full.index(slot), K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full.index(slot), k_smem, slot, 1, False)
-            load_values(v_desc, batch, head_kv, row + BLOCK_N, full.index(slot), v_smem, slot)
+            full = memory.full.index(slot)
+            mbarrier.expect(full, K_BYTES + V_BYTES)
+            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, full, memory.v, slot)
             slot = following(slot, STAGES)
         await_slot(slot, CONSUMERS)  # the last step: V alone
-        mbarrier.expect(full.index(slot), V_BYTES)
-        load_values(v_desc, batch, head_kv, first * BLOCK_N, full.index(slot), v_smem, slot)
+        last_full = memory.full.index(slot)
+        mbarrier.expect(last_full, V_BYTES)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory.v, slot)
         slot = following(slot, STAGES)
     for place in gl.static_range(STAGES):  # no named barrier is left half full
         await_slot(place, CONSUMERS)
@@ -89,21 +96,20 @@ def producer(args, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.co
 
 
 @gluon.jit
-def consumer(
-    args, C: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr,
-    RIGHT: gl.constexpr, ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr,
-):  # fmt: skip
+def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
     """Computes rows 64 C .. 64 C + 63 of every tile of this block."""
-    (
-        o_desc, lse, q_smem, k_smem, v_smem, o_smem, q_full, q_empty, full, tile_smem, tile_full,
-        tile_empty, scale_log2, scale_q, scale_k, scale_v, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb,
-        scale_vh, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    ) = args  # fmt: skip
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
     NOTHING_SEEN: gl.constexpr = -1e30  # below all scores, and finite: -inf minus -inf would be NaN
-    WIDTH: gl.constexpr = v_smem.shape[1]
+    WIDTH: gl.constexpr = memory.v.shape[1]
+    CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    RAGGED: gl.constexpr = OPTIONS.RAGGED
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    ALIGNED: gl.constexpr = OPTIONS.ALIGNED
+    Q_REGISTERS: gl.constexpr = OPTIONS.Q_REGISTERS
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
@@ -111,13 +117,16 @@ def consumer(
     STRETCH: gl.constexpr = stretch_of(BLOCK_N)
     SHARED: gl.constexpr = sums_are_shared(CONSUMERS)
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
-    dtype: gl.constexpr = q_smem[0].dtype
-    out = reinterpret(o_smem[0].index(C), o_desc.dtype, [ROWS, WIDTH], o_smem[0].layout)
+    dtype: gl.constexpr = memory.q[0].dtype
+    # [64, head_dim_v] of the output, and [head_dim_v, 64] of float32 sums
+    out = reinterpret(memory.o[0].index(C), o_desc.dtype, [ROWS, WIDTH], memory.o[0].layout)
     kept = out
     if SHARED:
-        kept = reinterpret(o_smem[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    memory = k_smem[0], v_smem, full, kept
+        kept = reinterpret(memory.o[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    seqlen_q, seqlen_k, right = sizes.seqlen_q, sizes.seqlen_k, sizes.right
+    batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
     slot = 0
     phase = 0
@@ -128,38 +137,40 @@ def consumer(
         give_back(place, CONSUMERS)
     tile = gl.program_id(0)
     while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, RIGHT)
+        m, batch_head = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
         batch = batch_head // num_heads
         head = batch_head % num_heads
-        head_kv = head // group_size
+        head_kv = head // sizes.group_size
         row_start = m * BLOCK_M + C * ROWS
-        scale = scale_log2 * scale_of(scale_q, scale_qb, scale_qh, batch, head)
-        scale *= scale_of(scale_k, scale_kb, scale_kh, batch, head_kv)
-        out_scale = scale_of(scale_v, scale_vb, scale_vh, batch, head_kv)
+        scale = scales.log2 * scale_of(scales.q, scales.qb, scales.qh, batch, head)
+        scale *= scale_of(scales.k, scales.kb, scales.kh, batch, head_kv)
+        out_scale = scale_of(scales.v, scales.vb, scales.vh, batch, head_kv)
         first, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
         _, own_last = key_range(row_start, seqlen_q, seqlen_k, right, 0, ROWS, BLOCK_N, RIGHT, False)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, full, slot, phase, STAGES, CONSUMERS)
+            slot, phase = hand_back(last - own_last, memory.full, slot, phase, STAGES, CONSUMERS)
 
-        # step 0: the scores of the first block
-        mbarrier.wait(q_full.index(C), q_phase)
+        # [64, BLOCK_N], step 0: the scores of the first block
+        mbarrier.wait(memory.q_full.index(C), q_phase)
         q_phase ^= 1
-        q = queries(q_smem[0].index(C), Q_REGISTERS, S_L)
+        q = queries(memory.q[0].index(C), Q_REGISTERS, S_L)
         if Q_REGISTERS:
-            mbarrier.arrive(q_empty.index(C), count=1)
-        mbarrier.wait(full.index(slot), phase)
-        qk_t = scores(q, k_smem[0], slot, no_acc)
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
+        mbarrier.wait(memory.full.index(slot), phase)
+        qk_t = scores(q, memory.k[0], slot, no_acc)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
         last_seen, first_seen = row_bounds(row_start, seqlen_k, right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
+        # [64, 4]
         nothing = thread_sum(by_thread(no_acc))
         p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
+        # [64, head_dim_v]
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
-        mbarrier.wait(full.index(slot), phase)
+        mbarrier.wait(memory.full.index(slot), phase)
         state = whole, nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
@@ -170,32 +181,35 @@ def consumer(
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
             state, slot, phase, previous = step(
-                memory, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
-                ALIGNED, STAGES, STRETCH, SHARED, CONSUMERS, RIGHT, S_L, O_L,
+                memory, kept, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
+                STRETCH, SHARED, OPTIONS, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, base, sums = state
 
-        # last step: the second product alone
+        # [64, head_dim_v], last step: the second product alone
         number = own_last - first
         begins = number % STRETCH == 0
         acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
         whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)
-        acc_t = add_values(as_operand(p, dtype, P_L), v_smem, slot, acc, begins)
+        acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc, begins)
         give_back(previous, CONSUMERS)
         if not Q_REGISTERS:
-            mbarrier.arrive(q_empty.index(C), count=1)
-        tile, tile_slot, tile_phase = receive(tile_smem, tile_full, tile_empty, tile_slot, tile_phase)
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
+        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
+        # [64]
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         acc = finished(acc_t, 1)
         give_back(slot, CONSUMERS)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
+            # [64, head_dim_v]
             total_acc = sum_of_stretches(kept, whole, due, acc[0], number, STRETCH, SHARED, O_L)
             tma.store_wait(0)
             out.store(divided(total_acc * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()
-            store_rows(o_desc, batch, head, row_start, 0, seqlen_q, o_smem, C, 1, False)
+            store_rows(o_desc, batch, head, row_start, 0, seqlen_q, memory.o, C, 1, False)
             if lse is not None:
+                # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
                 start = batch_head.to(gl.int64) * seqlen_q
                 own_base = gl.convert_layout(gl.max(base, 1), ROW_S)

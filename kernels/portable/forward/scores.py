@@ -83,7 +83,7 @@ def keep_tile(
     is at least `threshold`. Ten rounds serve four neighbouring keys.
 
     rows: the queries, broadcast as everywhere here. first_key: a multiple of 4. The four last scalars are int32 with
-    the bits of a uint32, as `kernels/dropout.py` makes them.
+    the bits of a uint32, as `kernels/values/dropout.py` makes them.
     """
     fours = first_key // 4 + tl.arange(0, KEYS // 4)
     fours = fours[:, None] if TRANSPOSED else fours[None, :]

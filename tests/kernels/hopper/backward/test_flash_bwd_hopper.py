@@ -291,13 +291,15 @@ def test_what_is_compiled_ahead_for_general_shapes_is_what_is_launched(
 def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]) -> None:
     problem = shape(128, 1, seqlen_q=130, seqlen_k=70, features=Features(deterministic=True))
     KERNEL.bind(config(problem), problem)(*empty_tensors(problem), 0.125)
-    (before, _), (after, _) = (recorders[name].calls[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
-    lse_log2, delta, sums, counter, turns = before[3:8]
+    (_, before), (_, after) = (recorders[name].calls[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
+    lse_log2, delta, sums, counter, turns = (
+        before[name] for name in ("lse_log2", "delta", "dq_sums", "counter", "turns")
+    )
     assert lse_log2.numel() == delta.numel() == 2 * 4 * 192
     assert sums.numel() == 2 * 4 * 192 * 128
     assert counter.numel() == 1
     assert turns.numel() == 2 * 4 * 3 * 2
-    assert after[0] is sums
+    assert after["dq_sums"] is sums
     assert recorders["prepare_rows_kernel"].grids == [(2 * 4 * 192 // 32,)]
     assert recorders["finish_rows_kernel"].grids == [(2 * 4 * 3 * 2,)]
 
@@ -321,8 +323,8 @@ def test_every_launch_counts_its_own_tiles(recorders: dict[str, Recorder]) -> No
     launch, tensors = KERNEL.bind(config(problem), problem), empty_tensors(problem)
     for _ in range(2):
         launch(*tensors, 0.125)
-    counters = [arguments[9] for arguments, _ in recorders["flash_bwd_hopper_kernel"].calls]
-    prepared = [arguments[6] for arguments, _ in recorders["prepare_kernel"].calls]
+    counters = [named["counter"] for _, named in recorders["flash_bwd_hopper_kernel"].calls]
+    prepared = [named["counter"] for _, named in recorders["prepare_kernel"].calls]
     assert counters[0].data_ptr() != counters[1].data_ptr()
     assert [counter.data_ptr() for counter in prepared] == [counter.data_ptr() for counter in counters]
     assert recorders["prepare_kernel"].grids[0] == (2 * 4 * 256 // 32,)
@@ -334,9 +336,9 @@ def test_the_scale_that_lse_is_divided_by_is_never_zero(
     scale: float, taken: float, recorders: dict[str, Recorder]
 ) -> None:
     KERNEL.bind(config(shape()), shape())(*empty_tensors(shape()), scale)
-    arguments, _ = recorders["flash_bwd_hopper_kernel"].calls[0]
-    assert arguments[10] == scale
-    assert arguments[11] == pytest.approx(taken * 1.4426950408889634)
+    _, named = recorders["flash_bwd_hopper_kernel"].calls[0]
+    assert named["scale"] == scale
+    assert named["scale_log2"] == pytest.approx(taken * 1.4426950408889634)
 
 
 def test_repeated_dout_is_copied_and_a_strange_gradient_refused(recorders: dict[str, Recorder]) -> None:
@@ -344,8 +346,8 @@ def test_repeated_dout_is_copied_and_a_strange_gradient_refused(recorders: dict[
     q, k, v, out, lse, dout, dq, dk, dv = empty_tensors(problem)
     launch = KERNEL.bind(config(problem), problem)
     launch(q, k, v, out, lse, dout[:, :1, :1, :1].expand(dout.shape), dq, dk, dv, 0.125)
-    arguments, _ = recorders["prepare_kernel"].calls[0]
-    assert arguments[1].is_contiguous()
+    _, named = recorders["prepare_kernel"].calls[0]
+    assert named["dout"].is_contiguous()
     with pytest.raises(UsageError, match=r"Rows of a gradient .* strides \(65536, 16384, 1, 256\) .* torch.empty_like"):
         launch(q, k, v, out, lse, dout, dq, dk.transpose(2, 3).contiguous().transpose(2, 3), dv, 0.125)
 

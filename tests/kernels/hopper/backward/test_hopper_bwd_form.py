@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hopper.backward import bounds as hopper_bwd_bounds
+from blocktune.kernels.hopper.backward import form as hopper_bwd_form
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
     GENERAL,
@@ -127,6 +128,33 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
                     counted[m] = counted.get(m, 0) + 4
+
+
+QUESTIONS = {
+    "is_general": GENERAL,
+    "has_upper": UPPER,
+    "has_lower": LOWER,
+    "has_edge": EDGE,
+    "has_masks": UPPER | LOWER | EDGE,
+    "has_moving_bounds": MOVING,
+    "has_softcap": SOFTCAP,
+    "is_ordered": ORDERED,
+    "is_packed": PACKED,
+    "counts_all_tiles": ORDERED | PACKED,
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
+    answer = getattr(hopper_bwd_form, question)
+    assert [answer(1 << bit) for bit in range(8)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(8)]
+    assert answer(QUESTIONS[question])
+    assert not answer(0)
+
+
+def test_named_barriers_serve_the_exchange_and_the_release_apart() -> None:
+    answers = [(hopper_bwd_form.names_exchange(n), hopper_bwd_form.names_release(n)) for n in range(4)]
+    assert answers == [(False, False), (True, False), (False, True), (True, True)]
 
 
 def test_packed_sequences_have_blocks_of_their_own() -> None:

@@ -119,7 +119,7 @@ WRONG: dict[str, Any] = {
     "warpgroup_mma_wait": read_now,
     "values_read": lambda *arguments: None,  # nothing but unused slots is ever given back
     "scores_read": lambda *arguments: None,  # nor Q
-    "pass_over": lambda count, full, k_empty, v_empty, slot, phase, *constants: (slot, phase),
+    "pass_over": lambda count, memory, slot, phase, *constants: (slot, phase),
     "pin": lambda x: x * 0,
 }
 

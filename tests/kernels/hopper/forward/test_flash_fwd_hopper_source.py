@@ -294,7 +294,7 @@ def read_now(pending: int, deps: Any) -> Any:
 WRONG: dict[str, Any] = {
     "warpgroup_mma_wait": read_now,
     "release": lambda *arguments: None,  # the last slot of a tile is never given back
-    "hand_back": lambda count, full, k_empty, v_empty, slot, phase, *constants: (slot, phase),
+    "hand_back": lambda count, memory, slot, phase, *constants: (slot, phase),
     "pin": lambda x: x * 0,
 }
 

@@ -1,0 +1,127 @@
+"""What the warps of the Hopper backwards get, by name: memory and barriers, sizes, and constants."""
+
+from typing import Any, NamedTuple
+
+
+class Memory(NamedTuple):
+    """Shared memory of a block of `flash_bwd_hopper_kernel`."""
+
+    k: Any
+    v: Any
+    """The block's keys and values."""
+    q: Any
+    do: Any
+    lse: Any
+    delta: Any
+    """Queries, gradients of the output and statistics of each stage."""
+    ds: Any
+    """dS of two steps."""
+    dq: Any
+    """A part of dQ of each warpgroup, on its way to the sums."""
+    q_full: Any
+    do_full: Any
+    empty: Any
+    """A barrier for each stage: q_full is of q and lse, do_full of do and delta, empty of all of them."""
+    ds_full: Any
+    """A barrier for each dS."""
+
+
+class WideMemory(NamedTuple):
+    """Shared memory of a block of `flash_bwd_hopper_wide_kernel`, whose tiles are panels of 64 columns."""
+
+    k: Any
+    v: Any
+    """The block's keys and values."""
+    q: Any
+    do: Any
+    lse: Any
+    delta: Any
+    """Queries, gradients of the output and statistics of each stage."""
+    p: Any
+    ds: Any
+    """What the warpgroups hand each other: float32 P, and dS."""
+    dq: Any
+    """Room of each warpgroup for a panel of dQ on its way to the sums."""
+    q_full: Any
+    q_empty: Any
+    do_full: Any
+    do_empty: Any
+    """A barrier for each stage: of q and lse, and of do and delta."""
+    exchanged: Any
+    """A barrier for P and one for dS."""
+
+
+class Steps(NamedTuple):
+    """What a warpgroup needs in every step. cap_in: of a soft cap, else None."""
+
+    dq_desc: Any
+    memory: Any
+    scale_log2: Any
+    cap_in: Any
+
+
+class Ends(NamedTuple):
+    """What a warpgroup needs where tiles begin and end: barriers of K and V, and the `TileRing`."""
+
+    kv_full: Any
+    kv_empty: Any
+    ring: Any
+
+
+class Sizes(NamedTuple):
+    """The integers of a launch, and where packed sequences begin; what the form has no use for is None."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+    num_heads_kv: Any
+    group_size: Any
+    batch_heads: Any
+    head_group: Any
+    rows: Any
+    upper: Any
+    lower: Any
+    cu_q: Any
+    cu_k: Any
+
+
+class Bounds(NamedTuple):
+    """Of a sequence: query i sees keys i + lower .. i + upper of those that it has."""
+
+    upper: Any
+    lower: Any
+    keys: Any
+
+
+class Order(NamedTuple):
+    """Whose turn it is to add dq: the number of the tile of keys, whether any query sees it, and the turns."""
+
+    tile: Any
+    seen: Any
+    turns: Any
+
+
+class Options(NamedTuple):
+    """Constants of `flash_bwd_hopper_kernel` that its warps know."""
+
+    STAGES: Any
+    CAUSAL: Any
+    GROUPED: Any
+    DEFER: Any
+    FOLD_LSE: Any
+    FOLD_DELTA: Any
+    NAMED: Any
+    PERSISTENT: Any
+    FORM: Any
+
+
+class WideOptions(NamedTuple):
+    """Constants of `flash_bwd_hopper_wide_kernel` that its warps know."""
+
+    STAGES: Any
+    DO_STAGES: Any
+    CAUSAL: Any
+    FOLD_LSE: Any
+    FOLD_DELTA: Any
+    NAMED: Any
+    PERSISTENT: Any
+    FORM: Any

@@ -1,0 +1,96 @@
+"""What a launch of the Hopper backward has, as two numbers that are known at compile time: FORM and NAMED.
+
+FORM is 0 in the plain form: 128 divides both lengths, and nothing is masked but the diagonal of equal lengths. In every
+other one it is a sum of bits, `GENERAL` among them. NAMED says which of the warpgroups' barriers are the hardware's
+named ones.
+"""
+
+from triton.experimental import gluon
+
+
+@gluon.constexpr_function
+def bits(*words):
+    """Return the sum of these bits of FORM; the functions below say what each one means.
+
+    Triton hashes this text, but no numbers that a constexpr function takes from its module.
+    """
+    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general")
+    return sum(1 << order.index(word) for word in words)
+
+
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (
+    bits(word) for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general")
+)
+"""The bits of FORM on the host."""
+
+
+@gluon.constexpr_function
+def is_general(form):
+    """Whether the form is another than the plain one."""
+    return form & bits("general") != 0
+
+
+@gluon.constexpr_function
+def has_upper(form):
+    """Whether a query i sees keys up to i + upper only."""
+    return form & bits("upper") != 0
+
+
+@gluon.constexpr_function
+def has_lower(form):
+    """Whether a query i sees keys from i + lower on only."""
+    return form & bits("lower") != 0
+
+
+@gluon.constexpr_function
+def has_edge(form):
+    """Whether the last block of keys may be a part of one."""
+    return form & bits("edge") != 0
+
+
+@gluon.constexpr_function
+def has_masks(form):
+    """Whether some pairs of a query and a key that are copied do not see each other."""
+    return form & bits("upper", "lower", "edge") != 0
+
+
+@gluon.constexpr_function
+def has_moving_bounds(form):
+    """Whether upper and lower move with the sequence: by its keys minus its queries."""
+    return form & bits("moving") != 0
+
+
+@gluon.constexpr_function
+def has_softcap(form):
+    """Whether a soft cap bends the scores."""
+    return form & bits("softcap") != 0
+
+
+@gluon.constexpr_function
+def is_ordered(form):
+    """Whether dq is added up in a fixed order."""
+    return form & bits("ordered") != 0
+
+
+@gluon.constexpr_function
+def is_packed(form):
+    """Whether sequences are packed."""
+    return form & bits("packed") != 0
+
+
+@gluon.constexpr_function
+def counts_all_tiles(form):
+    """Whether the first tiles come from the counter, too: some are passed over, or all must be taken in order."""
+    return form & bits("ordered", "packed") != 0
+
+
+@gluon.constexpr_function
+def names_exchange(named):
+    """Whether warpgroups pass tiles to each other at named barriers."""
+    return named & 1 != 0
+
+
+@gluon.constexpr_function
+def names_release(named):
+    """Whether stages are given back at named barriers."""
+    return named & 2 != 0

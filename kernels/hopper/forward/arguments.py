@@ -1,0 +1,73 @@
+"""What the warps of the Hopper forwards get, by name: memory and barriers, sizes, and what is known at compile time."""
+
+from typing import Any, NamedTuple
+
+
+class Memory(NamedTuple):
+    """Shared memory of a block. None: of no use to the kernel at hand."""
+
+    q: Any
+    """A tile of queries for each consumer."""
+    k: Any
+    v: Any
+    """A tile of keys and one of values for each stage."""
+    o: Any
+    """A consumer's output on its way out."""
+    q_full: Any
+    q_empty: Any
+    """A barrier for each consumer."""
+    full: Any
+    k_empty: Any
+    v_empty: Any
+    """A barrier for each stage. k_empty is of the whole slot, unless K and V are given back apart."""
+    ring: Any
+    """Numbers of tiles, a `TileRing`."""
+
+
+class Sizes(NamedTuple):
+    """The integers of a launch; right and left: bounds of the keys that query 0 sees."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+    num_heads: Any
+    group_size: Any
+    batch_heads: Any
+    head_group: Any
+    right: Any
+    left: Any
+
+
+class Options(NamedTuple):
+    """Constants of `flash_fwd_hopper_kernel` that its warps know."""
+
+    BLOCK_N: Any
+    STAGES: Any
+    CONSUMERS: Any
+    QK_PANELS: Any
+    V_PANELS: Any
+    RAGGED: Any
+    RIGHT: Any
+    LEFT: Any
+    LOWER_RIGHT: Any
+    ALIGNED: Any
+    SOFTCAP: Any
+    SPLIT_RELEASE: Any
+    EARLY_P: Any
+    KEEP_P: Any
+    SHARE_O: Any
+
+
+class ShortOptions(NamedTuple):
+    """Constants of `flash_fwd_hopper_short_kernel` that its warps know."""
+
+    BLOCK_N: Any
+    STAGES: Any
+    CONSUMERS: Any
+    RAGGED: Any
+    RIGHT: Any
+    ALIGNED: Any
+    SPLIT_RELEASE: Any
+    EARLY_P: Any
+    KEEP_P: Any
+    O_SLOTS: Any
+    JOINED: Any
