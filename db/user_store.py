@@ -1,4 +1,4 @@
-"""What was measured of people's own kernels, in the same database as ours."""
+"""What was measured of users' kernels, in the same database as ours."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -81,8 +81,8 @@ THROTTLING: Mapping[int, tuple[str, str]] = {
     0x02: ("clocks are set by an application", "Unless you mean it: nvidia-smi --reset-applications-clocks"),
     0x04: ("the power limit lowers the clocks", "Times are those of this power limit; they are stored with it."),
     0x08: ("the hardware slows itself down", "Look at cooling and power supply; times taken now mislead."),
-    0x20: ("software lowers the clocks because of heat", "Let it cool, or mend the cooling, then tune."),
-    0x40: ("the hardware lowers the clocks because of heat", "Let it cool, or mend the cooling, then tune."),
+    0x20: ("software lowers the clocks because of heat", "Let it cool, or fix the cooling, then tune."),
+    0x40: ("the hardware lowers the clocks because of heat", "Let it cool, or fix the cooling, then tune."),
     0x80: ("the power supply asks for lower clocks", "Look at the power supply; times taken now mislead."),
 }
 """Bits of NVML's clock event reasons that change times, with what each means and what to do."""
@@ -166,7 +166,7 @@ def _sqlite() -> Iterator[Finding]:
         level=Level.WARNING,
         meaning=(
             "SQLite 3.7.0 to 3.51.2 has a rare bug by which two connections that write and checkpoint one WAL database "
-            "at the same moment can damage it. Your distribution may have mended it without changing the number."
+            "at the same moment can damage it. Your distribution may have fixed it without changing the version number."
         ),
         fix="Keep an export of results that matter (tune export), or use a Python with SQLite 3.51.3 or newer.",
     )

@@ -1,4 +1,4 @@
-"""`tune doctor`: what of this machine matters to tuning, what is wrong with it, and how to mend that."""
+"""`tune doctor`: what of this machine matters to tuning, what is wrong with it, and how to fix that."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -24,7 +24,7 @@ def doctor(
     Driver, CUDA, ptxas, torch, triton, SQLite, database and GPU state, with what each problem means.
     Ends with exit code 5 when the database cannot serve, else with 0: a machine without a GPU is no fault.
     With --recover a damaged database is replaced by a fresh one with the rows that can still be read; the damaged file
-    is kept beside it, and a sound one is left alone.
+    is kept next to it. A sound database is left alone.
 
     \b
     tune doctor

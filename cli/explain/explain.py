@@ -55,9 +55,9 @@ def explain(
     """Explain a config: where its time goes by the models, what binds it, what would lift that.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
-    It is compiled here, which needs no GPU. A measured time, where there is one, stands beside the prediction, and so
-    does the config of the paper's block rule. Where the two differ by more than a quarter, the model does not explain
-    the config: nothing is said about what binds it, and no advice is given.
+    It is compiled here, which needs no GPU. A measured time, where there is one, is shown next to the prediction,
+    and so is the config of the paper's block rule. Where the measured and the predicted time differ by more than a
+    quarter, the model does not explain the config: nothing is said about what binds it, and no advice is given.
 
     \b
     tune explain --seq 8192 --dim 64

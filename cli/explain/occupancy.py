@@ -78,7 +78,7 @@ def occupancy(
 
 
 def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
-    """The limits that are asked about, and how many SMs have them where a device is meant."""
+    """Return the limits of the given target, and how many SMs have them where it is a device."""
     from blocktune.kernels.hardware.device import limits_for, parse_cc
 
     if cc is None:

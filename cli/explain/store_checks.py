@@ -89,7 +89,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
             value=health.integrity,
             level=Level.PROBLEM,
             meaning="The file is damaged; what it answers may be wrong.",
-            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one beside it.",
+            fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one next to it.",
         )
     if health.journal_mode not in ("wal", ""):
         yield Finding(
@@ -102,7 +102,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
 
 
 def _ownership(name: str, path: Path) -> Iterator[Finding]:
-    """Whether somebody else can change what production reads."""
+    """Yield a finding where another user can change what production reads."""
     reasons = "; ".join(doubts(path))
     if not reasons:
         return

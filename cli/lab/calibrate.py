@@ -1,7 +1,7 @@
 """Fits the cost model's constants to recorded sweeps: `python -m blocktune.cli.lab.calibrate [PLACE]...`.
 
 Every head dimension is left out once: the constants are fitted to the others, from a start that knows no sweep, and
-judged on the one left out, beside the constants as they are. Then they are fitted to all. Nothing is changed: what is
+judged on the one left out, next to the present constants. Then they are fitted to all. Nothing is changed: what is
 better is for a person to judge, round and write down in tuner/cost/constants.py.
 """
 

@@ -59,7 +59,7 @@ def noise(
 
 
 def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "tuple[KernelConfig, ...]":
-    """What is studied, then what may be studied beside it."""
+    """Return the config that is studied, then those that may be studied with it."""
     from blocktune.db.store import ResultStore
     from blocktune.kernels.registry import competing
     from blocktune.kernels.values.config import Origin

@@ -31,7 +31,7 @@ def noise_cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def noise_notes(document: Mapping[str, Any]) -> list[str]:
-    """What there is to say beside the table."""
+    """Return the lines that accompany the table."""
     summary, labels = document["summary"], [config["label"] for config in document["configs"]]
     lines = [
         f"Final times under `{name}`, over that of {labels[0]}: "

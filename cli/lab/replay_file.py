@@ -115,9 +115,9 @@ def _strategies(document: Mapping[str, Any]) -> str:
     without = f", without {' and '.join(left_out)}" if (left_out := document.get("without")) else ""
     caption = (
         f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}{without}): "
-        "how much slower than the best of the sweep the best of so many measurements is, "
-        "mean and 95 % confidence interval over the shapes; `tune run` uses "
-        f"`{document['default']}`. Seconds are those of compiling and measuring, as recorded."
+        "each `after N` column shows how much slower the best of N measurements is than the best of the sweep, as mean "
+        f"and 95 % confidence interval over the shapes. `tune run` uses `{document['default']}`. "
+        "Seconds are those of compiling and measuring, as recorded."
     )
     where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
     table = _table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])

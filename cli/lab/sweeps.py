@@ -1,4 +1,4 @@
-"""`tune sweeps`: the recorded sweeps of a database as compact files, one a shape, for `tune replay` and the record."""
+"""`tune sweeps`: recorded sweeps of a database as compact files, one per shape, for `tune replay` and the record."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""The tables of a bench: one a head dimension, with a row a shape, and the means over all shapes."""
+"""The tables of a bench: one per head dimension, with one row per shape, and the means over all shapes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -74,7 +74,7 @@ def _columns(rows: "Sequence[BenchRow]") -> list[str]:
 
 
 def _guests(rows: "Sequence[BenchRow]") -> list[str]:
-    """The peers that take part only when asked to, and were timed in some row."""
+    """Return the peers that take part only on request, and were timed in some row."""
     return [name for name in GUESTS if any(row.entries.get(name, {}).get("timing") for row in rows)]
 
 
@@ -159,7 +159,7 @@ def _caption(document: Mapping[str, Any]) -> str:
     return (
         f"{measured(document)} "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
-        "95th percentile. In brackets behind stock `@triton.autotune` over the same space: the seconds that it takes "
+        "95th percentile. In brackets after stock `@triton.autotune` over the same space: the seconds that it takes "
         "to tune, estimated for an empty cache."
         + left_out(document)
         + (OWN_COLUMNS if _has_kernels(document) else "")

@@ -1,5 +1,5 @@
-"""What a differential check leaves behind (`make fuzz OUT=results/DEVICE.differential.json`), and the tables that are
-made of it: how many cases ran, on what, which kernels served them, and every case that failed."""
+"""The file that a differential check writes (`make fuzz OUT=results/DEVICE.differential.json`), and the tables that
+are made of it: how many cases ran, on what, which kernels served them, and every case that failed."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -140,7 +140,7 @@ def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The header and the rows without the columns in which nobody took part."""
+    """Return the header and the rows without the columns that have only dashes."""
     kept = [index for index in range(len(header)) if any(row[index] != "-" for row in rows)]
     return [header[index] for index in kept], [[row[index] for index in kept] for row in rows]
 

@@ -1,5 +1,5 @@
-"""What a run of the GPU tests leaves behind (`make gpu-test RECORD=results/DEVICE`), and the tables that are made of
-it: which tests passed where, and what a call costs on the host."""
+"""The files that a run of the GPU tests writes (`make gpu-test RECORD=results/DEVICE`), and the tables that are made
+of them: which tests passed where, and what a call costs on the host."""
 
 import json
 from collections import Counter
@@ -91,8 +91,8 @@ def costs_table(document: Mapping[str, Any]) -> str:
         (
             f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
             "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
-            "`blocktune.attention` is all of a call, its output's memory included; beside it what starting the same "
-            "kernel costs otherwise, with all arguments at hand.",
+            "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
+            "starting the same kernel costs in other ways, with all arguments at hand.",
             _table(
                 ("kernel", *COSTS_COLUMNS.values()),
                 [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],

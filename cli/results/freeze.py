@@ -52,7 +52,9 @@ def freeze(
             row = {"file": str(path), "device": each.name, "bests": len(document["bests"])}
             written.append(row | {"sha256": document["sha256"], "bytes": len(text.encode())})
     except OSError as error:
-        raise UsageError(f"Freezing needs a place that can be written, but {out} is none: {error.strerror}.") from error
+        raise UsageError(
+            f"Freezing needs a place that can be written, but {out} cannot be: {error.strerror}."
+        ) from error
     if as_json:
         print_json({"files": written})
         return

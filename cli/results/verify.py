@@ -75,7 +75,7 @@ def _due(
         return [(best, why) for best in bests if (why := why_speedup_is_due(best))]
     reasons = ((best, why_due(best, environment)) for best in bests)
     return [
-        (best, why or "asked for") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
+        (best, why or "requested") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
     ]
 
 

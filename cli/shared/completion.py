@@ -1,4 +1,4 @@
-"""What a shell completes behind a flag. It answers within a blink, so it imports neither torch nor triton."""
+"""What a shell completes after a flag. It must answer at once, so it imports neither torch nor triton."""
 
 import re
 from collections.abc import Iterator

@@ -26,8 +26,10 @@ def wanted_gpus(text: str | None) -> int | None:
 
 
 def gpus_for(device: "DeviceSpec", wanted: int | None, shapes: int) -> tuple["DeviceSpec", ...]:
-    """The GPUs that share so many shapes, all of the device's kind; none where the device is not here, and no more than
-    there are shapes. Those of another kind are left out with a note.
+    """Return the GPUs that share the shapes, at most one for each shape.
+
+    All are of the device's kind; GPUs of another kind are left out with a note. There are none where the device is not
+    here.
 
     Raises:
         NoDeviceError: more are wanted than are here.

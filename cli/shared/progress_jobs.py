@@ -24,7 +24,7 @@ class JobsProgress(Protocol):
 
 @contextmanager
 def shown_jobs(total: int) -> Iterator[JobsProgress]:
-    """What shows the progress of so many jobs."""
+    """Yield what shows the progress of `total` jobs."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield JobLines(total)
         return

@@ -97,5 +97,5 @@ def _values(where: str, key: str, value: Any) -> tuple[Any, ...]:
     kind, told = _KINDS.get(key.replace("-", "_"), _COUNT)
     values = value if isinstance(value, list) else [value]
     if not values or any(type(one) is not kind for one in values):
-        raise UsageError(f"`{key}` must be {told} or a list of such, but {where} has {key} = {value!r}. Correct it.")
+        raise UsageError(f"`{key}` must be {told} or a list of these, but {where} has {key} = {value!r}. Correct it.")
     return tuple(values)

@@ -121,9 +121,9 @@ def _vllm_table(table: Mapping[int, Best]) -> dict[str | int, Any]:
 
 
 def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial]) -> Files:
-    """`kernel_options` of FlexAttention by shape: the fastest measured config of a kernel like its template.
+    """Return `kernel_options` of FlexAttention by shape: the fastest measured config of a kernel like its template.
 
-    A winner of a kernel unlike it (warp specialised, say) tells nothing about the template, so the trials are asked
+    A winner of a kernel unlike it (warp specialised, say) says nothing about the template, so the trials are searched
     too. Backward and decoding have other templates, and features are the caller's score_mod: neither is in the file.
     """
     options = {

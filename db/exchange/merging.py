@@ -44,7 +44,7 @@ def winner_of(candidates: Sequence[Best]) -> Best:
     Those of the best origin are left: measured, else borrowed, predicted, default. Of these, times of different
     software cannot be compared, so the youngest names the software (environment and kernel source) that counts. Of what
     that software gave, the fastest stays; of equals, the youngest. Times of two runs differ by several per cent when
-    one GPU was warmer, so winners that were all timed beside the same default are compared by the ratio to it.
+    one GPU was warmer, so winners that were all timed together with the same default are compared by the ratio to it.
     """
     best_rank = min(ORIGIN_RANK[best.origin] for best in candidates)
     finest = [best for best in candidates if ORIGIN_RANK[best.origin] == best_rank]

@@ -14,7 +14,7 @@ from blocktune.db.records.user_records import UserBest
 from blocktune.kernels.values.errors import UsageError
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Parameters that `triton.Config` takes beside what is compiled in."""
+"""Parameters that `triton.Config` takes in addition to what is compiled in."""
 
 _DOCSTRING = "Winners of blocktune, by (kernel, shape)."
 

@@ -118,7 +118,7 @@ def _pragma(connection: Connection, name: str) -> list[Any]:
 
 
 def _file_bytes(path: Path) -> int:
-    """The file and the commits that wait beside it."""
+    """Return the size of the file and of the commits that wait in its log."""
     wal = log_of(path)
     return path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
 

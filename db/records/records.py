@@ -94,10 +94,14 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One candidate and how it ended. samples_us are the timed rounds, time_us their median, relative_to_anchor the
-    median of time over the anchor's time in the same round (None when it was not timed). error: why there is no time,
-    or, beside one, how it was taken when not as usual: twice, or with few rounds. imported: it came in a document and
-    was not made again here; such a trial never counts as one of this machine."""
+    """Hold one candidate and how it ended.
+
+    samples_us: the timed rounds.
+    time_us: the median of samples_us.
+    relative_to_anchor: the median of time over the anchor's time in the same round; None when it was not timed.
+    error: why there is no time. Where there is a time, how it was taken if not as usual: twice, or with few rounds.
+    imported: it came in a document and was not made again here; such a trial never counts as one of this machine.
+    """
 
     device: DeviceSpec
     environment: Environment

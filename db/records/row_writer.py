@@ -74,7 +74,7 @@ class RowWriter:
             _assign(row, columns)
 
     def best_rows(self) -> Sequence[BestRow]:
-        """All winners, as they are while nobody else writes."""
+        """Return all winners, as they are while no other process writes."""
         return self._session.scalars(select(BestRow)).all()
 
     def remove_best(self, best: Best) -> None:

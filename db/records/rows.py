@@ -27,7 +27,7 @@ _TELEMETRY = tuple(field.name for field in fields(Telemetry))
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 IMPORTED = "imported"
-"""Stands where the UUID of the GPU stands otherwise: the trial came in a document and nobody made it again here."""
+"""Stands in place of the GPU's UUID: the trial came in a document and was not made again here."""
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What making a record of a row that anyone may have written can raise; `UsageError` is a ValueError."""
@@ -53,19 +53,19 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
 
 
 def device_of(row: DeviceRow) -> DeviceSpec:
-    """The device of this row.
+    """Return the device of this row.
 
     Raises:
-        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     return _parsed_device(row.document, None)
 
 
 def trial_of(row: TrialRow) -> Trial:
-    """The record of this row.
+    """Return the record of this row.
 
     Raises:
-        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
     resources = {name: getattr(row, name) for name in _RESOURCES}
@@ -97,10 +97,10 @@ def trial_of(row: TrialRow) -> Trial:
 
 
 def best_of(row: BestRow) -> Best:
-    """The record of this row.
+    """Return the record of this row.
 
     Raises:
-        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
     best = Best(
@@ -127,7 +127,11 @@ def best_of(row: BestRow) -> Best:
 
 
 def environment_of(row: EnvironmentRow) -> Environment:
-    """The software and regime of this row; what it is part of checks them. A regime that is none raises ValueError."""
+    """Return the software and regime of this row; what it is part of checks them.
+
+    Raises:
+        ValueError: the regime is unknown.
+    """
     return Environment.from_json({name: getattr(row, name) for name in _ENVIRONMENT})
 
 

@@ -1,4 +1,4 @@
-"""What was measured of people's own kernels, as frozen values."""
+"""What was measured of users' kernels, as frozen values."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -85,7 +85,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
     """The record of this row, on the device as it is stored unless the caller knows it.
 
     Raises:
-        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
     trial = UserTrial(
@@ -110,7 +110,7 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
     """The record of this row, on the device as it is stored unless the caller knows it.
 
     Raises:
-        one of UNREADABLE: a value is out of range; blocktune wrote none such.
+        one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
     best = UserBest(

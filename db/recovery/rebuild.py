@@ -1,4 +1,4 @@
-"""What can still be read of a damaged store, in a fresh one beside which the damaged one is kept."""
+"""What can still be read of a damaged store, in a fresh store. The damaged one is kept next to it."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was saved.
+    """Hold what was saved.
 
-    kept: where the damaged file is now. user_rows: trials and winners of tuned functions. lost_at_least: trials and
-    winners that were seen and break a rule, or refer to what is lost. lost_at_most: with them those that may have stood
-    where nothing can be read; None where pages are missing, so that nobody can say.
+    kept: where the damaged file is now.
+    user_rows: trials and winners of tuned functions.
+    lost_at_least: trials and winners that were seen and break a rule, or refer to what is lost.
+    lost_at_most: lost_at_least plus those that may have stood where nothing can be read; None where pages are missing,
+        so that the number is unknown.
     """
 
     place: str
@@ -45,9 +47,9 @@ class Recovery:
 
 
 def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Recovery | None:
-    """Makes a fresh store of what is readable in a damaged one; None where nothing is damaged.
+    """Make a fresh store of what is readable in a damaged one. Return what was saved; None where nothing is damaged.
 
-    Nobody should use the store meanwhile: what another process writes at the same time stays in the damaged file.
+    Do not use the store meanwhile: what another process writes at the same time stays in the damaged file.
 
     Raises:
         UsageError: the store is no file.
@@ -114,7 +116,7 @@ def _require_file(path: Path) -> None:
     if not path.exists():
         raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
     if not path.is_file():  # a pipe would be read for ever
-        raise StoreError(f"A store is a file, but {path} is none. Correct --db or BLOCKTUNE_DB.")
+        raise StoreError(f"A store must be a file, but {path} is not. Correct --db or BLOCKTUNE_DB.")
     if _is_text(path):
         raise ForeignStoreError(
             f"Only a database can be recovered, but {path} is a text file. `tune import` reads exports; correct --db "

@@ -10,7 +10,7 @@ from pathlib import Path
 from blocktune.kernels.values.errors import StoreError
 
 JOURNALS = ("-wal", "-shm")
-"""What SQLite keeps beside a file."""
+"""The suffixes of the files that SQLite keeps next to a database."""
 
 
 def fresh_path(path: Path) -> Path:
@@ -19,7 +19,7 @@ def fresh_path(path: Path) -> Path:
 
 
 def remove_fresh(fresh: Path) -> None:
-    """Removes a fresh store that has not taken its place, with what SQLite kept beside it."""
+    """Remove a fresh store that has not taken its place, and the files that SQLite kept next to it."""
     for suffix in ("", *JOURNALS):
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)
 

@@ -41,10 +41,10 @@ Record = TypeVar("Record", Trial, Best, UserTrial, UserBest)
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What could be read of trials and winners.
+    """Hold what could be read of trials and winners.
 
-    lost_at_least counts those that were seen and cannot be kept. lost_at_most adds what may have stood where nothing
-    can be read; None where nobody can say.
+    lost_at_least: how many were seen and cannot be kept.
+    lost_at_most: lost_at_least plus what may have stood where nothing can be read; None where that is unknown.
     """
 
     trials: tuple[Trial, ...]

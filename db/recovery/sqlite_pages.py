@@ -47,12 +47,12 @@ class Page:
 
 
 def page_of(content: bytes, usable: int, *, header_at: int = 0, kind: int | None = None) -> Page | None:
-    """The b-tree page in a page's content; None where it is none.
+    """Return the b-tree page in a page's content; None where the content is not a b-tree page.
 
     Args:
         content: the whole page.
         usable: the bytes of a page that b-trees use.
-        header_at: where the page's header is: behind the file's own header on page 1.
+        header_at: where the page's header is; on page 1 it follows the file's header.
         kind: what to take it for, whatever its first byte says.
     """
     kind = content[header_at] if kind is None else kind
@@ -117,7 +117,7 @@ def _free_blocks(content: bytes, first: int, usable: int) -> list[tuple[int, int
 
 
 def _tiles(pieces: list[tuple[int, int]], start: int, usable: int, fragments: int) -> bool:
-    """Whether the pieces lie side by side from start to the end, but for so many bytes."""
+    """Return whether the pieces lie side by side from start to the end, with `fragments` bytes of gaps in all."""
     at, gaps = start, 0
     for begin, end in sorted(pieces):
         if begin < at:

@@ -16,8 +16,12 @@ _PARENTS = tuple(row_type.__tablename__ for row_type in (DeviceRow, ShapeRow, Ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Which trials are comparable. source_hashes: of the kernels as they are, by name; kernels of other names, which
-    may be somebody's own, are left alone. protocol: the version of the measuring protocol."""
+    """Say which trials are comparable.
+
+    source_hashes: the hashes of the present kernels, by name. Kernels of other names are left alone, since they may
+        be a user's.
+    protocol: the version of the measuring protocol.
+    """
 
     source_hashes: Mapping[str, str]
     protocol: int
@@ -99,7 +103,7 @@ def _size_bytes(engines: StoreEngines) -> int:
 
 
 def _shrink(engines: StoreEngines) -> None:
-    """A server reuses the space by itself; a SQLite file must be written anew, with nobody else writing."""
+    """Rewrite a SQLite file while no other process writes to it; a server reuses the space by itself."""
     path = engines.target.path
     if path is None:
         return

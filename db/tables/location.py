@@ -26,10 +26,10 @@ class StoreTarget:
 
     @classmethod
     def of(cls, target: str | Path | None) -> "StoreTarget":
-        """The target that a path, a URL, the variable BLOCKTUNE_DB or, last, the user's data directory names.
+        """Return the target that a path, a URL, the variable BLOCKTUNE_DB or, last, the user's data directory names.
 
         Raises:
-            UsageError: a URL that is none, an SQLite URL that names no file, or a results file (`*.json`).
+            UsageError: the URL is invalid, an SQLite URL names no file, or the name is a results file's (`*.json`).
         """
         chosen = str(target or os.environ.get("BLOCKTUNE_DB") or default_store_path())
         if not is_server(chosen):
@@ -59,7 +59,7 @@ class StoreTarget:
 
 
 def _file_path(name: str) -> Path:
-    """The file itself, whatever links lead to it: what is kept beside a store belongs beside that."""
+    """Return the file itself, with all links resolved: a store's other files are kept next to the file, not a link."""
     if name == ":memory:":
         raise UsageError(
             "The store must be a file, since several processes use it, but got a database in memory. Give a path."

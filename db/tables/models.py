@@ -7,7 +7,7 @@
     config ──┴── best      one row for each (device, shape)
 
 A value that another room owns (a device, a shape, a config) is stored whole as a `document`: what its `to_json` gives,
-with sorted keys and no spaces, so that equal values have equal text. The columns beside it repeat what queries need.
+with sorted keys and no spaces, so that equal values have equal text. The other columns repeat what queries need.
 
 The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
 device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver. It and the tables
@@ -146,7 +146,7 @@ class TrialRow(Base):
     """One candidate and how it ended.
 
     From `registers` to `code_sha256` are its `KernelResources` (all NULL when it never compiled), from `sm_clock_mhz`
-    to `other_processes` its `Telemetry`. gpu_uuid is `imported` where nobody made the trial here.
+    to `other_processes` its `Telemetry`. gpu_uuid is `imported` where the trial was not made here.
     """
 
     __tablename__ = "trial"

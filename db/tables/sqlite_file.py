@@ -54,7 +54,7 @@ def _go_on() -> bool:
 
 
 def log_of(path: Path) -> Path:
-    """Return the write-ahead log of a file, which SQLite keeps beside the file itself, not beside a link to it."""
+    """Return the write-ahead log of a file. SQLite keeps it next to the file itself, not next to a link to the file."""
     return Path(f"{os.path.realpath(path)}-wal")
 
 
@@ -103,7 +103,7 @@ def _unread_rows(path: Path, error: sqlite3.OperationalError) -> StoreError:
     wal = log_of(path).name
     if error.sqlite_errorname.startswith("SQLITE_IOERR_SHM"):
         return StoreError(
-            f"Reading {path} needs 32 KB of free space beside it while rows wait in {wal}, but there is none. "
+            f"Reading {path} needs 32 KB of free space in its directory while rows wait in {wal}, but there is none. "
             "Make room and try again."
         )
     return StoreError(

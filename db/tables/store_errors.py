@@ -66,9 +66,7 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
             f"({_reason(error)}). Give another place by --db or BLOCKTUNE_DB."
         )
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
-        return StoreError(
-            f"Writing needs free space beside {target.label}, but the disk is full. Make room and try again."
-        )
+        return StoreError(f"Writing to {target.label} needs free space, but the disk is full. Make room and try again.")
     return StoreError(
         f"The database {target.label} must be reachable and in order, but it answers: {_reason(error)}. "
         "See `tune doctor`, or give another one by --db or BLOCKTUNE_DB."

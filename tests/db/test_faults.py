@@ -1,4 +1,4 @@
-"""A store whose disk, file or neighbours fail while it is written: what was acknowledged stays, the error is told."""
+"""A store whose disk, file or neighbours fail while it is written: acknowledged rows stay, the error is reported."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_damage_that_comes_while_the_store_is_open_is_told(
 
 
 def test_a_log_of_another_file_is_not_taken_for_ours(sqlite_store: ResultStore, path: Path, trial: Trial) -> None:
-    """A backup that was put back over the file, while the log of the newer file stayed beside it."""
+    """A backup that was put back over the file, while the log of the newer file stayed next to it."""
     backup = path.read_bytes()
     with closing(connect_sqlite(f"{path.as_uri()}?mode=rw", 1)) as keeps_the_log:
         keeps_the_log.execute("SELECT count(*) FROM trial").fetchone()
@@ -154,7 +154,7 @@ def test_a_forked_writer_and_threads_beside_it_lose_nothing(path: Path, document
     told = in_a_process(
         """
         import threading, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads running
         def write(writer, count):
             for number in range(count):
                 own = replace(trial.config, extra=(("number", number), ("writer", writer)))

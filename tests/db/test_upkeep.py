@@ -49,7 +49,7 @@ def test_winners_timed_beside_the_same_default_are_compared_by_it(best: Best) ->
         assert winner_of(order) == warm
     other = replace(best, default=replace(best.default, num_stages=1), time_us=99.0, default_time_us=200.0)
     untimed = replace(cool, default_time_us=None)
-    assert winner_of([cool, warm, other]) == cool  # beside different defaults times are all there is
+    assert winner_of([cool, warm, other]) == cool  # with different defaults only times can be compared
     assert winner_of([untimed, warm]) == untimed
 
 

@@ -1,4 +1,4 @@
-"""People's own kernels in the store: rows there and back, beside ours, and in stores that are older."""
+"""Users' kernels in the store: rows there and back, next to ours, and in stores that are older."""
 
 import sqlite3
 from contextlib import closing
@@ -128,7 +128,7 @@ def test_a_value_that_blocktune_never_wrote_is_refused_with_its_row(
             with pytest.raises(StoreCorruptError, match="values that blocktune wrote") as caught:
                 store.bests(user_best.device)
             assert len(str(caught.value)) < 1000
-        if column in columns["user_trial"] - {"kernel", "source_hash", "problem"}:  # these are asked for
+        if column in columns["user_trial"] - {"kernel", "source_hash", "problem"}:  # these are filtered by
             with pytest.raises(StoreCorruptError, match="values that blocktune wrote"):
                 stored(store, user_trial)
 

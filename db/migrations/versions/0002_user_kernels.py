@@ -1,4 +1,4 @@
-"""People's own kernels: user_trial, user_best, and the view `user_dispatch`. The tables of 0001 stay as they are."""
+"""Users' kernels: user_trial, user_best, and the view `user_dispatch`. The tables of 0001 stay as they are."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -26,7 +26,7 @@ def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compiles are replaced by fixed resources; the labels of what was asked for are kept."""
+    """Compiles are replaced by fixed resources; the labels of what was requested are kept."""
     labels: list[str] = []
 
     def compile_(subject) -> CompiledCode:

@@ -194,7 +194,7 @@ def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path) -> No
 
 def test_a_measured_step_shows_its_time_and_a_failed_one_its_reason(tune, tmp_path: Path) -> None:
     row = json.loads(tune(*LADDER, "--json").stdout)
-    assert row["shape"].pop("label") == row["label"]  # the file has it beside the shape
+    assert row["shape"].pop("label") == row["label"]  # the file has it next to the shape
     row["origin"] = "measured"
     row["steps"][2]["timing"] = {"median_us": 2000.0, "low_us": 1.0, "high_us": 3.0, "tflops": 5.0}
     row["steps"][7] |= {"problem": "no such instruction", "config": None, "hbm_bytes": None, "hbm_bytes_least": None}

@@ -26,7 +26,7 @@ def other_config(best: Best) -> KernelConfig:
 
 @pytest.fixture
 def terms(winner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A GPU that is not there; on which terms it was asked."""
+    """Replace the GPU, which is not there; return the terms it was called with."""
     terms: list[Any] = []
 
     @contextlib.contextmanager

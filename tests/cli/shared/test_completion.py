@@ -1,4 +1,4 @@
-"""What a shell completes behind the flags of `tune`."""
+"""What a shell completes after the flags of `tune`."""
 
 import subprocess
 import sys

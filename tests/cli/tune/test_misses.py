@@ -32,7 +32,7 @@ def misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tuned(winner: Callable[..., Best], monkeypatch: pytest.MonkeyPatch) -> list[AttentionShape]:
-    """The shapes that the use case was asked to tune; it has no result for `RARE`."""
+    """Return the shapes that the use case was called with; it has no result for `RARE`."""
     got: list[AttentionShape] = []
 
     def tune(shape: AttentionShape, **_: Any) -> Any:

@@ -21,7 +21,7 @@ RUN = ("run", "--seq", 8192, "--dim", 64)
 
 
 class FakeTune:
-    """Stands in for the use case: remembers what it got and ends as it is told."""
+    """Stand in for the use case: remember what it got and end as the test sets it."""
 
     def __init__(self, report: TuningReport) -> None:
         self.report = report
@@ -62,7 +62,7 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compiles end at once; the labels of what was asked for are kept."""
+    """Compiles end at once; the labels of what was requested are kept."""
     labels: list[str] = []
 
     def submit(farm: object, kernel: str, config: KernelConfig, *_: object) -> Future[CompileResult]:

@@ -1,4 +1,4 @@
-"""Where results are written: files at once, into devices and pipes, never through somebody's link."""
+"""Where results are written: files at once, into devices and pipes, never through another user's link."""
 
 import os
 import stat

@@ -33,7 +33,7 @@ ROWS_IN_A_PAGE = 4096 // SMALLEST_ROW_BYTES
 
 
 def files(folder: Path) -> list[str]:
-    """The names of a folder's files, without those that SQLite keeps beside a store while it is open."""
+    """Return the names of a folder's files, without those that SQLite keeps next to a store while it is open."""
     return sorted(each.name for each in folder.iterdir() if not each.name.endswith(("-wal", "-shm")))
 
 
@@ -358,7 +358,7 @@ def test_a_newer_store_is_not_recovered_by_an_older_blocktune(path: Path, best: 
 
 def test_a_pipe_is_no_store(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(StoreError, match="is none"):
+    with pytest.raises(StoreError, match="must be a file"):
         recover(path)
 
 

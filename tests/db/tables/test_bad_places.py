@@ -1,4 +1,4 @@
-"""Files that are no store, stores that cannot be used as they are, and what people are told about them."""
+"""Files that are no store, stores that cannot be used as they are, and what the errors say about them."""
 
 import os
 import shutil

@@ -112,7 +112,7 @@ except StoreError as error:
 
 
 def read_by_another(path: Path, *, user: int | None = None, file_bytes: int = -1) -> str:
-    """What a process says that is that user, or may write files of so many bytes only."""
+    """Return what a process says that runs as this user, or may write files of up to `file_bytes` only."""
     arguments = [str(file_bytes), str(os.geteuid() if user is None else user), str(path)]
     command = [sys.executable, "-P", "-c", READER, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
