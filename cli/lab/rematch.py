@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 def rematch(
     places: Annotated[
-        list[str], typer.Argument(metavar="STORE...", help="Databases (paths or URLs) or exports, one a search.")
+        list[str], typer.Argument(metavar="STORE...", help="Databases (paths or URLs) or exports, one per search.")
     ],
     out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the winners of repeated searches against each other and the default, in one run of finals a shape.
+    """Time the winners of repeated searches against each other and the default, in one run of finals per shape.
 
     It tells how many searches found the same winner or one within the tie band of it, and whether any winner is slower
     than the default. Only shapes that all stores hold as measured on this kind of GPU, under one regime, take part.

@@ -62,7 +62,7 @@ def rematch_table(document: Mapping[str, Any]) -> str:
     """What became of the winners of repeated searches: one row a shape."""
     caption = (
         f"Winners of searches that began with nothing, on {document['device']} on {document['created_at'][:10]}, timed "
-        "against each other and the default afterwards, in one run of finals a shape:"
+        "against each other and the default afterwards, in one run of finals per shape:"
     )
     return f"{caption}\n\n{_table(REMATCH_COLUMNS, [rematch_cells(row) for row in document['rows']])}"
 
