@@ -16,7 +16,7 @@ Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward
 Why nothing hangs, whatever the lengths:
 
 - Producer and consumers derive a tile's blocks, 0 .. last, from the same numbers by the same function, `key_range`.
-  There is at least one block; no row may see it, and then it is masked. In the order of tiles and of blocks from last
+  There is at least one block; where no row sees it, it is masked. In the order of tiles and of blocks from last
   to first, slot g holds K of block g of the stream and V of block g - 1: slot 0 no V, and the very last slot no K. A
   slot is filled once, awaited once by every consumer, and released once by every consumer, with SPLIT_RELEASE once for
   K and once for V; only the very last slot is never needed again, and the producer does not wait for it.

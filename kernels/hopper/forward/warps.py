@@ -18,7 +18,7 @@ FlashAttention-4's):
 Why nothing hangs, whatever the lengths:
 
 - Producer and consumers derive a tile's blocks, first .. last, from the same numbers by the same function, `key_range`.
-  There is at least one block (no row may see it, and then it is masked), so that every tile takes last - first + 2
+  There is at least one block (where no row sees it, it is masked), so that every tile takes last - first + 2
   slots: K of the first step alone, then K of a block and V of the one before, then V alone. A slot is filled once,
   awaited once by every consumer, and released once by every consumer (with SPLIT_RELEASE once for K and once for V).
 - A consumer whose rows see fewer blocks than the tile awaits and releases the others unused, before its first and after
