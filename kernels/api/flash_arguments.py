@@ -24,7 +24,7 @@ def real_number(name: str, given: Any) -> float:
     """Return the number as a float.
 
     Raises:
-        WrongTypeError: it is no number; text that holds one is none either.
+        WrongTypeError: the value is not a number. Text that spells a number is refused too.
     """
     if type(given) is float:
         return given
@@ -56,8 +56,10 @@ def window_of(given: Any) -> tuple[int, int]:
     try:
         sides = tuple(given)
     except TypeError as error:
-        raise WrongTypeError(f"`window_size` is (left, right), but got {given!r:.100}. (-1, -1) is none.") from error
+        raise WrongTypeError(
+            f"`window_size` is (left, right), but got {given!r:.100}. (-1, -1) means no window."
+        ) from error
     if len(sides) != 2:
-        raise UsageError(f"`window_size` is (left, right), but got {len(sides)} numbers. (-1, -1) is none.")
+        raise UsageError(f"`window_size` is (left, right), but got {len(sides)} numbers. (-1, -1) means no window.")
     left, right = sides
     return whole_number("window_size", left), whole_number("window_size", right)

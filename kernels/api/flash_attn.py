@@ -45,8 +45,9 @@ def flash_attn_func(
 
     causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
     -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
-    1 / sqrt(head_dim) unless given; softcap 0 is none. deterministic: of the gradients; also asked for by
-    torch.use_deterministic_algorithms. A query that sees no key gives zeros. dispatcher: whose configs serve the call.
+    1 / sqrt(head_dim) unless given; softcap 0 means no softcap. deterministic makes the gradients deterministic, as
+    torch.use_deterministic_algorithms does. A query that sees no key gives zeros. dispatcher: whose configs serve the
+    call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32
@@ -97,7 +98,7 @@ def flash_attn_varlen_func(
     head_dim(_v)].
 
     Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
-    max_seqlen the length of the longest. Tokens behind the last sequence give zeros. What stands in cu_seqlens is
+    max_seqlen the length of the longest. Tokens after the last sequence give zeros. What stands in cu_seqlens is
     checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. dispatcher: whose
     configs serve the call.
 

@@ -1,9 +1,9 @@
 """Attention for Hugging Face transformers: the function and the mask function that its models call by name.
 
 A model calls (`integrations/sdpa_attention.py` of transformers 5 is the pattern) with query [batch, heads, L, E], key
-and value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Which pairs take part is
-told by the mask alone, where there is one: padding, windows, packed sequences and the length of a static cache are in
-it. Without a mask more than one query means causal from the upper left, and one query means all keys.
+and value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Where there is a mask,
+it alone decides which pairs take part: padding, windows, packed sequences and the length of a static cache are in it.
+Without a mask more than one query means causal from the upper left, and one query means all keys.
 """
 
 from functools import partial, update_wrapper
@@ -126,10 +126,10 @@ def transformers_attention(
 
 
 def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:
-    """Where a window stands: causal from the upper left, or for a single query at the last key.
+    """Return where a window stands: causal from the upper left, or for a single query at the last key.
 
     Raises:
-        NotImplementedError: a window is asked for around many queries without a direction.
+        NotImplementedError: the call has a window and many queries, but is not causal.
     """
     if is_windowed and not causal and queries > 1:
         raise NotImplementedError(
@@ -150,7 +150,7 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     if packed is not None and packed.numel() > 2 and not has_mask:
         raise NotImplementedError(
             f"`cu_seq_lens_q` packs {packed.numel() - 1} sequences, but no mask keeps them apart. Pass position_ids "
-            "that begin anew with each sequence, and no attention_mask: transformers then makes the mask."
+            "that start again with each sequence, and no attention_mask: transformers then makes the mask."
         )
     given = [name for name, value in others.items() if value is not None and value is not False]
     strange = sorted(set(given) - NO_CONCERN)

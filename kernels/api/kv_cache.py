@@ -45,13 +45,14 @@ def flash_attn_with_kvcache(
     q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [batch, seqlen_k, num_heads_kv, head_dim(_v)], or with
     block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
     int32 [batch], the keys of every entry, or one number for all; the whole cache by default. k and v [batch, new,
-    num_heads_kv, head_dim(_v)] are first written into the cache behind them. causal aligns to the last key, and so do
-    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 is none. The tuned
-    config says how many splits there are. Values of lengths and tables are checked at the first call of a kind.
-    dispatcher: whose configs serve the call.
+    num_heads_kv, head_dim(_v)] are first written into the cache after them. causal aligns to the last key, and so do
+    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 means no softcap.
+    The tuned config says how many splits there are. Values of lengths and tables are checked at the first call of a
+    kind. dispatcher: whose configs serve the call.
 
     Returns:
-        the output [batch, seqlen_q, num_heads, head_dim_v], and the log-sum-exp [batch, num_heads, seqlen_q] if asked.
+        the output [batch, seqlen_q, num_heads, head_dim_v]; with return_softmax_lse also the log-sum-exp
+        [batch, num_heads, seqlen_q].
 
     Raises:
         NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
@@ -149,7 +150,7 @@ def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor
 
 
 def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
-    """Writes new rows [batch, new, ...] behind the lengths."""
+    """Write new rows [batch, new, ...] after the present ones, whose number `lengths` gives per entry."""
     entries = torch.arange(new.shape[0], device=new.device)[:, None]
     places = lengths.long()[:, None] + torch.arange(new.shape[1], device=new.device)[None]
     if table is None:
@@ -178,7 +179,7 @@ def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor 
     """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
 
     Raises:
-        UsageError: they do not fit each other, a block table is none, or a gradient is needed.
+        UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.
     """
     if needs_gradients(query, k_cache, v_cache):
         raise UsageError(

@@ -68,13 +68,13 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
-            "`sync_configs` needs an initialised process group, but there is none. "
+            "`sync_configs` needs an initialised process group, but there is no group. "
             "Call torch.distributed.init_process_group first; one process alone needs no synchronising."
         )
     sent = _decision(dispatcher) if dist.get_rank(group) == 0 else {}
     synced, answer = _received(_broadcast(sent, group), dispatcher.strict)
     _require_agreement(_gathered(answer, group))
-    assert synced is not None  # or this rank would have told its problem
+    assert synced is not None  # otherwise this rank would have reported its problem
     dispatcher.use(synced)
     return answer["digest"]
 
@@ -87,7 +87,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
         for problem in problems:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json()
-    except Exception as error:  # told to all ranks, which raise it
+    except Exception as error:  # sent to all ranks, which raise it
         return {"problem": _told(error)}
 
 
@@ -98,7 +98,7 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
     try:
         synced = SyncedConfigs.from_json(sent)
         return synced, {"problem": "", "digest": _digest(synced, current_device(), strict)}
-    except Exception as error:  # told to all ranks, which raise it
+    except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
 
 

@@ -84,7 +84,7 @@ class Override:
         self._library: Library | None = library
 
     def remove(self) -> None:
-        """What was there before is there again, since nobody else holds the library."""
+        """Restore the kernels that were there before, since nothing else holds the library."""
         self._library = None
 
 
@@ -92,7 +92,7 @@ def override(key: str = "CUDA", *, dispatcher: Dispatcher = attention) -> Overri
     """Replaces the kernels of one dispatch key."""
     library = Library("aten", "IMPL", key)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"[\s\S]*[Oo]verrid")  # it is what was asked for
+        warnings.filterwarnings("ignore", message=r"[\s\S]*[Oo]verrid")  # the override is intended
         library.impl(FORWARD, partial(_forward, dispatcher), key)
         library.impl(BACKWARD, partial(_backward, dispatcher), key)
     return Override(library)

@@ -1,12 +1,12 @@
 """The shortest way to launch a compiled kernel again: straight to the C function of Triton 3.6's launcher.
 
 `CompiledKernel[grid](*arguments)` spends its time in Python: on every launch it walks the arguments, encodes every
-tensor descriptor anew (3 us each), asks CUDA about every pointer and calls the profiling hooks. Here addresses are
+tensor descriptor again (3 us each), asks CUDA about every pointer and calls the profiling hooks. Here addresses are
 passed as numbers, and an encoded descriptor is kept by the address of its tensor, since sizes and strides are those of
 the plan.
 
 It reads what is private to Triton, so it is taken only for the version that it was read from, a kernel without scratch
-memory, and as long as nobody hangs on the launch hooks; otherwise the launch goes the ordinary way.
+memory, and as long as no launch hook is set; otherwise the launch goes the ordinary way.
 """
 
 from collections.abc import Callable, Sequence

@@ -68,8 +68,11 @@ def lse_strides(q: Any) -> tuple[int, int]:
 
 
 def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Of the buffers beside those of K and V that tiles of a mask may take, and the pairs that dropout keeps, which
-    threads exchange a byte each. The compiler decides; a default leaves room for them."""
+    """Return the bytes of the buffers that features may take in addition to those of K and V.
+
+    They hold tiles of a mask, and the pairs that dropout keeps, which threads exchange as one byte per pair. The
+    compiler decides whether it needs them; a default config leaves room for them.
+    """
     element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
     return config.block_m * config.block_n * (config.num_stages * element + shape.features.dropout)
 

@@ -232,8 +232,8 @@ def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLim
 def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
     """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
 
-    What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and waits for V beside
-    it; 16-bit ones are converted one after the other.
+    What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and stays there while V
+    comes; 16-bit ones are converted one after the other.
     """
     q, p = block_m * width * FLOAT32_BYTES, block_m * block_n * FLOAT32_BYTES
     k, v = block_n * width * FLOAT32_BYTES, block_n * width_v * FLOAT32_BYTES
@@ -268,13 +268,15 @@ def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLi
 
 
 def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
-    """Whether a warp's rows of P are not the ones that it multiplies with V, so that P goes through shared memory
-    beside the buffers."""
+    """Return whether P goes through shared memory, in addition to the buffers.
+
+    It does where a warp's rows of P are not the ones that the warp multiplies with V.
+    """
     in_order, unit = config.parameters["schedule"] == IN_ORDER, product_unit(config, limits)
     if unit == "wgmma":  # several warps share rows; in order P takes no memory of its own
         return not in_order and config.num_stages > 1 and _shares_rows(config)
-    # mma.sync splits an accumulator that is wider than high between warps by columns; with one stage there is no buffer
-    # beside a float32 P, and V comes after it
+    # mma.sync splits an accumulator that is wider than high between warps by columns; with one stage there is no other
+    # buffer while a float32 P is there, and V comes after it
     beside = shape.element_bytes == 2 or config.num_stages > 1
     return unit == "mma" and beside and config.block_m < operand_widths(shape)[1]
 

@@ -49,7 +49,7 @@ class SoftmaxCost:
     maximum (half rate, counts twice), multiply-add, exponential, sum, half a conversion. rescales: the accumulator is
     multiplied in every key tile. products_overlap: one of the two matrix products runs during the softmax.
     address_instructions: of every 16 bytes of a key tile that the threads copy themselves; the copy engine needs none.
-    copying_warps: warps of the block that compute none of it, but move tiles or idle beside one that does. persistent:
+    copying_warps: warps of the block that compute none of it, but move tiles or idle next to one that does. persistent:
     a block takes one tile of queries after another and fetches the next while it computes. products: matrix products of
     a tile, two in a forward. merge_overlaps: the launch that merges shares of the keys starts while the first one ends.
     merges_inside: no launch does, but the block of a head that ends last.
@@ -77,9 +77,11 @@ class SoftmaxCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLaunch:
-    """A launch of a config beside its longest one, as a plain forward for the models.
+    """A launch of a config in addition to its longest one, as a plain forward for the models.
 
-    config, shape: its grid and tiles. softmax: what it costs. shared_bytes: of a block.
+    config, shape: its grid and tiles.
+    softmax: what it costs.
+    shared_bytes: per block.
     """
 
     config: KernelConfig
@@ -104,7 +106,7 @@ class AttentionKernel(ABC):
     ladder_steps: ClassVar[tuple[str, ...]] = ()
     """The steps of the ladder (tuner/compare/ladder_steps.py) that the kernel may stand for."""
     flex_options: ClassVar[Mapping[str, bool] | None] = None
-    """The options that make FlexAttention's template compute as this kernel does, beside the tile; None: none do."""
+    """The options that make FlexAttention's template compute as this kernel does, besides the tile; None: none can."""
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
@@ -188,8 +190,10 @@ class AttentionKernel(ABC):
         return self.tensor_memory_columns(config, shape, limits)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Dynamic shared memory of a block of the launch that `compile_spec` compiles; `shared_bytes` is that of the
-        hungriest launch, which a kernel with several overrides this for."""
+        """Return the dynamic shared memory of a block of the launch that `compile_spec` compiles.
+
+        `shared_bytes` is the memory of the launch that needs most, so a kernel with several launches overrides this.
+        """
         return self.shared_bytes(config, shape, limits)
 
     @abstractmethod
@@ -255,7 +259,7 @@ class AttentionKernel(ABC):
         return None
 
     def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
-        """What a block keeps on the chip beside the tiles of an ordinary forward or backward."""
+        """Return what a block keeps on the chip in addition to the tiles of an ordinary forward or backward."""
         del config, shape, limits
         return ()
 

@@ -53,9 +53,10 @@ class TritonLaunch:
         return *self.described(q, k, v, out, lse, scale), *self.trailing(q, k, v, out)
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
-        """Launches once, and returns the shortest launcher for tensors with the sizes, strides, data types and
-        alignment of these, on their device. It is this object itself where there is no shorter way: in Triton's
-        interpreter, or with a Triton that nobody tried it on.
+        """Launch once, and return the shortest launcher for tensors with the sizes, strides, data types and alignment
+        of these, on their device.
+
+        It is this object itself where there is no shorter way: in Triton's interpreter, or with an untried Triton.
 
         Raises:
             Exception: whatever Triton raises when the kernel cannot be compiled or launched.

@@ -97,7 +97,7 @@ def total_bytes(tiles: Iterable[Tile]) -> int:
 
 
 def shared_tile(name: str, rows: int, columns: int, element_bytes: int, count: int = 1) -> Tile:
-    """Return a tile in shared memory, so many times."""
+    """Return a tile of which shared memory holds `count`."""
     return Tile(
         name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=Place.SHARED_MEMORY, count=count
     )

@@ -2,7 +2,7 @@
 
 The result names the code in Triton's cache, so that it must agree to the letter: then a launch finds what was compiled
 ahead. The letter differs between versions of Triton (3.9 lists every constant among the attributes, 3.6 those that are
-texts), hence the JIT itself is asked, with stand-ins for tensors.
+texts), so the result comes from the JIT itself, with stand-ins for tensors.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str
 
 
 def _stand_in(value: Any) -> Any:
-    """What the JIT takes for a tensor or descriptor without any memory behind it."""
+    """Return what the JIT takes for a tensor or descriptor, without any memory."""
     from triton import language as tl
     from triton.runtime.jit import MockTensor
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -55,9 +55,11 @@ def extras_of(call: Call, direction: Direction) -> tuple[Any, ...]:
 
 
 def new_results(query: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Memory for the output, in the dimension order of the query, and for the log-sum-exp: float32 [batch, num_heads,
-    seqlen_q], or [num_heads, tokens] of packed sequences. These are 0 and -inf outside all sequences: nobody writes
-    there."""
+    """Return memory for the output, in the dimension order of the query, and for the log-sum-exp.
+
+    The log-sum-exp is float32 [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed sequences. No kernel
+    writes outside all sequences, so there the output is 0 and the log-sum-exp -inf.
+    """
     out = empty_output(query, value.shape[-1])
     if call.features.varlen:
         return out.zero_(), query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32)
@@ -98,7 +100,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         query, key, value, out, lse, *tensors = ctx.saved_tensors
         with torch.no_grad():
             gradients = ctx.plan.backward(query, key, value, out, lse, grad, ctx.call.with_tensors(tensors))
-        if torch.is_grad_enabled():  # somebody wants to differentiate them, who would get zeros
+        if torch.is_grad_enabled():  # the caller wants second derivatives, which would be zeros
             gradients = FinalGradients.apply(*(one.requires_grad_() for one in gradients))
         needed = zip(gradients, ctx.needs_input_grad, strict=False)
         return *(gradient if wanted else None for gradient, wanted in needed), None, None, None
@@ -120,6 +122,6 @@ class FinalGradients(torch.autograd.Function):  # type: ignore[misc]
         """
         del ctx, grads
         raise UsageError(
-            "Attention can be differentiated once, but a gradient of its gradients is asked for. Take "
+            "Attention can be differentiated once, but a gradient of its gradients is requested. Take "
             "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
         )

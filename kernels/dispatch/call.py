@@ -1,4 +1,4 @@
-"""What a call asks of attention beside query, key and value, and under which key its plan is kept."""
+"""What a call asks of attention besides query, key and value, and under which key its plan is kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -94,10 +94,10 @@ class Call:
         return self.features
 
     def shape(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> AttentionShape:
-        """The attention problem of tensors without an `obstacle`. Packed sequences count as the longest of them.
+        """Return the attention problem of tensors without an `obstacle`. Packed sequences count as the longest of them.
 
         Raises:
-            UsageError: a size is none of attention.
+            UsageError: a size is invalid for attention.
         """
         batch, seqlen_q, seqlen_k = self.lengths or (query.shape[0], query.shape[2], key.shape[2])
         causal = self.causal
@@ -118,8 +118,9 @@ class Call:
         )
 
     def kind(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
-        """All that a plan depends on beside lengths and direction. The values in tensors are no part of it, and of
-        packed sequences not even how many tokens there are.
+        """Return all that a plan depends on besides lengths and direction.
+
+        The values in tensors are no part of it, and of packed sequences not even how many tokens there are.
         """
         if self.features.varlen:
             own: Any = *(_packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
@@ -146,7 +147,7 @@ class Call:
         return None if mask is None else (mask.block_q, mask.block_k)
 
     def obstacle(self, query: Tensor, key: Tensor, value: Tensor) -> str | None:
-        """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+        """Return why tensors of this kind go to PyTorch; or None. Everything checked here is in the plan's key."""
         if self.features.cached:  # pages are no batch entries: the entry point has compared the sizes
             problem = tensor_obstacle(query, key, value)
         else:

@@ -4,9 +4,9 @@ The graph holds the call and the number of its dispatcher, not the config: that 
 eager call, with the shapes of then. Eager calls do not come here, since an op costs more than a launch.
 
 With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
-the CPU that the graph draws anew in every run, when they are called, so a CUDA graph must not hold them: replays would
-drop the same pairs for ever. Their tag tells `torch.compile(mode="reduce-overhead")`, which captures what is before and
-behind.
+the CPU that the graph draws again in every run, when they are called, so a CUDA graph must not hold them: replays would
+drop the same pairs for ever. Their tag says so to `torch.compile(mode="reduce-overhead")`, which captures what is
+before and after them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -167,7 +167,7 @@ def _no_second(ctx: Any, *grads: Tensor | None) -> None:
     """
     del ctx, grads
     raise UsageError(
-        "Attention can be differentiated once, but a gradient of its gradients is asked for. Take "
+        "Attention can be differentiated once, but a gradient of its gradients is requested. Take "
         "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
     )
 

@@ -47,8 +47,8 @@ class Dispatcher(Engine):
     The source is read once per process and device, from the first call that needs it on. Files are read on threads of
     their own: a call waits a moment for them and goes on with the layers that are there; when more come, its plans are
     made again. `explain`, `warmup` and `reload` wait for all, and so does every call of a strict dispatcher. Threads
-    may share a dispatcher, and it survives a fork. What it decides and why is logged by the logger `blocktune` and
-    told by `explain`.
+    may share a dispatcher, and it survives a fork. The logger `blocktune` logs what it decides and why, and `explain`
+    shows it.
 
     Args:
         source: where configs come from; by default the user's store above the results that ship with the package.
@@ -181,7 +181,7 @@ class Dispatcher(Engine):
         return dict(counts.most_common())
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Copies and pickles of `attention` are `attention` itself; other dispatchers start anew from their source."""
+        """Copies and pickles of `attention` are `attention` itself; others are built again from their source."""
         if self is attention:
             return "attention"
         return partial(Dispatcher, strict=self._strict), (self._source,)
@@ -287,7 +287,7 @@ def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor
 
 
 def _example_options(shape: AttentionShape) -> dict[str, Any]:
-    """What a call of this shape gives beside the tensors.
+    """Return what a call of this shape passes besides the tensors.
 
     Raises:
         UsageError: it is nothing that PyTorch's signature has.

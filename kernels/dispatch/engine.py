@@ -86,7 +86,7 @@ class Engine:
         self.reload()
 
     def reload(self) -> None:
-        """Read the source again for the devices that were asked about, then forget all plans.
+        """Read the source again for the devices seen so far, then forget all plans.
 
         Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
         """
@@ -126,7 +126,7 @@ class Engine:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
     ) -> tuple[Tensor, Tensor]:
-        """The output, laid out like the query, and the log-sum-exp, which is right if it is asked for and has no
+        """Return the output, laid out like the query, and the log-sum-exp, which is right with `lse` and has no
         gradient. Differentiable. Autocast converts as it does for PyTorch's attention.
 
         Args:
@@ -259,7 +259,7 @@ class Engine:
 
 
 def run(plans: Plans, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp by our kernels, with pairs to drop that nobody has drawn before."""
+    """Return output and log-sum-exp by our kernels, with newly drawn pairs to drop."""
     forward, backward = plans
     call = drawn(call, query.device)
     if backward is None:

@@ -1,7 +1,7 @@
 """What is decided once for a kind of call, and what can stand in the way of our kernels.
 
-A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or is asked on every call by `PlanTable.of` of
-plan_table.py.
+A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or `PlanTable.of` of plan_table.py checks it on
+every call.
 """
 
 from collections.abc import Sequence
@@ -184,7 +184,7 @@ def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
-    """Why tensors of this kind go to PyTorch; or None. Everything asked here is in the plan's key."""
+    """Return why tensors of this kind go to PyTorch; or None. Everything checked here is in the plan's key."""
     return tensor_obstacle(query, key, value) or _size_obstacle(query, key, value, enable_gqa)
 
 

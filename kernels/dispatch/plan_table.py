@@ -1,4 +1,4 @@
-"""Plans by key, and the short way to the two that were asked for last.
+"""Plans by key, and the short way to the two that were looked up last.
 
 The layers of a model call with tensors of equal kind, one after the other. A key asks each of them for size, strides,
 data type and so on, and is hashed: most of 2 us. The guards that PyTorch puts around compiled graphs ask all of it of
@@ -53,8 +53,11 @@ class PlanTable(dict[Any, Plan]):
         self._recent, self._ways = (_NO_WAY, _NO_WAY), {}
 
     def of(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan | None:
-        """The plan of a call about which nothing but its key decides; None where there is none, or something else does:
-        `call_obstacle` has the same questions with reasons."""
+        """Return the plan of a call about which nothing but its key decides.
+
+        None where there is no plan, or where something else decides: `call_obstacle` makes the same checks and gives
+        reasons.
+        """
         if (
             type(query) is not Tensor
             or type(key) is not Tensor
@@ -117,10 +120,10 @@ def _as_precise_as_now(guard: Guard) -> Guard:
 
 
 def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:
-    """Whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these, each of its own.
+    """Return a check whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these.
 
-    Addresses are not asked for. One tensor in two places never passes. A tensor that refuses to tell its sizes or
-    strides ends the process: nobody may ask about one.
+    Each tensor is compared with the one in its own place. Addresses are not compared. One tensor in two places never
+    passes. A tensor that refuses to give its sizes or strides ends the process, so callers must not pass one.
     """
     make = _guards()
     return _never if make is None else make(query, key, value)

@@ -1,4 +1,4 @@
-"""The miss path of the dispatcher: from tensors that nobody has called with yet to a plan that has run once."""
+"""The miss path of the dispatcher: from the first call with tensors of a kind to a plan that has run once."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -71,7 +71,9 @@ class Resolver:
         return made
 
     def resolve(self, place: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
-        """The plan for calls with this `plan_key`, remembered unless that is None or a CUDA graph is being captured.
+        """Return the plan for calls with this `plan_key`.
+
+        It is remembered, unless the key is None or a CUDA graph is being captured.
 
         Raises:
             UsageError: a CUDA graph is being captured, and one of our kernels would have to be loaded.
@@ -103,7 +105,7 @@ class Resolver:
         It is remembered, unless a CUDA graph is being captured.
 
         Raises:
-            UsageError: a size is none of attention, or a CUDA graph is being captured, and one of our kernels would
+            UsageError: a size is invalid for attention, or a CUDA graph is being captured, and one of our kernels would
                 have to be loaded.
             torch.OutOfMemoryError: there is no memory for outputs and gradients.
         """
@@ -174,7 +176,7 @@ class Resolver:
         return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
-        """A plan with the first config down the ladder that launches; or why there is none."""
+        """Return a plan with the first config down the ladder that launches; or why no config does."""
         shape = shape_of(query, key, value, is_causal)
         found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
         if isinstance(found, Explanation):
@@ -189,7 +191,7 @@ class Resolver:
         attempt: Callable[[KernelConfig], Launch | str],
         block_sizes: tuple[int, int] | None = None,
     ) -> tuple[Explanation, Launch] | Explanation:
-        """The first config down the ladder that launches, on the device with this CUDA index; or why there is none.
+        """Return the first config down the ladder that launches on the device with this CUDA index; or why none does.
 
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
         of the blocks of a block mask, if there is one.

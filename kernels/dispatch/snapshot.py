@@ -45,7 +45,7 @@ class DeviceConfigs:
         return sum(layer.is_late for layer in self._layers if isinstance(layer, BackgroundRead))
 
     def rows(self, seconds: float) -> LayerRows:
-        """What is there so many seconds after the reading began, and what is wrong or missing."""
+        """Return the rows that are there `seconds` after the reading began, and what is wrong or missing."""
         return self._merged(self._found(seconds))
 
     def table(self, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
@@ -94,7 +94,7 @@ def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None])
 
 
 class Snapshot:
-    """The configs of a source for every device that was asked about. Not for several threads at once, but for `late`.
+    """The configs of a source for every device seen so far. Not for several threads at once, except for `late`.
 
     Args:
         source: where they come from.
@@ -109,7 +109,7 @@ class Snapshot:
 
     @property
     def devices(self) -> list[DeviceSpec]:
-        """The devices that were asked about."""
+        """Return the devices whose reading has begun."""
         return [configs.device for configs in self._configs.values()]
 
     @property
@@ -124,10 +124,10 @@ class Snapshot:
         return self._configs[device.key]
 
     def table(self, device: DeviceSpec, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
-        """The configs for a device that are there so many seconds after their reading began, and what is wrong."""
+        """Return the configs for a device that are there `seconds` after their reading began, and what is wrong."""
         return self.begin(device).table(seconds)
 
 
 def rows_within(source: ConfigSource, device: DeviceSpec, seconds: float = MAX_SECONDS) -> LayerRows:
-    """All rows of a source that can be read in so many seconds, and what is wrong or missing."""
+    """Return all rows of a source that can be read within `seconds`, and what is wrong or missing."""
     return DeviceConfigs(source, device, lambda: None).rows(seconds)

@@ -86,7 +86,7 @@ def masked_attention(
     scores = torch.where(seen, scores, float("-inf"))
     lse = torch.logsumexp(scores, -1)
     probabilities = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
-    anyone = seen.expand(scores.shape).any(-2)  # 0 * NaN is NaN: a value that nobody sees is taken as 0
+    anyone = seen.expand(scores.shape).any(-2)  # 0 * NaN is NaN: a value that no query sees counts as 0
     clean = torch.where(anyone[..., None], wide_value, 0.0)
     return (probabilities @ clean).to(query.dtype), lse.detach().float()
 
@@ -105,12 +105,12 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 
 
 def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
-    """The cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one behind the other."""
+    """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other."""
     return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
 
 
 def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> Tensor:
-    """[batch, seqlen_q, seqlen_k], how many keys the key stands behind the one on the query's diagonal."""
+    """Return [batch, seqlen_q, seqlen_k]: how many keys each key comes after the one on the query's diagonal."""
     keys = torch.arange(seqlen_k, device=lengths.device)[None, None]
     rows = torch.arange(seqlen_q, device=lengths.device)[None, :, None]
     return keys - rows - (0 if causal is Causal.UPPER_LEFT else lengths - seqlen_q)

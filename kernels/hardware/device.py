@@ -142,7 +142,7 @@ def device_named(name: str) -> DeviceSpec:
     """The device of the catalogue with this id, alias or driver name; upper case and separators do not matter.
 
     Raises:
-        UnknownDeviceError: there is none; the message lists the nearest names and the file to edit.
+        UnknownDeviceError: no device has this name; the message lists the nearest names and the file to edit.
     """
     entry = entry_named(name)
     return DeviceSpec(

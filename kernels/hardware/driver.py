@@ -135,7 +135,7 @@ _PROBLEMS = {
     34: "libcuda is the toolkit's stub, not a driver: take its folder out of LD_LIBRARY_PATH.",
     CUDA_ERROR_NO_DEVICE: _NO_DEVICE,
     802: "The GPU system is not ready yet: start nvidia-fabricmanager on NVSwitch machines.",
-    803: "The NVIDIA driver's libcuda and its kernel module have different versions: reboot, or mend the installation.",
+    803: "The NVIDIA driver's libcuda and its kernel module have different versions: reboot, or fix the installation.",
     804: "The forward-compatibility libcuda does not support this GPU: take it out of LD_LIBRARY_PATH.",
 }
 

@@ -174,7 +174,7 @@ def parse_cc(text: str) -> tuple[int, int]:
     """The compute capability in `9.0`, `90` or `sm_90a`. Whether the table holds it is the question of `limits_for`.
 
     Raises:
-        UsageError: the text is none of these.
+        UsageError: the text has none of these forms.
     """
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", text.strip().lower())
     if match is None:

@@ -1,4 +1,4 @@
-"""What NVML, the library beside the driver, knows and CUDA does not tell: the driver's version and power limits.
+"""The driver's version and power limits, which NVML, a library that comes with the driver, knows and CUDA does not.
 
 By ctypes, since the production path needs no pynvml. Where there is no NVML, all is unknown and nothing an error.
 """

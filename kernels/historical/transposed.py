@@ -166,7 +166,7 @@ class TransposedLaunch(TritonLaunch):
         return self.function[self.grid](*arguments, *self.trailing(q, k, v, out), **self.options)
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
-        """Launches once; there is no shorter way for two kernels of which nobody is in a hurry."""
+        """Launch once, and return this launch itself: a shorter way is not worth its code for historical kernels."""
         self._launch(q, k, v, out, lse, scale)
         return self
 

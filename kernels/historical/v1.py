@@ -40,7 +40,7 @@ SIZES = ("num_heads", "group_size", "seqlen_q", "seqlen_k", "causal_offset")
 """Integers that are not compiled in."""
 
 STATISTICS = 2
-"""Columns of a row beside its output that stay in device memory: its sum and its maximum."""
+"""Columns per row, in addition to its output, that stay in device memory: its sum and its maximum."""
 
 
 @triton.jit
@@ -193,9 +193,12 @@ class FlashV1(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """The tiles of queries, keys and values; plain multiply-adds take them as float32, and P where Q was. Keys and
-        values of float32 are there twice, as TF32 numbers and what these leave, beside Q on its way, or P where warps
-        exchange it. The compiler may use more, for the probabilities and to turn layouts round."""
+        """Return the bytes of the tiles of queries, keys and values.
+
+        Plain multiply-adds take them as float32, and P where Q was. Keys and values of float32 are there twice, as TF32
+        numbers and as what these leave, in addition to Q on its way, or to P where warps exchange it. The compiler may
+        use more, for the probabilities and to turn layouts round.
+        """
         m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
         if limits.mma == "none":
             return FLOAT32_BYTES * (max(m * width, m * n) + n * (width + width_v))

@@ -1,4 +1,4 @@
-"""What a dispatcher answers when it is asked why."""
+"""A dispatcher's explanation of what serves a call, and why."""
 
 import shlex
 from collections.abc import Iterable
@@ -60,9 +60,12 @@ _CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lo
 class Explanation:
     """Which rung of the ladder serves a call, and why no higher one does.
 
-    shape is None where the tensors are no attention problem of ours. tuned_for is the shape that the config was tuned
-    for, time_us the time measured there. passed_over holds the reasons of higher rungs, warnings what was wrong with
-    the sources. device is the `DeviceSpec.key` of the device that was asked about, None where none was.
+    shape: None where the tensors are no attention problem of ours.
+    tuned_for: the shape that the config was tuned for.
+    time_us: the time measured there.
+    passed_over: the reasons of higher rungs.
+    warnings: what was wrong with the sources.
+    device: the `DeviceSpec.key` of the device whose configs were looked up; None where no lookup was made.
     """
 
     rung: Rung

@@ -34,7 +34,7 @@ MAX_NEIGHBOURS = 4
 """How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
 
 DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
-"""What a neighbour's other driver, compiler, source or device weighs beside its shape: a device a doubling."""
+"""What a neighbour's other driver, compiler, source or device weighs besides its shape: a device one doubling."""
 
 
 class Rung(StrEnum):

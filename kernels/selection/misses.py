@@ -43,7 +43,7 @@ class Watched(Protocol):
 
 
 class MissLog:
-    """Counts the calls of watched plans and writes them to a file, or nowhere when there is none."""
+    """Counts the calls of watched plans and writes them to a file, or nowhere when there is no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -121,7 +121,7 @@ class MissLog:
 
 
 def miss_of(explanation: Explanation) -> Miss | None:
-    """What was missed: device and shape, unless the config was measured for them or no device was asked about."""
+    """Return the device and shape missed; None if the config was measured for them or no device was looked up."""
     if explanation.device is None or explanation.shape is None or explanation.is_measured_here:
         return None
     return explanation.device, explanation.shape

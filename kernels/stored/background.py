@@ -31,7 +31,7 @@ class BackgroundRead(Generic[Value]):
 
     Args:
         read: reads the value; must not raise.
-        changed: called on that thread when the value has come after somebody went on without it.
+        changed: called on that thread when the value has come after a caller went on without it.
     """
 
     def __init__(self, read: Callable[[], Value], changed: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class BackgroundRead(Generic[Value]):
 
     @property
     def is_late(self) -> bool:
-        """Whether the value is there now, and somebody went on without it."""
+        """Return whether the value is there now, and a caller went on without it."""
         return self._missed and self._done.is_set()
 
     def begin(self) -> None:
@@ -66,7 +66,7 @@ class BackgroundRead(Generic[Value]):
             self._run()
 
     def value(self, seconds: float) -> Value | None:
-        """Return the value; None if it is not there so many seconds after the reading began."""
+        """Return the value; None if it is not there `seconds` after the reading began."""
         self.begin()
         if self._done.wait(max(0.0, self._began + seconds - time.monotonic())):
             return self._value
@@ -84,7 +84,7 @@ class BackgroundRead(Generic[Value]):
             self._changed()
 
     def _begin_again(self) -> None:
-        """In a forked child, which has not got the thread: at once if somebody waits to be called back."""
+        """Forget the thread, which a forked child lacks; begin at once if a caller waits to be called back."""
         self._forget()
         if self._missed:
             self.begin()

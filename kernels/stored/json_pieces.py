@@ -37,7 +37,7 @@ def canonical_pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
     """Yield the text of `canonical_text`, item by item.
 
     Raises:
-        ValueError: a number is none of JSON's.
+        ValueError: a number is not valid JSON.
     """
     if depth and isinstance(value, dict) and value:
         for index, name in enumerate(sorted(value)):
@@ -68,7 +68,7 @@ class _Reader:
         self._skip_blanks()
 
     def value(self, depth: int) -> Any:
-        """The next value, of which so many levels are taken apart. All of them are counted."""
+        """Return the next value, of which `depth` levels are taken apart. All values are counted."""
         self._pieces += 1
         if self._pieces > MAX_PIECES:
             raise ValueError(f"it has more than {MAX_PIECES} values")
@@ -97,7 +97,7 @@ class _Reader:
             yield self.value(depth)
 
     def _until(self, closing: str) -> Iterator[None]:
-        """Stops at each item of an array or object, and behind its end."""
+        """Yield before each item of an array or object, and stop after its end."""
         self._at += 1
         self._skip_blanks()
         while self._text[self._at : self._at + 1] != closing:

@@ -65,7 +65,7 @@ def _expanded(named: str) -> Path:
 
 
 def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
-    """Adds lines to the file, which nobody else can read, in a directory that is made private if it is made.
+    """Add lines to the file, which no other user can read. A missing directory is made, and made private.
 
     Raises:
         BlockingIOError: another process writes at this moment.
@@ -87,7 +87,7 @@ def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
 
 
 def read_misses(path: Path) -> Counter[Miss]:
-    """How often each shape was missed on each device. Lines that are none are passed over; no file is no misses.
+    """Return how often each shape was missed on each device. Invalid lines are passed over; no file means no misses.
 
     Raises:
         StoreError: the file cannot be read.
@@ -100,7 +100,7 @@ def read_misses(path: Path) -> Counter[Miss]:
     except OSError as error:
         raise StoreError(
             f"The file of misses must be readable, but {path} is not ({error.strerror}). "
-            f"Give another one by {VARIABLE}, or remove it: it is written anew."
+            f"Give another one by {VARIABLE}, or remove it: a new one is written."
         ) from error
 
 
@@ -117,7 +117,7 @@ def _locked(path: Path, flags: int, kind: int) -> Iterator[IO[bytes]]:
 
 
 def _ends_a_line(file: IO[bytes], size: int) -> bool:
-    """Whether the next line can follow at once; it cannot behind one whose writer was killed. Leaves it at the end."""
+    """Return whether the next line can follow at once; not after a line whose writer was killed. Moves to the end."""
     if size == 0:
         return True
     file.seek(size - 1)

@@ -18,7 +18,7 @@ COMPANIONS = ("-wal", "-journal", "-shm")
 
 
 def require_trusted(path: Path) -> None:
-    """Checks that nobody else can change what is read.
+    """Check that no other user can change what is read.
 
     Raises:
         StoreError: another user owns it, or others may write it, or put another file in its place.
@@ -38,7 +38,7 @@ def is_owner_believed() -> bool:
 
 
 def doubts(path: Path) -> Iterator[str]:
-    """Yield every reason why somebody else may have written what is at a path; nothing for what is not there."""
+    """Yield every reason why another user may have written what is at a path; nothing for what is not there."""
     real = Path(os.path.realpath(path))
     if path.is_symlink():
         yield from _of_entry(path)

@@ -99,7 +99,7 @@ def triton_version() -> str:
 
 @cache
 def ptxas_version(sm_arch: int) -> str:
-    """Version of the assembler that Triton uses for an architecture such as 90: `12.8.93`. Empty when there is none.
+    """Return the version of Triton's assembler for an architecture such as 90: `12.8.93`. Empty when none works.
 
     TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH are honoured, as Triton does. The assembler is run once, which
     Triton does anyway before it compiles.

@@ -29,7 +29,7 @@ logger = logging.getLogger("blocktune")
 class ConfigSource(Protocol):
     """Anything that can recommend configs for a device.
 
-    A class with an attribute `reads_files` that is true is read on a thread of its own; others where they are asked.
+    A class with an attribute `reads_files` that is true is read on a thread of its own; others on the calling thread.
     """
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
@@ -46,7 +46,7 @@ class SqliteConfigs:
     """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
 
     Raises:
-        UsageError: the path is none.
+        UsageError: the path is invalid.
     """
 
     path: str | Path | None = None
@@ -66,7 +66,7 @@ class JsonConfigs:
     package.
 
     Raises:
-        UsageError: the path is none.
+        UsageError: the path is invalid.
     """
 
     path: str | Path | None = None
@@ -140,7 +140,7 @@ def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
 def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
     """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
 
-    Any exception of a source is a problem to report, whatever its type: a source may be somebody else's class.
+    Any exception of a source is a problem to report, whatever its type: a source may be a user's own class.
     """
     found: list[TunedConfig] = []
     problems: list[str] = []

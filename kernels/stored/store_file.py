@@ -173,7 +173,7 @@ class SqliteRows:
             return self._query(selection, "mode=ro&immutable=1", deadline)
 
     def _rows_in_log(self) -> bool:
-        log = Path(f"{os.path.realpath(self.path)}-wal")  # SQLite keeps it beside the file, not beside a link
+        log = Path(f"{os.path.realpath(self.path)}-wal")  # SQLite keeps it next to the file, not next to a link
         return log.exists() and log.stat().st_size > 0
 
     def _query(self, selection: Selection, options: str, deadline: float) -> list[Row]:

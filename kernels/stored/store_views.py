@@ -76,7 +76,7 @@ def columns_of(connection: sqlite3.Connection, view: StoreView, where: str) -> t
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of a view are asked for: those of devices of this one's compute capability, with these values."""
+    """The rows of a view to select: those of devices of this one's compute capability, with these values."""
 
     view: StoreView
     device: DeviceSpec
@@ -92,7 +92,7 @@ class Selection:
         return {"alike": f"%|{self.device.limits.name}|%", **self.values}
 
     def fetched(self, connection: sqlite3.Connection, columns: tuple[str, ...], most: int) -> Iterator[Row]:
-        """Yield the rows, those of this very device first, and no more than so many. Equal rows come in equal order."""
+        """Yield at most `most` rows, those of this very device first. Equal rows come in equal order."""
         names = [column.removesuffix("_json") for column in columns]
         bounded = ", ".join(f"{_bounded(column)} AS {name}" for column, name in zip(columns, names, strict=True))
         values = ", ".join(names)
@@ -114,7 +114,7 @@ class Selection:
 
 
 def _bounded(column: str) -> str:
-    """SQL for a column's value, or NULL for one that is none of ours: JSON has no bytes."""
+    """Return SQL for a column's value, or NULL for one that we never write: bytes, which JSON lacks, or a long text."""
     bounded = f"CASE WHEN typeof({column}) = 'blob' OR length({column}) > {MAX_TEXT} THEN NULL ELSE {column} END"
     if column != "time_us":
         return bounded
@@ -123,7 +123,7 @@ def _bounded(column: str) -> str:
 
 
 def _number(text: str | None) -> float | str | None:
-    """The number of a text; the text itself, which is no time, where it is none."""
+    """Return the number of a text; the text itself, which is no time, where it is not a number."""
     try:
         return None if text is None else float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What people's own kernels are tuned for and with: a problem is the arguments of a call, a config its parameters."""
+"""What users' own kernels are tuned for and with: a problem is the arguments of a call, a config its parameters."""
 
 import json
 import re
@@ -22,7 +22,7 @@ class UserConfig:
     """The parameters of one launch of a tuned function, in the order of their names.
 
     Raises:
-        UsageError: a name is none of Python's, or a value is no integer that a kernel could take.
+        UsageError: a name is not valid in Python, or a value is no integer that a kernel could take.
     """
 
     kernel: str
@@ -67,10 +67,10 @@ class UserConfig:
 
     @classmethod
     def from_document(cls, kernel: str, text: str) -> Self:
-        """The config of a function with this document.
+        """Return the config of a function with this document.
 
         Raises:
-            UsageError: the text is none.
+            UsageError: the text is invalid.
         """
         return cls.from_json({"kernel": kernel, "parameters": _loaded(text, MAX_CONFIG_TEXT)})
 
@@ -131,10 +131,10 @@ class Problem:
 
     @classmethod
     def from_document(cls, text: str) -> Self:
-        """The problem with this document.
+        """Return the problem with this document.
 
         Raises:
-            UsageError: the text is none.
+            UsageError: the text is invalid.
         """
         try:
             data = _loaded(text, MAX_PROBLEM_TEXT)

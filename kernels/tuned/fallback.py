@@ -123,7 +123,7 @@ def _winner(row: Mapping[str, Any], device: DeviceSpec) -> UserWinner:
     )
     reuse = reuse_of(measured, present_identity(device, row["source_hash"]))
     if reuse is None:
-        raise UsageError(f"A device of compute capability {device.limits.name} was asked for, but got {measured}.")
+        raise UsageError(f"A winner must be measured on compute capability {device.limits.name}, but got {measured}.")
     return UserWinner(
         problem=Problem.from_document(row["problem"]),
         config=UserConfig.from_document(row["kernel"], row["config"]),

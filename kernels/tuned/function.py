@@ -1,4 +1,4 @@
-"""`@tuned`: people's own Triton kernels, searched, checked, kept and dispatched as ours.
+"""`@tuned`: your own Triton kernels, searched, checked, kept and dispatched as ours.
 
     @tuned(
         parameters={"block": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)},
@@ -67,7 +67,7 @@ def tuned(
         parameters: the choices of each; all are integers. `num_warps` and `num_stages` are parameters like others.
         reference: takes the same arguments without the parameters and returns what is right.
         constraints: by their rule in words, what a config must fulfil to run a call; nothing that is only slow. They
-            are asked once for a kind of call, so they may look at sizes, not at what stands in tensors.
+            are checked once per kind of call, so they may look at sizes, not at what stands in tensors.
         default: the parameters that serve until something better is known; the first ones that fulfil the constraints
             unless given.
         tolerance: the largest relative error of 64 rows of an output, in the Frobenius norm; by its data type unless
@@ -140,8 +140,10 @@ class TunedFunction:
         return self.fn(*args, **kwargs, **config.parameters)
 
     def reload(self) -> None:
-        """Reads the store again for the GPUs that were asked about, then forgets all plans. Waits for that, up to
-        `MAX_SECONDS` of stored/background.py."""
+        """Read the store again for the GPUs seen so far, then forget all plans.
+
+        Waits for that, up to `MAX_SECONDS` of stored/background.py.
+        """
         known = {index: self._begun(index) for index in self._winners}
         for winners in known.values():
             winners.value(MAX_SECONDS)
@@ -310,7 +312,7 @@ def _signature_without(function: Callable[..., Any], parameters: Mapping[str, An
     if missing:
         raise UsageError(
             f"A tuned function takes its parameters as keywords, but {function.__qualname__}{signature} takes no "
-            f"{', '.join(missing)}. Add it behind `*`."
+            f"{', '.join(missing)}. Add it after `*`."
         )
     return signature.replace(
         parameters=[entry for name, entry in signature.parameters.items() if name not in parameters]

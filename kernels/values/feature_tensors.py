@@ -1,4 +1,4 @@
-"""The run-time values that come with a call's features, beside query, key and value."""
+"""The run-time values that come with a call's features, in addition to query, key and value."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

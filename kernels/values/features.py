@@ -26,7 +26,7 @@ class MaskKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """The features of a call; the default is none of them.
+    """The features of a call; by default there are none.
 
     window: (left, right) of a sliding window around the diagonal, in keys; `UNLIMITED` on a side without bound.
     softcap: scores go through softcap * tanh(score / softcap). alibi: -slope * |distance to the diagonal| is added.
@@ -64,7 +64,7 @@ class Features:
             raise UsageError(f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`.")
 
     def __bool__(self) -> bool:
-        """Whether any feature is asked for."""
+        """Return whether the call has any feature."""
         return self != Features()
 
     @property

@@ -77,7 +77,7 @@ def visible(
 
 
 def _distance(seqlen_q: int, seqlen_k: int, causal: Causal, device: "torch.device") -> "torch.Tensor":
-    """[seqlen_q, seqlen_k], how many keys the key stands behind the one on the query's diagonal."""
+    """Return [seqlen_q, seqlen_k]: how many keys each key comes after the one on the query's diagonal."""
     import torch
 
     diagonal = 0 if causal is Causal.UPPER_LEFT else seqlen_k - seqlen_q

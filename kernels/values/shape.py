@@ -154,7 +154,7 @@ class AttentionShape:
         ) - hidden
 
     def _pairs_up_to(self, offset: int) -> int:
-        """(query, key) pairs whose key is at most so far behind the query of its own number."""
+        """Return the number of (query, key) pairs with key - query at most `offset`."""
         first = min(max(0, -offset), self.seqlen_q)  # the first query that sees a key
         last = min(max(first, self.seqlen_k - offset), self.seqlen_q)  # the first query that sees all keys
         triangle = (first + last + 1 + 2 * offset) * (last - first) // 2

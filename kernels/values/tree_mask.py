@@ -25,7 +25,7 @@ def tree_words(parents: Sequence[int | None]) -> "Tensor":
         int32 [drafts, ceil(drafts / 32)], on the CPU.
 
     Raises:
-        UsageError: there are none or too many drafts, or a parent does not come before its child.
+        UsageError: there are no drafts or too many, or a parent does not come before its child.
     """
     import torch
 

@@ -18,9 +18,9 @@ def key_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range,
     """For every query tile of a head, the keys that its block loads: all tiles in which one of its queries sees a key.
 
     Args:
-        shape: the problem; its mask tensor hides nothing here, for nobody knows before the tile is loaded.
-        block_m: queries a tile.
-        block_n: keys a tile.
+        shape: the problem; its mask tensor hides nothing here, since it is unknown before the tile is loaded.
+        block_m: queries per tile.
+        block_n: keys per tile.
     """
     left, right = _reach(shape)
     return _spans(shape.seqlen_q, block_m, shape.seqlen_k, block_n, shape.diagonal, (left, right))
@@ -31,8 +31,8 @@ def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[rang
 
     Args:
         shape: the problem.
-        block_m: queries a tile.
-        block_n: keys a tile.
+        block_m: queries per tile.
+        block_n: keys per tile.
     """
     left, right = _reach(shape)
     return _spans(shape.seqlen_k, block_n, shape.seqlen_q, block_m, -shape.diagonal, (right, left))
@@ -43,8 +43,8 @@ def whole_key_tiles(shape: AttentionShape, block_m: int, block_n: int) -> tuple[
 
     Args:
         shape: the problem.
-        block_m: queries a tile.
-        block_n: keys a tile.
+        block_m: queries per tile.
+        block_n: keys per tile.
     """
     left, right = _reach(shape)
     counts = []
@@ -62,8 +62,10 @@ def rows_in(spans: Iterable[range]) -> int:
 
 
 def pairs_in(spans: Sequence[range], block: int, length: int) -> int:
-    """(query, key) pairs of the visited tiles inside both sequences, where the owner of span i has rows i * block.. of
-    so many."""
+    """Return the number of (query, key) pairs of the visited tiles inside both sequences.
+
+    The owner of span i has `block` rows from i * block on, as far as they are below `length`.
+    """
     return sum(len(span) * min(block, length - number * block) for number, span in enumerate(spans))
 
 

@@ -40,7 +40,7 @@ def is_wide(shape: AttentionShape) -> bool:
 
 
 def is_deferred(shape: AttentionShape) -> bool:
-    """Whether dq of a block is computed behind the next one, which takes registers that a width of 128 has not."""
+    """Return whether dq of a block is computed after the next one, which takes registers that a width of 128 lacks."""
     return width_of(shape) == 64
 
 

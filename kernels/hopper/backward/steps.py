@@ -1,6 +1,6 @@
 """One step of the Hopper attention backward, in Gluon: a block of queries against 64 keys of a warpgroup.
 
-What makes it fast is told in warps.py.
+warps.py says what makes it fast.
 """
 
 from triton._C.libtriton import ir

@@ -9,8 +9,8 @@ What makes it fast, and is easily lost when the code changes:
    dimension 64, half of the queries (dQ^T = K^T dS^T).
 3. delta and the log-sum-exp may enter as initial accumulators of dP and S (FOLD_DELTA, FOLD_LSE): fewer registers.
 4. dQ is summed over the key tiles in float32 by the copy engine, which adds whole tiles to global memory. They keep the
-   order of the accumulator registers: 16-byte stores and one copy a half; the launch behind puts them in order.
-5. Head dimension 64 (DEFER): K, V and K^T live in registers, and dQ of a block runs behind S and dP of the next one.
+   order of the accumulator registers: 16-byte stores and one copy per half; the next launch puts them in order.
+5. Head dimension 64 (DEFER): K, V and K^T live in registers, and dQ of a block runs after S and dP of the next one.
 6. Stage indices stay dynamic: with constant ones LLVM hoists all operand addresses out of the loop, and they spill.
 7. Blocks are persistent (PERSISTENT), take tiles from a counter, longest first if causal, and copy K, V and the first
    Q and dO of the next tile during the epilogue.

@@ -1,6 +1,6 @@
 """One step of the Hopper attention backward for heads wider than 128, in Gluon, of each of the two warpgroups.
 
-How they share the work is told in wide_warps.py.
+wide_warps.py says how they share the work.
 """
 
 from triton.experimental import gluon
@@ -23,7 +23,7 @@ from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 # mypy: disable-error-code="assignment,var-annotated"
 
 # Triton 3.9, whose copies have this name, gives every product registers of its own for the operand. That is more than
-# there are for four products at once, and its ptxas would let no instruction run beside another one.
+# there are for four products at once, and its ptxas would let no two instructions overlap.
 COPIED: TritonTrait = gl.constexpr(hasattr(tma, "async_load"))
 
 LATE = gl.constexpr(3)

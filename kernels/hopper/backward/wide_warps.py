@@ -15,15 +15,15 @@ What makes it fast, and is easily lost when the code changes:
 1. No step loads a spilled register. Addresses of operands are computed in every step (`hidden_zero`).
 2. A warpgroup has memory for one panel of dQ on its way to the sums, and two panels in a step, or 1 of three panels
    one. With three panels (`LATE`) the second one of 0 stays in registers until the copy engine has read the first, and
-   is added beside the next dV; with four every panel is added at once, and dK's products hide the wait of 1. On an H200
+   is added during the next dV; with four every panel is added at once, and dK's products hide the wait of 1. On an H200
    with 8192 keys, late against at once, in TFLOP/s: three panels 514 against 392 full, 501 against 394 causal; four
    panels 474 against 507 and 462 against 494: there it takes 32 registers of a step that has none left. (What was
    late had the two buffers of 3 as well.)
 3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
 
 Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
-writes P of step j + 1 behind its wait for dS of step j, which 1 sent behind its reading of P; 1 writes dS of step j + 1
-behind its wait for P of step j + 1, which 0 sent after its products with dS of step j were complete. Both wait in every
+writes P of step j + 1 after its wait for dS of step j, which 1 sent after its reading of P; 1 writes dS of step j + 1
+after its wait for P of step j + 1, which 0 sent after its products with dS of step j were complete. Both wait in every
 step for what the other sends in that step, and a tile has at least one (`query_range`), so that phases agree for one
 step as for many. Q, and dO apart from it, are released by both warpgroups in every step (count 2), and the producer
 waits for a slot from its second filling on: the parity it starts with lets the first ones pass.

@@ -10,7 +10,7 @@ _counters: dict[tuple[int, int], Any] = {}
 
 @functools.cache
 def multiprocessors() -> int:
-    """Of the current GPU; of a large one where none can be asked."""
+    """Return how many the current GPU has; where there is no GPU to query, how many a large one has."""
     import torch
 
     if not torch.cuda.is_available():
@@ -19,8 +19,11 @@ def multiprocessors() -> int:
 
 
 def tile_counter(device: Any) -> Any:
-    """Two zeros for one launch. Launches of a stream follow each other and leave zeros, so they share a pair; a CUDA
-    graph may run beside its stream and gets a pair of its own."""
+    """Return two zeros for one launch.
+
+    Launches of a stream follow each other and leave zeros, so they share a pair. A CUDA graph may run at the same time
+    as its stream and gets a pair of its own.
+    """
     import torch
 
     if torch.cuda.is_current_stream_capturing():

@@ -1,6 +1,6 @@
 """Decoding on Hopper in one launch, in Gluon: the kernel of kernels/hopper/decode/kernel.py.
 
-What makes it fast is told in kernels/hopper/decode/tiles.py.
+kernels/hopper/decode/tiles.py says what makes it fast.
 """
 
 from triton.experimental import gluon

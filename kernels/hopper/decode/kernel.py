@@ -32,7 +32,7 @@ HALF_TILE = 8
 MAX_ROWS = 2 * HALF_TILE
 """Packed rows, which read all keys once; with 32 it took 1.3 to 1.5 times as long as `flash_decode` on an H200."""
 MIN_KEYS = 16
-"""Of a warp's tile: one product sums over so many."""
+"""Keys of a warp's tile: one product sums over this many."""
 MAX_WORDS = 184
 """32-bit registers of a thread for the tile in flight, queries, scores and output: with more the compiler spills."""
 DEFAULT_WARPS = 8
@@ -239,7 +239,7 @@ def _example_strides(shape: AttentionShape) -> dict[str, int]:
 def _leading(
     counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
-    """The arguments that change with every call, so many counters and floats of workspace among them."""
+    """Return the arguments that change with every call, `counters` and `floats` of workspace among them."""
     work, counter = scratch(q.device, counters, floats) if counters else (None, None)
     table = extras.block_table
     lengths = extras.cache_seqlens

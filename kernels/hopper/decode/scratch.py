@@ -15,10 +15,10 @@ _spare_lock = threading.Lock()
 
 
 def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
-    """(float32 workspace, int32 zeros), at least so many. The launch that gets them must leave zeros.
+    """Return (float32 workspace of at least `floats`, at least `counters` int32 zeros).
 
-    Launches of a stream follow each other and share theirs. A CUDA graph may run beside its stream, and beside another
-    graph: each of its launches has its own.
+    The launch that gets them must leave zeros. Launches of a stream follow each other and share theirs. A CUDA graph
+    may run at the same time as its stream or as another graph, so each of its launches has its own.
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.empty(floats, dtype=torch.float32, device=device), _zeros_for_a_graph(device, counters)
@@ -43,7 +43,7 @@ def _larger(
 
 
 def _zeros_for_a_graph(device: Any, counters: int) -> Any:
-    """Zeros that nobody else gets, without an operation that would become part of the graph, while there are any."""
+    """Return zeros of their own for one launch; from spare ones, no operation becomes part of the graph."""
     aligned = -(-counters // 4) * 4  # compiled code takes addresses for multiples of 16 bytes
     with _spare_lock:
         spare = _spare.get(device.index)

@@ -213,7 +213,7 @@ class FlashForwardHopper(AttentionKernel):
         """What was best on an H200, or near it and without spills in a loop: at head_dim 64 and 128 over lengths from
         512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        masks = mask_constants(128, shape)  # beside which float32 probabilities and the next scores have no room
+        masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
         early_p = int(masks["RAGGED"] or not masks["ALIGNED"])
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty

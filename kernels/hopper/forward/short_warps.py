@@ -6,8 +6,8 @@ has few steps, and the time between tiles counts, so here they meet without a ga
 1. The slots of K and V are one stream over all tiles of a block: the last V of a tile and the first K of the next one
    share a slot.
 2. Q goes back with its last scores, and the next tile's Q comes while the softmax and the last product are under way.
-3. JOINED: the next tile's first scores are issued together with the last product, and their softmax runs beside it, as
-   in any step. Otherwise they are issued behind it, and the output leaves beside them. Only two consumers join tiles
+3. JOINED: the next tile's first scores are issued together with the last product, and their softmax runs during it, as
+   in any step. Otherwise they are issued after it, and the output leaves during them. Only two consumers join tiles
    (more fill the gap for each other, and have no registers for it), and only where no warpgroup skips blocks between.
 4. The output leaves in panels of one swizzle through as much memory as is left, which panels may take in turns.
 
@@ -16,20 +16,20 @@ Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward
 Why nothing hangs, whatever the lengths:
 
 - Producer and consumers derive a tile's blocks, 0 .. last, from the same numbers by the same function, `key_range`.
-  There is at least one block (nobody may see it: it is masked). In the order of tiles and of blocks from last to first,
-  slot g holds K of block g of the stream and V of block g - 1: slot 0 no V, and the very last slot no K. A slot is
-  filled once, awaited once by every consumer, and released once by every consumer, with SPLIT_RELEASE once for K and
-  once for V; only what the very last slot holds is never asked back.
+  There is at least one block; where no row sees it, it is masked. In the order of tiles and of blocks from last
+  to first, slot g holds K of block g of the stream and V of block g - 1: slot 0 no V, and the very last slot no K. A
+  slot is filled once, awaited once by every consumer, and released once by every consumer, with SPLIT_RELEASE once for
+  K and once for V; only the very last slot is never needed again, and the producer does not wait for it.
 - A consumer whose rows see fewer blocks than the tile passes over the others (`pass_over`), last - own_last before its
   first scores: it releases the slot at hand unused and awaits the next.
 - Two stages are enough for any number: a consumer that awaits a slot holds one other at most, that of the step before,
   which is full; and the producer fills them in the same order.
-- The producer asks for Q's memory behind the slot that has the tile's first K and the last V of the tile before. So all
+- The producer asks for Q's memory after the slot that has the tile's first K and the last V of the tile before. So all
   that a consumer needs to give Q back, every K of its tile, is there or under way by then. Nothing else waits for Q to
   go back.
-- When a consumer asks which tile is next, the producer has told: it fetches and publishes a tile's number before it
-  loads the second block of the tile before. It is one tile ahead; the ring `tile_smem` has two places.
-- Behind the last tile a consumer waits for nothing. It computes scores of what lies there, which nobody uses, so that
+- When a consumer asks which tile is next, the answer is there: the producer fetches and publishes a tile's number
+  before it loads the second block of the tile before. It is one tile ahead; the ring `tile_smem` has two places.
+- After the last tile a consumer waits for nothing. It computes scores of what lies there, which are never used, so that
   no branch divides products in flight.
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
   the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).

@@ -6,21 +6,21 @@ FlashAttention-4's):
 
 1. Lazy rescale: the running maximum is raised only when it is 2^TAU too small. Otherwise the factor is exactly 1, and
    the warp branches around the multiplications of the accumulator.
-2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs beside the
+2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs during the
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
-3. One barrier wait a step: slot g holds K of block i and V of block i-1 behind one `full` barrier.
+3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
    block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
-   of block take three times the instructions, and hold so many values that they spill.)
+   of block take three times the instructions, and hold more values than there are registers: they spill.)
 
 Why nothing hangs, whatever the lengths:
 
 - Producer and consumers derive a tile's blocks, first .. last, from the same numbers by the same function, `key_range`.
-  There is at least one block (nobody may see it: it is masked), so that every tile takes last - first + 2 slots: K of
-  the first step alone, then K of a block and V of the one before, then V alone. A slot is filled once, awaited once by
-  every consumer, and released once by every consumer (with SPLIT_RELEASE once for K and once for V).
+  There is at least one block (where no row sees it, it is masked), so that every tile takes last - first + 2
+  slots: K of the first step alone, then K of a block and V of the one before, then V alone. A slot is filled once,
+  awaited once by every consumer, and released once by every consumer (with SPLIT_RELEASE once for K and once for V).
 - A consumer whose rows see fewer blocks than the tile awaits and releases the others unused, before its first and after
   its last own one: `hand_back` counts (last - own_last) + (own_last - own_first + 2) + (own_first - first) slots, which
   is that very number.

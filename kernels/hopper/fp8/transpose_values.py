@@ -15,7 +15,7 @@ from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.values.shape import AttentionShape
 
 KEYS = 128
-"""Of a program. The written keys are a multiple of this, zeros behind the last one."""
+"""Keys per program. The written keys are a multiple of this, with zeros after the last one."""
 WORD_BYTES = 4
 """The pass moves words of four dims."""
 TURNING = {"num_warps": 4}

@@ -107,9 +107,9 @@ class FlashBackward(AttentionKernel):
     direction = Direction.BACKWARD
     features = DENSE_FEATURES
     preferences: ClassVar[tuple[tuple[int, ...], ...]]
-    """Default configs in the order of the parameters: best first, the hungriest too."""
+    """Default configs in the order of the parameters: best first, those that need most resources included."""
     preferred_width: ClassVar[Mapping[int, int]]
-    """The first preference that holds a head of up to so many elements in registers."""
+    """By the most elements of a head: the first preference that holds such a head in registers."""
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         width = max(shape.head_dim, shape.head_dim_v)

@@ -97,7 +97,7 @@ def adding_bytes(
 
     They were read off for wgmma alone; elsewhere none is counted, but of float32 both TF32 tiles of K as the second
     operand. A tile of few queries has K again, as `mma` wants it. With two stages the share is on its way out while the
-    next tile comes: beside dS by the copy engine, in its place by atomics.
+    next tile comes: the copy engine needs memory for it in addition to dS; atomics reuse that of dS.
     """
     width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
     if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
@@ -118,8 +118,11 @@ def adding_bytes(
 def most_adding_bytes(
     config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, *, by_copy_engine: bool
 ) -> int:
-    """Return an upper bound of a float32 pass over keys that adds its share of dq: K as the second operand, dS on its
-    way to other warps beside the buffers, and dq on its way to the copy engine."""
+    """Return an upper bound of a float32 pass over keys that adds its share of dq.
+
+    In addition to the buffers it counts K as the second operand, dS on its way to other warps, and dq on its way to the
+    copy engine.
+    """
     width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
     row = width + padded_width(shape.head_dim_v)
     walking = most_pass_bytes(n, m, config.num_stages, shape, limits, row_values=True)

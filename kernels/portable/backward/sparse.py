@@ -111,8 +111,8 @@ class FlashBackwardSparse(AttentionKernel):
         return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the hungrier function: the tiles that a program owns, the buffers of those that it walks, and ds where
-        warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
+        """Return the bytes of the function that needs more: the tiles that a program owns, the buffers of those that it
+        walks, and ds where warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
         own = config.parameters
         dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
         return max(dq, self.launch_bytes(config, shape, limits))

@@ -86,7 +86,7 @@ def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
 def _leading(
     workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
-    """The arguments that change with every call, a new workspace of so many elements among them, if any."""
+    """Return the arguments that change with every call, a new workspace of `workspace` elements among them, if any."""
     table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
     tensors = q, k, v, out, lse, None
     if workspace:

@@ -174,7 +174,7 @@ class FlashForwardSparse(AttentionKernel):
 
 
 def mask_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
-    """Why a shape is none for a block-sparse kernel, or None."""
+    """Return why a block-sparse kernel cannot serve a shape, or None."""
     if shape.features.mask is MaskKind.BLOCK_SPARSE:
         return None
     return f"{kernel.name} needs a block mask, but the shape has the mask `{shape.features.mask}`"

@@ -139,8 +139,10 @@ class FlashForwardTma(FlashKernel):
 
 
 def _places_of_lone_barrier(config: KernelConfig, shape: AttentionShape) -> int:
-    """How many barriers would fit the place of the one that K and V have where they take turns: where they end at the
-    same byte behind Q, the next place that they may begin at is a swizzle's eight rows away."""
+    """Return how many barriers would fit the place of the one that K and V have where they take turns.
+
+    Where K and V end at the same byte after Q, the next place that they may begin at is a swizzle's eight rows away.
+    """
     width, width_v = operand_widths(shape)
     if width != width_v or config.block_n <= config.block_m:
         return 1
@@ -152,8 +154,10 @@ def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[
 
 
 def _describe(block: list[int], tensor: Any) -> Any:
-    """The descriptor of K or V without its constructor's checks, which take longer than all the rest of it:
-    `layout_problem` is asked once for every kind of tensor, not at every launch."""
+    """Return the descriptor of K or V without its constructor's checks, which take longer than all the rest of it.
+
+    `layout_problem` makes them once for every kind of tensor, not at every launch.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     made = TensorDescriptor.__new__(TensorDescriptor)
