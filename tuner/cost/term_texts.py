@@ -56,7 +56,7 @@ class Advice:
     change: Change
 
 
-MORE_BLOCKS = "More resident blocks hide it behind other work: see what the occupancy needs."
+MORE_BLOCKS = "With more resident blocks, other work hides it: see what the occupancy needs."
 
 FACTS = {
     "tensor": "It is the work itself: only tiles with fewer masked or padded scores do less of it.",
@@ -90,7 +90,7 @@ DECODE_FACTS = {
 ADVICE = {
     "exp": (Advice("A larger `schedule` computes them while products run.", "schedule", Change.LARGER),),
     "arithmetic": (
-        Advice("A larger `schedule` hides it behind products; 2 has no running maximum.", "schedule", Change.LARGER),
+        Advice("A larger `schedule` overlaps it with products; 2 has no running maximum.", "schedule", Change.LARGER),
     ),
     "spill": (
         Advice("More warps (`num_warps`) leave more registers for each row.", "num_warps", Change.LARGER),

@@ -25,7 +25,7 @@ def standard_backward_traffic(shape: AttentionShape) -> Passes:
     are matrices of the size of the scores too."""
     heads = shape.batch * shape.num_heads
     scores = heads * score_matrix_bytes(shape)
-    q, out, k, v = (  # every query head reads the keys of its group anew
+    q, out, k, v = (  # every query head reads the keys of its group again
         heads * length * dim * shape.element_bytes
         for length, dim in (
             (shape.seqlen_q, shape.head_dim),
@@ -106,7 +106,7 @@ def keys_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: 
 
 
 def keys_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> Pass:
-    """The pass whose blocks own keys, when they walk so many rows of queries together."""
+    """Return the pass whose blocks own keys, when they walk `walked` rows of queries together."""
     rows = key_rows(shape)
     k, v = rows * shape.head_dim * shape.element_bytes, rows * shape.head_dim_v * shape.element_bytes
     read = {
@@ -130,7 +130,7 @@ def queries_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l
 
 
 def queries_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> Pass:
-    """The pass whose blocks own queries, when they walk so many rows of keys together."""
+    """Return the pass whose blocks own queries, when they walk `walked` rows of keys together."""
     rows = query_rows(shape)
     q = rows * shape.head_dim * shape.element_bytes
     read = {

@@ -95,7 +95,10 @@ class V2Traffic(Traffic):
 
 
 def standard_traffic(shape: AttentionShape) -> StandardTraffic:
-    """Standard attention computes all pairs, causal or not. Every query head reads its keys and values anew."""
+    """Return the traffic of standard attention, which computes all pairs, causal or not.
+
+    Every query head reads its keys and values again.
+    """
     heads = shape.batch * shape.num_heads
     scores = heads * score_matrix_bytes(shape)
     return StandardTraffic(

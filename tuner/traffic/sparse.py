@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockMask
 
 USUAL_BLOCK = 128
-"""Queries and keys of a mask's block where nobody says more: those that shapes are tuned with."""
+"""Queries and keys of a mask's block where the caller names none: those that shapes are tuned with."""
 USUAL_DENSITY = 0.25
 
 Grid = tuple[tuple[bool, ...], ...]
