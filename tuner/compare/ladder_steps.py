@@ -35,7 +35,7 @@ STANDARD, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
 
 IDEAS = {
     STANDARD: "three operations of PyTorch, with all scores and probabilities in device memory between them",
-    V1: "scores stay on the chip: keys outside, queries inside, one block a head; the output makes the round trip",
+    V1: "scores stay on the chip: keys outside, queries inside, one block per head; the output makes the round trip",
     PAPER: "v1 with the blocks that its paper prescribes: as many keys and queries as fill the shared memory",
     V2: "loops exchanged: one block for each tile of queries, which keeps its output and divides it once, at the end",
     PADDED: "v2 with the head dimension padded to the next power of two, against bank conflicts",

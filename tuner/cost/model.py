@@ -216,7 +216,7 @@ class _Launch:
 
     def breakdown(self) -> CostBreakdown:
         rounds, blocks = self._rounds, self._blocks
-        tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles an SM
+        tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles per SM
         edges = self._grid / self._device.num_sms * self._edge_cycles() / blocks
         even = tiles * rounds.tile_cycles(blocks) + edges
         whole = self._makespan_cycles(late=True)

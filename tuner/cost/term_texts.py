@@ -158,8 +158,8 @@ DECODE_ADVICE = {
 ROUND_TRIP_FACTS = {
     "l2": "With every tile of keys the output makes a round trip.",
     "hbm": "With every tile of keys the output makes a round trip.",
-    "edge": "There is one block a head, whatever its tiles.",
-    "tail": "There is one block a head, whatever its tiles: few heads leave multiprocessors idle.",
+    "edge": "There is one block per head, whatever its tiles.",
+    "tail": "There is one block per head, whatever its tiles: few heads leave multiprocessors idle.",
 }
 
 FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Change.LARGER),)

@@ -30,7 +30,7 @@ MAX_LOSSES_IN_A_ROW = 3
 """A worker that died of this many different jobs, and finished none between, is to blame itself."""
 
 SILENCE_SECONDS = 1800.0
-"""A worker tells its progress twice a second while it searches; finals, and stages of one config, end much sooner."""
+"""A worker reports its progress twice per second while it searches; finals and stages of a config end sooner."""
 
 INTERRUPT_SECONDS = 20.0
 """What workers have to end early and tell what they found; trials are kept in any case."""

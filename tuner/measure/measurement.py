@@ -76,7 +76,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finals:
-    """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
+    """Finalists timed in turns. All samples_us have one entry per round, so entries of equal index are pairs.
 
     failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
     rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU during them.

@@ -89,10 +89,10 @@ class Clock(Protocol):
         """Repeats the launch for at least this long, then waits for it."""
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
-        """Times every launch once a round, in rotating order, each with a cold L2 cache."""
+        """Time every launch once per round, in rotating order, each with a cold L2 cache."""
 
     def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
-        """Time every launch once a round for this long, without a pause in the work of the GPU."""
+        """Time every launch once per round for this long, without a pause in the work of the GPU."""
 
     def synchronize(self) -> None:
         """Waits for all launches; raises what they failed with."""
@@ -178,7 +178,7 @@ class CudaClock:
         self._torch.cuda.synchronize()
 
     def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
-        """Time every launch once a round for this long, without a pause in the work of the GPU.
+        """Time every launch once per round for this long, without a pause in the work of the GPU.
 
         Every round begins with an untimed one, which keeps the load up while the host enqueues the rest. The host waits
         for a round only after it has enqueued the next one. A round in which the GPU still caught up with the host is

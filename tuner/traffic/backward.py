@@ -2,7 +2,7 @@
 
     standard_backward_traffic(shape).total_bytes           # seven trips of a matrix of the size of the scores
     split_backward_traffic(shape, keys=(64, 128), queries=(128, 64)).total_bytes
-    fused_backward_traffic(shape, 64, 128).total_bytes     # dq is summed in memory, once a key tile
+    fused_backward_traffic(shape, 64, 128).total_bytes     # dq is summed in memory, once per key tile
 
 The counts are those of Theorem 5 of the FlashAttention paper (Dao et al., arXiv 2205.14135) with their constants:
 Θ(Nd + N²) accesses in standard attention, Θ(N²d²/M) by tiles. `perfect_l2` is what is left if, in every launch, L2
@@ -70,7 +70,7 @@ def fused_backward_traffic(
     Args:
         shape: the problem, with its window and mask tensor, if any.
         block_m: queries a tile.
-        block_n: keys a tile.
+        block_n: keys per tile.
         perfect_l2: rows that several blocks of a launch read, or add to, come from memory once.
         own_lse: the launch before also writes the log-sum-exp in a form of its own.
     """

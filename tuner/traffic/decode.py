@@ -26,7 +26,7 @@ def decode_traffic(
 
     Args:
         shape: the problem.
-        config: its block_m rows of a group and block_n keys a tile, and its splits.
+        config: its block_m rows of a group and block_n keys per tile, and its splits.
         perfect_l2: L2 keeps a head's keys until its last tile of rows has read them, queries until the last split has,
             and a row's statistics until the last part of the merge has.
         lse: the log-sum-exp of every row is written too.

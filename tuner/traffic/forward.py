@@ -27,7 +27,7 @@ def general_traffic(
     Args:
         shape: the problem.
         block_m: queries a tile.
-        block_n: keys a tile.
+        block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, and the mask until the
             last head of all.
         lse: the log-sum-exp of every row is written too.
