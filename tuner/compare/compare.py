@@ -132,10 +132,10 @@ def compile_ahead(
 
 
 def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig:
-    """The stored winner of a shape on a device, measured with the kernels as they are.
+    """Return the stored winner of a shape on a device, measured with the kernels as they are.
 
     Raises:
-        NoFeasibleConfigError: there is none.
+        NoFeasibleConfigError: the store has no such winner.
     """
     best = store.best(device, shape)
     problem = _unusable(best)

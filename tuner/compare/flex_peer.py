@@ -25,7 +25,9 @@ KNOWN_FEATURES = frozenset({"window", "softcap", "alibi", "boolean", "additive",
 """The features that its functions can say, or that ask nothing of who is only compared."""
 
 COMPILE_MODE = "max-autotune-no-cudagraphs"
-"""All configs that it has are timed; a captured graph would hide the host's cost, which nobody's time has here."""
+"""All configs that it has are timed.
+
+A captured graph would hide the host's cost, but that is in no contender's time here."""
 
 Visible = Callable[[Any, Any, Any, Any], Any]
 

@@ -35,13 +35,13 @@ STANDARD, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
 
 IDEAS = {
     STANDARD: "three operations of PyTorch, with all scores and probabilities in device memory between them",
-    V1: "scores stay on the chip: keys outside, queries inside, one block a head; the output makes the round trip",
+    V1: "scores stay on the chip: keys outside, queries inside, one block per head; the output makes the round trip",
     PAPER: "v1 with the blocks that its paper prescribes: as many keys and queries as fill the shared memory",
     V2: "loops exchanged: one block for each tile of queries, which keeps its output and divides it once, at the end",
     PADDED: "v2 with the head dimension padded to the next power of two, against bank conflicts",
     TRANSPOSED: "v2 over keys that a kernel of its own transposed in advance; that kernel is timed too",
     TUNED: "v2's algorithm in ordinary Triton with the best blocks, stages and schedule known here",
-    HOPPER: "warps that copy beside warps that compute, with the instructions of Hopper",
+    HOPPER: "warps that copy while other warps compute, with the instructions of Hopper",
 }
 """What each step is, first to last. A kernel names those that it may stand for; standard attention is PyTorch's."""
 
@@ -218,7 +218,7 @@ def _conflicts(before: Step, after: Step) -> list[str]:
         return []
     instead = f" instead of {old.ways:.1f}" if old and old.loads else ""
     share = f"{100 * new.conflict_share:.0f} % of them by bank conflicts" if new.load_excess else "no bank conflicts"
-    return [f"shared memory: {new.ways:.1f} wavefronts a load{instead}, {share}"]
+    return [f"shared memory: {new.ways:.1f} wavefronts per load{instead}, {share}"]
 
 
 def _softmax(before: Step, after: Step) -> list[str]:
@@ -240,7 +240,7 @@ def _softmax(before: Step, after: Step) -> list[str]:
 def _spills(before: Step, after: Step) -> list[str]:
     spilled = [step.occupied.resources.spill_bytes if step.occupied else 0 for step in (before, after)]
     return (
-        [f"{spilled[1]:,} B of registers spilled a thread instead of {spilled[0]:,}"] if len(set(spilled)) > 1 else []
+        [f"{spilled[1]:,} B of registers spilled per thread instead of {spilled[0]:,}"] if len(set(spilled)) > 1 else []
     )
 
 

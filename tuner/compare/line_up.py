@@ -50,7 +50,7 @@ class LineUp:
         self._places: dict[str, int] = {}  # of those who passed, among the runs
 
     def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
-        """Our kernels; a config that is None has nothing that would fit."""
+        """Check our kernels as contenders. A config of None means that no config fits."""
         for name, config in configs.items():
             if config is None:
                 self._entries.append(Entry(name=name, problem=self._no_block()))
@@ -75,8 +75,10 @@ class LineUp:
             self._runs.append(functools.partial(compute, question.q, question.k, question.v))
 
     def _takes_part(self, entry: Entry) -> bool:
-        """Whether this config is there under another name, whose check and times it then shares: timed again right
-        behind itself it would find its code in the caches."""
+        """Return whether this config takes part under another name already, whose check and times it then shares.
+
+        Timed again right after itself, it would find its code in the caches.
+        """
         if entry.config is None:
             return False
         twin = next((other for other in self._entries if other.config == entry.config), None)

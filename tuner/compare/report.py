@@ -13,7 +13,7 @@ from blocktune.tuner.measure.load import Load
 from blocktune.tuner.search.verdict import speedup
 
 FEW_QUERIES = 16
-"""Up to so many queries a forward is bound by reading keys and values, whose rate is what counts then."""
+"""Most queries with which a forward is bound by reading keys and values. Their rate is what counts then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All contenders of one shape, from one run of paired rounds. load: how the GPU worked during them; None
-    where nobody was timed."""
+    """All contenders of one shape, from one run of paired rounds.
+
+    load: how the GPU worked during them; None where no contender was timed.
+    """
 
     shape: AttentionShape
     regime: Regime

@@ -4,7 +4,7 @@ The decorator gets a `triton.Config` for every config that compiles, over the sa
 for it that it does not do itself, since it would otherwise end without a result: configs that do not compile are left
 out, because a compiler that aborts takes the process with it; and a config that fails at run time counts as infinitely
 slow. The configs are compiled ahead in parallel, and the compile times that stock autotune would have spent one after
-another are added up beside its wall time.
+another are added up next to its wall time.
 """
 
 import functools
@@ -88,7 +88,7 @@ def run_stock_autotune(
     if not able:
         raise NoFeasibleConfigError(
             f"At least one config must compile for {shape.label}, but of {len(configs)} none does. "
-            f"For example: {results[0].error if results else 'there is none'}. Leave stock autotune out."
+            f"For example: {results[0].error if results else 'no config was given'}. Leave stock autotune out."
         )
     failures: list[str] = []
     started = time.perf_counter()

@@ -1,7 +1,7 @@
 """Remembers how compiles ended, so that no config is compiled twice on one machine.
 
-One JSON file a key, written beside its place and moved there in one step: any number of processes may read and write
-at once, on any file system, and a damaged file costs one entry. The folder may be deleted at any time.
+Each key has one JSON file, written next to its place and moved there in one step: any number of processes may read and
+write at once, on any file system, and a damaged file costs one entry. The folder may be deleted at any time.
 """
 
 import json

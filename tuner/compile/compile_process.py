@@ -37,7 +37,7 @@ class CompileProcess(Child):
         """Return the worker's answer to a message.
 
         Raises:
-            ChildLostError: there is none; the worker is of no more use.
+            ChildLostError: the worker gives no answer and is of no more use.
         """
         self.forget_words()
         self.send(message)

@@ -167,7 +167,7 @@ def _resources_of(compiled: Any) -> KernelResources:
 
 
 def _spills_and_barriers(compiled: Any, stack_bytes: int) -> tuple[int, int]:
-    """Bytes of spill stores a thread, and barriers a block.
+    """Return the bytes of spill stores per thread, and the barriers per block.
 
     Only the log of `ptxas -v` has them. It costs a second run of ptxas (5 to 20 % of a compile), so it is made only
     where the answer is not certain: without a stack there is no spill, and code that names no barrier but number 0 uses
@@ -191,7 +191,7 @@ def _ptxas_log(compiled: Any) -> str:
     from triton import knobs
     from triton.compiler.compiler import make_backend
 
-    # a warp-specialised kernel's number of warps need not be the power of two that options must have; ptxas is not told
+    # options need a power of two of warps, which a warp-specialised kernel need not have; ptxas does not get the number
     metadata = compiled.metadata._asdict() | {"num_warps": 4}
     backend = make_backend(compiled.metadata.target)
     output = io.StringIO()

@@ -1,8 +1,8 @@
 """The child process that compiles: `python -m blocktune.tuner.compile.worker KERNELS PARENT`.
 
-KERNELS names the function that finds a kernel by its name, as module:function; PARENT is the parent's process id. One
-JSON object a line on standard input is a job, one on standard output its result; what compilers print goes to standard
-error, of which the parent reads the end when this process dies.
+KERNELS names the function that finds a kernel by its name, as module:function; PARENT is the parent's process id. Each
+line on standard input is a job and each line on standard output its result, as one JSON object per line. What compilers
+print goes to standard error, of which the parent reads the end when this process dies.
 
     {"ready": true}
     {"kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "timeout_s": 60}
@@ -68,7 +68,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def _limit_cpu_time(timeout_s: float) -> None:
-    """Bounds what a compile may burn if nobody is left to stop it, here and in the ptxas that it starts."""
+    """Bound the CPU time of a compile, and of the ptxas that it starts, in case no process is left to stop it."""
     used = time.process_time()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(used + 2 * timeout_s) + 10

@@ -19,7 +19,7 @@ from blocktune.tuner.correctness.inputs import Inputs
 _WORD = 0xFFFFFFFF
 _WORD_BITS = 32
 DROPOUT_SHARE = 8
-"""Random words take so many times more memory than scores that chunks are so many times smaller."""
+"""How many times smaller chunks are with dropout, since its random words take that much more memory than scores."""
 
 
 class Group:
@@ -90,7 +90,7 @@ class Group:
         return scores, seen
 
     def _distance(self, rows: slice) -> Any:
-        """[rows, keys]: how many keys behind the one on the query's diagonal."""
+        """Return, as [rows, keys], how many keys each key comes after the one on the query's diagonal."""
         device = self.q.device
         queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
         return torch.arange(self.k.shape[0], device=device) - queries - self.inputs.diagonal(self.entry)

@@ -58,7 +58,7 @@ class FeatureQuestion:
         return functools.partial(launch, self.q, self.k, self.v, result, lse, scale, self.inputs.extras)
 
     def problem(self, out: Any, lse: Any | None = None) -> str | None:
-        """What is wrong with a result, or None. `lse` None means that the launch was not asked for it."""
+        """Return what is wrong with a result, or None. `lse` is None where the launch did not compute it."""
         bad = out.numel() - int(torch.isfinite(out).sum())
         if bad:
             return f"{bad} of {out.numel()} output values are not finite"

@@ -90,7 +90,7 @@ def scaled_queries(q: Any, factor: float) -> Any:
 
 
 def key_bytes(shape: AttentionShape, lengths_k: tuple[int, ...] | None = None) -> int:
-    """Bytes of keys and values, of so many keys an entry."""
+    """Return the bytes of keys and values of all entries, which have `lengths_k` keys where that is given."""
     keys = shape.batch * shape.seqlen_k if lengths_k is None else sum(lengths_k)
     return keys * shape.num_heads_kv * (shape.head_dim + shape.head_dim_v) * shape.element_bytes
 

@@ -3,7 +3,7 @@
     analysis = analyse(kernel, config, shape, device, resources, measured_us=1690.0)
     analysis.breakdown.binding, analysis.model_error
 
-A backward and a decoding are asked about as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
+A backward and a decoding are analysed as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
 but for bytes, which tuner/traffic/by_kernel.py counts from the loops that it declares. `tuner/cost/text.py` says it in
 words.
 """
@@ -43,13 +43,18 @@ TRUSTED_ERROR = 0.25
 class Analysis:
     """One config on one device.
 
-    alternatives: shared bytes of a block after one step down of a parameter, by the step's name. lifts: what would make
-    each term of the breakdown smaller, by the choices that the kernel has. waves and breakdown are None where no block
-    fits; breakdown and rooflines too where rates of the device are unknown (`missing_rates` names them). traffic: bytes
-    of device memory by algorithm, at this config's block sizes. block_intensity: FLOP for every byte that a block reads
-    while it walks along keys; None where it walks along queries. density: the share of blocks that a block mask is
-    taken to leave. budget: None for kernels whose tiles nobody has listed. standard_problem: why standard attention
-    would not fit this device. shared: how the compiled loop reads shared memory, None where that is not known.
+    alternatives: shared bytes of a block after one step down of a parameter, by the step's name.
+    lifts: what would make each term of the breakdown smaller, by the choices that the kernel has.
+    waves: None where no block fits.
+    breakdown: None where no block fits, or where rates of the device are unknown.
+    missing_rates: names those unknown rates.
+    traffic: bytes of device memory by algorithm, at this config's block sizes.
+    rooflines: empty where rates of the device are unknown.
+    block_intensity: FLOP per byte that a block reads while it walks along keys; None where it walks along queries.
+    density: the share of blocks that a block mask is taken to leave.
+    budget: None for kernels whose tiles are not listed.
+    standard_problem: why standard attention would not fit this device.
+    shared: how the compiled loop reads shared memory, None where that is not known.
     measured_us: of this very config on this device, None if that is not known.
     """
 

@@ -2,8 +2,8 @@
 
 Rates come from the device; these are the same for all devices, in cycles, rounds and shares. They were chosen within
 what is physically plausible so that the model ranks recorded sweeps of an H200, and rounded, since the ranking hardly
-depends on any of them. `python -m blocktune.cli.lab.calibrate` fits them anew and tests the fit on head dimensions that
-were left out (docs/models/search.md has the figures).
+depends on any of them. `python -m blocktune.cli.lab.calibrate` fits them again and tests the fit on head dimensions
+that were left out (docs/models/search.md has the figures).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class CostConstants:
     """From the request of a tile to its use when L2 holds it: about 260 cycles when idle on Hopper, more when busy."""
 
     memory_latency_cycles: float = 1000.0
-    """What a tile takes longer that nobody has read before: device memory under load, and the way there."""
+    """How much longer a tile takes that no block has read before: device memory under load, and the way there."""
 
     latency_regularity: float = 2.0
     """Exponent by which waiting for a tile dwindles as it is requested earlier, in its mean latency: 1 would be for
@@ -50,8 +50,8 @@ class CostConstants:
     barrier in every key tile, so that they drift apart within a tile only."""
 
     block_start_cycles: float = 5500.0
-    """Of a block beside its rounds: its launch, the way of queries and first keys from device memory, one after the
-    other, and its output's way back."""
+    """What a block takes besides its rounds: its launch, the way of queries and first keys from device memory, one
+    after the other, and its output's way back."""
 
     next_tile_cycles: float = 600.0
     """The same where the warps that copy fetch the next queries and keys while the last ones are computed with."""
@@ -60,7 +60,7 @@ class CostConstants:
     """Blocks of mean length that causal blocks leave uneven at the end, although the longest start first."""
 
     launch_us: float = 3.0
-    """From the event before a launch to its first block, and from the last one to the event behind it."""
+    """From the event before a launch to its first block, and from the last one to the event after it."""
 
     next_launch_us: float = 2.0
     """A launch before or after the longest one, besides what it moves."""

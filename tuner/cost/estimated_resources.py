@@ -10,8 +10,10 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.occupancy.calculator import registers_for
 
 REGISTERS_BESIDE_TILES = {False: 60, True: 48}
-"""A thread's registers beside its tiles, read off Hopper's code for 4 and 8 warps; by whether other warps copy for it,
-which spares it the addresses of the tiles (read off code for 8 and 16 computing warps)."""
+"""A thread's registers besides its tiles, by whether other warps copy for it.
+
+Warps that copy spare it the addresses of the tiles. Read off Hopper's code: for 4 and 8 warps without copying warps,
+for 8 and 16 computing warps with them."""
 
 COPYING_REGISTERS = 24
 """What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
@@ -20,7 +22,7 @@ COPYING_REGISTERS = 24
 def estimated_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec
 ) -> KernelResources:
-    """Of the longest launch: float32 tiles plus some registers a thread.
+    """Return the resources of the longest launch: float32 tiles plus some registers per thread.
 
     What exceeds the registers that a thread can have is taken as spilled.
     """
@@ -43,7 +45,10 @@ def estimated_resources(
 
 
 def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> KernelResources:
-    """Of the launch behind the longest one, in the same way; it holds scores, their gradients and an accumulator."""
+    """Return those of the launch after the longest one, in the same way.
+
+    It holds scores, their gradients and an accumulator.
+    """
     config, width = launch.config, padded_width(launch.shape.head_dim)
     held = 2 * config.block_m * config.block_n + config.block_m * width
     needed = held // (WARP_SIZE * config.num_warps) + REGISTERS_BESIDE_TILES[False]
@@ -59,7 +64,7 @@ def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> Kern
 
 def _held(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Elements in float32 that a block holds. Tensor memory holds the accumulators of tcgen05, and `mma` needs the
-    query tile in registers too. A backward holds the gradients of scores beside them, and two accumulators."""
+    query tile in registers too. A backward also holds the gradients of scores, and two accumulators."""
     scores = config.block_m * config.block_n
     if shape.direction is Direction.BACKWARD:
         return 2 * scores + config.block_n * (padded_width(shape.head_dim) + padded_width(shape.head_dim_v))

@@ -21,7 +21,7 @@ def explain(
     Args:
         shape: what it computes.
         config: the one to explain; None is the one that `attention` takes. Its measured time, where the store has it
-            for this device and source, stands beside the prediction.
+            for this device and source, is returned with the prediction.
         device: a DeviceSpec or a name; by default the current GPU.
 
     Raises:

@@ -117,7 +117,9 @@ def predict_second(
     device: DeviceSpec,
     constants: CostConstants = CONSTANTS,
 ) -> CostBreakdown | None:
-    """The predicted time of the launch after the longest one, whose resources are estimated; None if there is none.
+    """Return the predicted time of the launch after the longest one, or None if the longest one is the last.
+
+    The resources of that launch are estimated.
 
     Raises:
         UsageError: a rate of the device is unknown, or the launch does not fit it.
@@ -191,7 +193,7 @@ def _moving_us(
 
 
 class _Launch:
-    """One launch: its rounds, in blocks, in waves, beside device memory."""
+    """One launch: its rounds, in blocks, in waves, which overlap with device memory."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class _Launch:
 
     def breakdown(self) -> CostBreakdown:
         rounds, blocks = self._rounds, self._blocks
-        tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles an SM
+        tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles per SM
         edges = self._grid / self._device.num_sms * self._edge_cycles() / blocks
         even = tiles * rounds.tile_cycles(blocks) + edges
         whole = self._makespan_cycles(late=True)
@@ -235,15 +237,18 @@ class _Launch:
         )
 
     def _beside_memory_us(self, whole: float, hbm_us: float) -> float:
-        """A launch of so many cycles, and its bytes. Warps that walk alone keep the memory busy while others of them
-        wait for it, so that its rate and its latency are not paid one after the other."""
+        """Return the time of a launch of `whole` cycles whose bytes take `hbm_us`.
+
+        Warps that walk alone keep the memory busy while others of them wait for it, so that its rate and its latency
+        are not paid one after the other.
+        """
         if self._softmax.lone_warps:
             bare = self._us(self._makespan_cycles(late=False))
             return max(self._us(whole), joined(bare, hbm_us, self._constants.burstiness))
         return joined(self._us(whole), hbm_us, self._constants.burstiness)
 
     def _merge_us(self) -> float:
-        """Of merging shares of the keys, beside the bytes that this moves."""
+        """Return the time of merging shares of the keys, without the bytes that this moves."""
         if self._parts == 1:
             return 0.0
         if self._softmax.merges_inside:
@@ -251,15 +256,17 @@ class _Launch:
         return self._constants.overlapped_merge_us if self._softmax.merge_overlaps else self._constants.merge_us
 
     def _edge_cycles(self) -> float:
-        """Of a block beside its rounds. Where products overlap, the first softmax and the last product have nothing to
-        overlap with."""
+        """Return the cycles of a block besides its rounds.
+
+        Where products overlap, the first softmax and the last product have nothing to overlap with.
+        """
         rounds, softmax = self._rounds, self._softmax
         fixed = self._constants.next_tile_cycles if softmax.persistent else self._constants.block_start_cycles
         alone = min(rounds.tensor / 2, rounds.exp + rounds.arithmetic) if softmax.products_overlap else 0.0
         return fixed + alone + self._config.block_m * rounds.row_bytes / L2_BYTES_PER_CLOCK
 
     def _block_cycles(self, blocks: int, visited: float, *, late: bool) -> float:
-        """How long a block runs that visits so many key tiles, among so many resident ones."""
+        """Return the cycles of a block that visits `visited` key tiles while `blocks` blocks are resident."""
         return visited * blocks * self._rounds.tile_cycles(blocks, late=late) + self._edge_cycles()
 
     def _makespan_cycles(self, *, late: bool) -> float:

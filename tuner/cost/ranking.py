@@ -14,7 +14,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
     """Orders configs before they are compiled, the most promising first: a time with resources that are estimated.
 
-    Rates that the device lacks are taken as typical: they hardly change the order, and nobody is shown the number.
+    Rates that the device lacks are taken as typical: they hardly change the order, and the number is not shown.
     """
     resources = estimated_resources(kernel, config, shape, device)
     if occupancy(resources, device.limits).blocks_per_sm == 0:

@@ -2,7 +2,7 @@
 
 rounds = Rounds(shape, config, resources, device, softmax, shared, constants)
 rounds.tensor, rounds.exp            # cycles of one tile of one block
-rounds.tile_cycles(blocks=2)         # cycles an SM takes for a tile when two blocks are resident
+rounds.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
 """
 
 import math
@@ -22,12 +22,12 @@ from blocktune.tuner.traffic.model import STATISTIC_BYTES
 from blocktune.tuner.traffic.visited_tiles import Visits, visits_of
 
 L2_BYTES_PER_CLOCK = 64.0
-"""Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B a clock, 47 an SM; NVIDIA,
-"Ampere Architecture In-Depth"), but requests of neighbours for the same keys are answered together."""
+"""Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B per clock, 47 per SM;
+NVIDIA, "Ampere Architecture In-Depth"), but requests of neighbours for the same keys are answered together."""
 
 ADDED_BYTES_PER_CLOCK = 16.0
-"""Of one SM: float32 additions in L2, four a clock. Measured on an H200: 12 to 17 B, by atomics and by the copy engine
-alike."""
+"""Of one SM: float32 additions in L2, four per clock. Measured on an H200: 12 to 17 B, by atomics and by the copy
+engine alike."""
 
 LOCAL_BYTES_PER_CLOCK = 64.0
 """Of one SM, for spilled registers: they travel through L1, which moves half a 128-byte line a clock both ways."""
@@ -72,7 +72,7 @@ class Rounds:
         self.arithmetic = share * self._arithmetic_cycles()
         spilled = constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
-        # without tensor cores every operand of a product is a load; one wavefront leaves the banks a clock
+        # without tensor cores every operand of a product is a load; one wavefront leaves the banks per clock
         fed = shared is not None and resources.tensor_cores == "none"
         self.shared = float(shared.wavefronts * self._warps) if fed and shared is not None else 0.0
         self.load = self._loaded_bytes() / L2_BYTES_PER_CLOCK
@@ -85,9 +85,11 @@ class Rounds:
         return (self._shape.head_dim + self._shape.head_dim_v) * self._shape.element_bytes
 
     def tile_cycles(self, blocks: int, *, late: bool = True) -> float:
-        """Cycles an SM takes for one key tile when so many blocks are resident; without `late`, as if every tile were
-        there in time. Warpgroups for which others copy wait for the same tile at the same time; else one may compute
-        while another waits."""
+        """Return the cycles that an SM takes for one key tile when `blocks` blocks are resident.
+
+        Without `late`, every tile counts as there in time. Warpgroups for which others copy wait for the same tile at
+        the same time; else one may compute while another waits.
+        """
         waiting = self._late_cycles(blocks) if late else 0.0
         if self._softmax.copying_warps:
             cycles = self._round_cycles(blocks, 0.0) + waiting / blocks
@@ -166,7 +168,7 @@ class Rounds:
         memory = self._constants.load_latency_cycles + self._constants.memory_latency_cycles / self.visits.query_tiles
         latency = memory + self.load
         late = latency * math.exp(-self._constants.latency_regularity * ahead / latency)
-        if self._softmax.round_trip:  # the output is asked for when the scores are there
+        if self._softmax.round_trip:  # the output is requested when the scores are there
             late += self._constants.load_latency_cycles
         return late
 

@@ -56,7 +56,7 @@ class Advice:
     change: Change
 
 
-MORE_BLOCKS = "More resident blocks hide it behind other work: see what the occupancy needs."
+MORE_BLOCKS = "With more resident blocks, other work hides it: see what the occupancy needs."
 
 FACTS = {
     "tensor": "It is the work itself: only tiles with fewer masked or padded scores do less of it.",
@@ -90,7 +90,7 @@ DECODE_FACTS = {
 ADVICE = {
     "exp": (Advice("A larger `schedule` computes them while products run.", "schedule", Change.LARGER),),
     "arithmetic": (
-        Advice("A larger `schedule` hides it behind products; 2 has no running maximum.", "schedule", Change.LARGER),
+        Advice("A larger `schedule` overlaps it with products; 2 has no running maximum.", "schedule", Change.LARGER),
     ),
     "spill": (
         Advice("More warps (`num_warps`) leave more registers for each row.", "num_warps", Change.LARGER),
@@ -158,8 +158,8 @@ DECODE_ADVICE = {
 ROUND_TRIP_FACTS = {
     "l2": "With every tile of keys the output makes a round trip.",
     "hbm": "With every tile of keys the output makes a round trip.",
-    "edge": "There is one block a head, whatever its tiles.",
-    "tail": "There is one block a head, whatever its tiles: few heads leave multiprocessors idle.",
+    "edge": "There is one block per head, whatever its tiles.",
+    "tail": "There is one block per head, whatever its tiles: few heads leave multiprocessors idle.",
 }
 
 FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Change.LARGER),)

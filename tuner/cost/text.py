@@ -19,7 +19,7 @@ UNEXPLAINED = (
 
 
 def explain(analysis: Analysis) -> str:
-    """What binds this config, one statement a line, then its occupancy."""
+    """Return what binds this config, one statement per line, then its occupancy."""
     lines = [
         *_time(analysis),
         *_measured(analysis),
@@ -151,7 +151,7 @@ def _passes(analysis: Analysis) -> list[str]:
     line = analysis.rooflines.get(analysis.once)
     if line is not None:
         others_us = (line.hbm_bytes - largest.total_bytes) / (line.memory_gbs * 1e3)
-        text += f" Those beside {largest.name} take {others_us:,.1f} µs of device memory."
+        text += f" Those besides {largest.name} take {others_us:,.1f} µs of device memory."
     return [text]
 
 
@@ -165,7 +165,7 @@ def _density(analysis: Analysis) -> list[str]:
 
 
 def _cache(analysis: Analysis) -> list[str]:
-    """Device memory delivers so many bytes in the measured time; the others must have come from L2."""
+    """Return what share of the bytes came from L2, as device memory could not deliver it in the measured time."""
     line, time_us = analysis.rooflines.get(analysis.uncached), analysis.measured_us
     if line is None or time_us is None:
         return []
@@ -184,12 +184,12 @@ def _on_chip(analysis: Analysis) -> list[str]:
     if budget is None:
         return []
     other = resources.shared_bytes - budget.shared_bytes
-    beside = f", {other:,} B beside the tiles (barriers, conversions of layouts)" if other > 0 else ""
+    beside = f", {other:,} B besides the tiles (barriers, conversions of layouts)" if other > 0 else ""
     has = f"the code has {resources.registers}"
     if budget.num_warps < resources.num_warps:
         has += ", and warps that copy leave most of theirs to those that compute"
     return [
-        f"Tiles fill at least {budget.least_registers} registers a thread ({has}) and "
+        f"Tiles fill at least {budget.least_registers} registers per thread ({has}) and "
         f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
     ]
 
@@ -205,7 +205,7 @@ def _bank_conflicts(analysis: Analysis) -> list[str]:
         return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
     counted = (
         f"In a round of the loop a warp loads from shared memory {found.loads} times, which takes "
-        f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} a load"
+        f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} per load"
     )
     if not found.load_excess:
         return [f"{counted}: no bank conflicts."]

@@ -1,4 +1,4 @@
-"""The unit of work of many searches: one shape, direction included, and what is heard of it while somebody makes it."""
+"""The unit of work of many searches: one shape, direction included, and the events of a worker that makes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job has no result and nobody tries it again. exit_code: what the command line returns for it."""
+    """A job has no result and is not tried again. exit_code: what the command line returns for it."""
 
     job: Job
     error: str
@@ -108,8 +108,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker died of a job, or beside it, and the job waits for another one. retired: nothing more is given to the
-    worker, since it died of several jobs in a row."""
+    """A worker died while it made a job, which may not be the cause, and the job waits for another worker.
+
+    retired: the worker gets no more jobs, since it died of several in a row.
+    """
 
     job: Job
     worker: str

@@ -27,10 +27,10 @@ MAX_TAKEOVERS = 2
 """A job that cost three workers is to blame itself."""
 
 MAX_LOSSES_IN_A_ROW = 3
-"""A worker that died of so many different jobs, and finished none between, is to blame itself."""
+"""A worker that died of this many different jobs, and finished none between, is to blame itself."""
 
 SILENCE_SECONDS = 1800.0
-"""A worker tells its progress twice a second while it searches; finals, and stages of one config, end much sooner."""
+"""A worker reports its progress twice per second while it searches; finals and stages of a config end sooner."""
 
 INTERRUPT_SECONDS = 20.0
 """What workers have to end early and tell what they found; trials are kept in any case."""
@@ -169,7 +169,7 @@ class _Schedule:
         yield WorkerLost(job, worker.name, event.reason, retired)
 
     def _may_have(self, worker: "_Worker", job: Job) -> bool:
-        """Whether it did not die of the job, or there is nobody who did not."""
+        """Return whether this worker did not die of the job, or all the others died of it too."""
         others = [*self._idle, *self.running.values()]
         lost = self._lost[job]
         return worker.name not in lost or all(other.name in lost for other in others)

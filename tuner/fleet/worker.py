@@ -1,8 +1,8 @@
 """The child process that makes jobs on one GPU: `python -m blocktune.tuner.fleet.worker PARENT`.
 
-PARENT is the parent's process id. One JSON object a line on standard input is a job; on standard output follow its
-progress and its end. What kernels and compilers print goes to standard error, of which the parent reads the end when
-this process dies. SIGINT ends a job early, and the process lives on.
+PARENT is the parent's process id. Each line on standard input is a job, as one JSON object; its progress and its
+end follow on standard output. What kernels and compilers print goes to standard error, of which the parent reads the
+end when this process dies. SIGINT ends a job early, and the process lives on.
 
     {job}      {"progress": {…}}* then {"report": {…}} or {"error": "…", "exit_code": 3}
 
@@ -53,7 +53,7 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress)
     """Tunes the shape of a job on this device.
 
     Raises:
-        NoDeviceError: the job is for a GPU of another kind, or there is none here.
+        NoDeviceError: the job is for a GPU of another kind, or this machine has no GPU.
     """
     if not is_present(device) or device.key != job.device:
         here = device.key if is_present(device) else "no GPU"

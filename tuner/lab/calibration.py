@@ -91,7 +91,7 @@ def calibrate(
     Args:
         sweeps: what to fit to.
         start: where to begin.
-        on_round: told the misfit after every round over all constants.
+        on_round: called with the misfit after every round over all constants.
     """
     measured = [_Measured.of(sweep) for sweep in sweeps]
 

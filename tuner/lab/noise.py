@@ -25,7 +25,7 @@ CONFIGS = 4
 """The config that is studied and those near it."""
 
 TRIED = 8
-"""So many are tried until there are `CONFIGS` that run."""
+"""At most this many configs are tried until `CONFIGS` of them run."""
 
 BLOCK_SECONDS = 20.0
 """About so long a regime is kept up before it is the other one's turn."""
@@ -84,8 +84,11 @@ class Study:
 def near_configs(
     config: KernelConfig, trials: Iterable[Trial], feasible: Iterable[KernelConfig]
 ) -> tuple[KernelConfig, ...]:
-    """A config and those to study beside it, the most interesting first: the fastest of earlier trials that have
-    machine code of their own, then those of the same kernel that differ in the fewest parameters."""
+    """Return a config and those to study with it, the most interesting first.
+
+    These are the fastest of earlier trials that have machine code of their own, then those of the same kernel that
+    differ in the fewest parameters.
+    """
     order, seen = ranked(trials), set[str]()
     for trial in order:
         if trial.config == config and trial.resources is not None:
@@ -122,7 +125,7 @@ def study_noise(
         configs: what is studied, and others until `CONFIGS` of them run.
         seconds: wall time, the start of the runners and the compiling included.
         now: the time in seconds.
-        on_progress: told what comes next.
+        on_progress: called with what comes next.
 
     Raises:
         NoFeasibleConfigError: the config that is studied does not run.

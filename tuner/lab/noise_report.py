@@ -11,7 +11,7 @@ from blocktune.tuner.lab.noise import Duel, Sample, Study
 from blocktune.tuner.search.verdict import TIE_BAND
 
 STATES = ("sm_clock_mhz", "power_w", "temperature_c")
-"""What of the GPU's state is told."""
+"""What is reported of the GPU's state."""
 
 
 def summarize(study: Study) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _drift(samples: Sequence[Sample]) -> dict[str, float] | None:
 
 
 def _states(telemetry: Iterable[Telemetry]) -> dict[str, list[float] | None]:
-    """Smallest, middle and largest of what NVML told, by name."""
+    """Return the smallest, middle and largest of what NVML reported, by name."""
     taken = list(telemetry)
     found = {name: [value for one in taken if (value := getattr(one, name)) is not None] for name in STATES}
     return {
@@ -139,7 +139,7 @@ def _swapped(orders: Sequence[Sequence[Sequence[float]]]) -> list[list[int]]:
 
 
 def columns(study: Study) -> Mapping[str, Any]:
-    """The measurements themselves, one list a field, cut to what a clock can tell."""
+    """Return the measurements themselves, one list per field, cut to what a clock can resolve."""
     samples, finals, duels = study.samples, study.finals, study.duels
     return {
         "samples": {

@@ -19,7 +19,7 @@ RACING_MARGINS = (1.05, 1.1, RACE_MARGIN, 1.25)
 """How much slower than the best a config must be in its first rounds to get no more of them."""
 
 WILCOXON_LEVEL = 0.1
-"""Error probability at which Optuna's WilcoxonPruner stops a trial, unless it is told otherwise."""
+"""Error probability at which Optuna's WilcoxonPruner stops a trial by default."""
 
 CLOSE = 0.02
 """A config this close to the best must not be stopped."""

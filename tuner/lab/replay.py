@@ -38,7 +38,7 @@ _COMPILED_AHEAD = 3 * WORKERS
 class ReplayRunner:
     """Answers from recorded measurements; a config that was not recorded is a `run_error`.
 
-    Its finals return the recorded samples, cut to the shortest; `measured` lists what was asked for, in order.
+    Its finals return the recorded samples, cut to the shortest; `measured` lists the requested configs, in order.
     """
 
     def __init__(self, recorded: Mapping[KernelConfig, Measurement]):
@@ -95,11 +95,11 @@ class ReplayRun:
     ends: tuple[float, ...]
 
     def regret(self, measurements: int) -> float:
-        """How much slower the best of so many measurements is than the best of the sweep, as a fraction."""
+        """Return how much slower the best of `measurements` measurements is than the sweep's best, as a fraction."""
         return self.slowdowns[min(measurements, len(self.slowdowns)) - 1] - 1
 
     def seconds(self, measurements: int) -> float:
-        """When so many measurements were made."""
+        """Return the seconds after which `measurements` measurements were made."""
         return self.ends[min(measurements, len(self.ends)) - 1]
 
 
@@ -137,7 +137,7 @@ class Replay:
         return self._predicted
 
     def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
-        """Searches until so many measurements were made, or everything was tried."""
+        """Search until `measurements` measurements were made, or everything was tried."""
         problem = Problem(
             space=self._space,
             first=self._first(),
@@ -200,7 +200,7 @@ class _ScoredRunner(ReplayRunner):
 
 
 class _RecordedCompiler:
-    """Has compiled everything before; `submitted` lists what was asked for and after how many measurements."""
+    """Has compiled everything before; `submitted` lists each requested config and how many measurements came before."""
 
     def __init__(self, trials: Mapping[KernelConfig, Trial], runner: ReplayRunner) -> None:
         self._trials = trials
@@ -240,8 +240,11 @@ def _ends(
     measured: Sequence[KernelConfig],
     trials: Mapping[KernelConfig, Trial],
 ) -> tuple[float, ...]:
-    """When each measurement ended: it needs its own compilation and the end of the measurement before, a compilation a
-    free process and that the search asked for it, which it does between two measurements."""
+    """Return when each measurement ended, in seconds.
+
+    A measurement needs its own compilation and the end of the measurement before. A compilation needs a free process
+    and a request by the search, which comes between two measurements.
+    """
     idle, compiled, ends, asked = [0.0] * WORKERS, dict[KernelConfig, float](), list[float](), 0
     for count, config in enumerate(measured):
         now = ends[-1] if ends else 0.0

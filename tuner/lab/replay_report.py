@@ -44,7 +44,8 @@ OnRun = Callable[[str], None]
 class ReplayReport:
     """Searches of some sweeps by some strategies; `to_json` is what `tune replay` prints and keeps.
 
-    runs: by strategy, for each sweep one run a seed. model: one row a kernel and direction, see `model_rows`.
+    runs: by strategy, for each sweep one run per seed.
+    model: one row per kernel and direction, see `model_rows`.
     """
 
     sweeps: tuple[Sweep, ...]
@@ -113,7 +114,7 @@ def compare_strategies(
         strategies: as `make_proposals` takes them.
         seeds: how many; a strategy without chance is run once, and counts as often.
         workers: processes that search at the same time; one searches in this process.
-        on_run: told what has been searched.
+        on_run: called with what has been searched.
     """
     chosen = tuple(sweeps)
     tasks = _tasks(chosen, strategies, seeds)
@@ -150,7 +151,7 @@ def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
     Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
     its choice (`decide_predicted`) and the best of its first eight are than the fastest of the same kernels, measured
     over predicted time. Of what it estimates before anything is compiled: the share of configs whose shared memory it
-    knows exactly, its largest error, and the median error of the registers a thread.
+    knows exactly, its largest error, and the median error of the registers per thread.
     """
     groups: dict[tuple[str, str | None], list[dict[str, float]]] = {}
     for replay in replays:

@@ -2,8 +2,8 @@
 
 The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold
 a list for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is
-absent. What all trials share stands beside them once. Numbers are cut to what a clock can tell (`DECIMALS`). Equal
-sweeps give equal bytes. Reading goes the same way back, through the same checks as an import.
+absent. What all trials share is written once, next to `columns`. Numbers are cut to what a clock can tell (`DECIMALS`).
+Equal sweeps give equal bytes. Reading goes the same way back, through the same checks as an import.
 """
 
 import gzip
@@ -58,7 +58,7 @@ _NESTED = ("config", "resources", "telemetry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The trials of one shape, one a config, and of one kernel source a kernel."""
+    """The trials of one shape, one per config, and of one kernel source per kernel."""
 
     device: DeviceSpec
     environment: Environment

@@ -127,8 +127,10 @@ class Bench:
         self._clock.synchronize()
 
     def _time(self, run: Thunk, anchor: Anchor | None, tell: Tell) -> tuple[Rounds, str]:
-        """The config's rounds beside the anchor, in microseconds, and why they are few if they are. The anchor itself
-        is timed alone."""
+        """Return the config's rounds, in microseconds, and why they are fewer than usual, empty where they are not.
+
+        Each round times the config and the anchor; the anchor itself is timed alone.
+        """
         count = candidate_rounds(self._clock.rounds([run], 1)[0][0])
         if time.monotonic() - self._last_timed > IDLE_SECONDS:
             self._clock.heat(anchor.run if anchor else run, HEAT_SECONDS)

@@ -47,7 +47,7 @@ def visible(device: DeviceSpec) -> dict[str, str]:
 
 
 def require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
-    """Checks that no regime was asked for where nothing will be measured.
+    """Check that no regime was given where nothing will be measured.
 
     Raises:
         UsageError: one was.

@@ -1,4 +1,4 @@
-"""What a runner is told and what it says about configs: one measurement each, or paired rounds of finalists."""
+"""What a runner is given and what it returns for configs: one measurement each, or paired rounds of finalists."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,8 +38,10 @@ class Terms:
 class Measurement:
     """How one config did. Only the outcome `ok` has times; see `tuner/measure/protocol.py` for how they are taken.
 
-    samples_us: its rounds, time_us: their median. relative_to_anchor: median of its time over the anchor's in the same
-    round; 1.0 if it is the anchor. error: why there is no time, or, beside one, how it was taken when not as usual.
+    samples_us: its rounds.
+    time_us: their median.
+    relative_to_anchor: median of its time over the anchor's in the same round; 1.0 if it is the anchor.
+    error: why there is no time, or, where there is a time, how it was taken when not as usual.
     seconds: wall time that the measurement took.
     """
 
@@ -74,7 +76,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finals:
-    """Finalists timed in turns. All samples_us have one entry a round, so entries of equal index are pairs.
+    """Finalists timed in turns. All samples_us have one entry per round, so entries of equal index are pairs.
 
     failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
     rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU during them.

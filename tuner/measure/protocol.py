@@ -3,7 +3,7 @@
 1. Clocks are warm: a GPU that was idle is loaded for a stretch of wall time before timing, since a cold GPU runs at
    another clock than a loaded one.
 2. The L2 cache is flushed before every timed launch by writing a buffer of at least twice its size, outside the timed
-   region, so that no candidate profits from what the last one left behind.
+   region, so that no candidate profits from what the last one left there.
 3. A launch is timed by a pair of CUDA events around it and nothing else. The host must have enqueued the launch before
    the GPU reaches the first event, or the host's launch cost would count: each round starts with a head start of
    flushes, the host checks afterwards that it stayed ahead, and a round in which it did not is taken again with twice
@@ -79,7 +79,7 @@ _MAX_HEAD_START = 256
 MIN_LOADED_ROUNDS = 9
 
 Rounds = tuple[tuple[float, ...], ...]
-"""Times in microseconds: one row a round, one column a contender."""
+"""Times in microseconds: one row per round, one column per contender."""
 
 
 class Clock(Protocol):
@@ -89,10 +89,10 @@ class Clock(Protocol):
         """Repeats the launch for at least this long, then waits for it."""
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
-        """Times every launch once a round, in rotating order, each with a cold L2 cache."""
+        """Time every launch once per round, in rotating order, each with a cold L2 cache."""
 
     def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
-        """Time every launch once a round for this long, without a pause in the work of the GPU."""
+        """Time every launch once per round for this long, without a pause in the work of the GPU."""
 
     def synchronize(self) -> None:
         """Waits for all launches; raises what they failed with."""
@@ -178,7 +178,7 @@ class CudaClock:
         self._torch.cuda.synchronize()
 
     def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
-        """Time every launch once a round for this long, without a pause in the work of the GPU.
+        """Time every launch once per round for this long, without a pause in the work of the GPU.
 
         Every round begins with an untimed one, which keeps the load up while the host enqueues the rest. The host waits
         for a round only after it has enqueued the next one. A round in which the GPU still caught up with the host is

@@ -24,8 +24,9 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
 _FINALS_ATTEMPTS = 2
 
 MAX_VAIN_REPEATS = 3
-"""So many repeated measurements in a row that were disturbed again end repeating: what disturbs has come to stay, and
-taking every candidate twice would only be slower."""
+"""Repeated measurements in a row that were disturbed again, after which none is repeated any more.
+
+The disturbance has come to stay then, and taking every candidate twice would only be slower."""
 
 
 class Runner(Protocol):
@@ -41,7 +42,7 @@ class Runner(Protocol):
         """Times configs, each measured before, in turns."""
 
     def confirm(self, config: KernelConfig) -> Measurement:
-        """Checks everything that the config can be asked to compute, log-sum-exp included; takes no time."""
+        """Check everything that the config can compute, log-sum-exp included, without timing it."""
 
     def close(self) -> None:
         """Ends all processes; harmless when repeated."""

@@ -89,8 +89,8 @@ def canonical_uuid(uuid: str) -> str:
 class GpuMonitor:
     """Reads one GPU's clocks, heat, power and other users. Without NVML everything it says is unknown.
 
-    own_processes: how many of the GPU's users are ours, such as the worker that measures. They cannot be told by their
-    process ids, which NVML counts outside of containers.
+    own_processes: how many of the GPU's users are ours, such as the worker that measures. Process ids do not
+    identify them, since NVML counts those outside of containers.
     """
 
     def __init__(self, uuid: str | None, *, own_processes: int = 0):

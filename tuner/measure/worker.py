@@ -1,8 +1,8 @@
 """The child process that touches the GPU: `python -m blocktune.tuner.measure.worker`.
 
-One JSON object a line on standard input is a command, one on standard output an answer: stages while a command runs,
-then a result or a failure. What kernels and compilers print goes to standard error. The process dies with its parent:
-by the kernel's parent-death signal, and by the end of its input.
+Each line on standard input is a command and each line on standard output an answer, as one JSON object: stages while a
+command runs, then a result or a failure. What kernels and compilers print goes to standard error. The process dies with
+its parent: by the kernel's parent-death signal, and by the end of its input.
 
     {"command": "setup", "shape": {…}, "terms": {…}}  {"stage": "…"}* then {"result": {}} or {"failure": {…}}
     {"command": "measure", "config": {…}}             {"result": {measurement}}

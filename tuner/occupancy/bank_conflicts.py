@@ -43,7 +43,7 @@ class Wavefronts:
 
     @property
     def degree(self) -> int:
-        """n of an n-way conflict; 1 is none."""
+        """Return n of an n-way conflict; 1 means that there is no conflict."""
         return max(self.phases)
 
     @property
@@ -73,8 +73,8 @@ def wavefronts(addresses: Sequence[int], access_bytes: int = WORD_BYTES) -> Wave
         access_bytes: of one lane; addresses are multiples of it, as the hardware requires.
 
     Raises:
-        UsageError: the width is none that an instruction has, an address is not aligned to it, or there are too few or
-            too many lanes.
+        UsageError: no instruction has this width, an address is not aligned to it, or there are too few or too many
+            lanes.
     """
     _check(addresses, access_bytes)
     lanes = min(WARP_SIZE, PHASE_BYTES // access_bytes * (2 if _agree_in_pairs(addresses) else 1))

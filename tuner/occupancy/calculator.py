@@ -133,8 +133,8 @@ class Occupancy:
 class Requirement:
     """The most that a block may use if `blocks` of them are to be resident; None where no amount is small enough.
 
-    registers: registers a thread, at the block's number of warps. shared_bytes: static and dynamic together, without
-    the reserve.
+    registers: registers per thread, at the block's number of warps.
+    shared_bytes: static and dynamic together, without the reserve.
     """
 
     blocks: int
@@ -209,7 +209,7 @@ def shared_bytes_for(blocks: int, limits: ComputeLimits, *, carveout_percent: in
         carveout_percent: as for `occupancy`. One block gets a larger carve-out where it needs one, several do not.
 
     Returns:
-        Bytes a block without the reserve; None if even an empty block is too large.
+        Bytes per block without the reserve; None if even an empty block is too large.
     """
     _check_blocks(blocks)
     percent = None if blocks == 1 else carveout_percent
@@ -220,7 +220,7 @@ def shared_bytes_for(blocks: int, limits: ComputeLimits, *, carveout_percent: in
 
 
 def registers_for(blocks: int, num_warps: int, limits: ComputeLimits) -> int | None:
-    """The most registers a thread with which `blocks` blocks of `num_warps` warps are resident.
+    """Return the most registers per thread with which `blocks` blocks of `num_warps` warps are resident.
 
     Returns:
         A multiple of 8 or 255; None if no number is small enough.

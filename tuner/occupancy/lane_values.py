@@ -66,7 +66,7 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class LaneValues:
-    """The registers of one kernel; every one is computed when it is first asked for."""
+    """The registers of one kernel; each is computed when it is first read."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._sources: dict[str, tuple[str, tuple[str, ...]]] = {}

@@ -2,7 +2,7 @@
 
     found = shared_accesses(compiled.asm["ptx"])
     found.loads, found.load_wavefronts       # of a warp in a round of its loop: 112 and 704 on a card of 2018
-    found.ways, found.conflict_share         # 6.3 wavefronts a load, 64 % of them by bank conflicts
+    found.ways, found.conflict_share         # 6.3 wavefronts per load, 64 % of them by bank conflicts
 
 The addresses of a warp's 32 lanes are computed from the assembly (`tuner/occupancy/lane_values.py`) and counted by
 `tuner/occupancy/bank_conflicts.py`. ptxas joins neighbouring words of a lane into accesses of 8 and 16 bytes, and so
@@ -53,7 +53,7 @@ class SharedAccesses:
 
     @property
     def ways(self) -> float:
-        """Wavefronts a load, the mean n of an n-way conflict; 0 without loads."""
+        """Return the wavefronts per load, the mean n of an n-way conflict; 0 without loads."""
         return self.load_wavefronts / self.loads if self.loads else 0.0
 
     @property

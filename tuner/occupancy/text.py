@@ -39,7 +39,7 @@ def explain(
     waves: Waves | None = None,
     tensor_memory_columns: int = 0,
 ) -> str:
-    """What limits the blocks on an SM and what would lift it, one statement a line.
+    """Return what limits the blocks on an SM and what would lift it, one statement per line.
 
     Args:
         result: what `occupancy` returned.
@@ -146,7 +146,7 @@ def _at_most(limiter: Limiter, most: Requirement, result: Occupancy) -> str:
     resources = result.resources
     if limiter is Limiter.REGISTERS:
         if most.registers is None:
-            return f"fewer than {_warps(resources.num_warps)} a block, since no register count is small enough"
+            return f"fewer than {_warps(resources.num_warps)} per block, since no register count is small enough"
         return f"≤ {most.registers} registers/thread (now {resources.registers})"
     if limiter is Limiter.SHARED_MEMORY:
         if most.shared_bytes is None:
@@ -154,7 +154,7 @@ def _at_most(limiter: Limiter, most: Requirement, result: Occupancy) -> str:
         asked = resources.shared_bytes + resources.static_shared_bytes
         return f"≤ {most.shared_bytes:,} B of shared memory (now {asked:,})"
     if limiter is Limiter.WARPS:
-        return f"≤ {_warps(most.num_warps or 0)} a block (now {resources.num_warps})"
+        return f"≤ {_warps(most.num_warps or 0)} per block (now {resources.num_warps})"
     return f"≤ {_count(most.barriers or 0, 'barrier')} (now {resources.barriers})"
 
 
@@ -183,7 +183,7 @@ def _room(result: Occupancy) -> list[str]:
         for row in rows
         if row.registers is not None and row.shared_bytes is not None
     ]
-    return [f"Room at {_warps(warps)} a block: {'; '.join(room)}."] if room else []
+    return [f"Room at {_warps(warps)} per block: {'; '.join(room)}."] if room else []
 
 
 def _carveout(result: Occupancy) -> list[str]:

@@ -20,7 +20,7 @@ from blocktune.tuner.occupancy.tile_budget import on_chip
 def budget_of(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> OnChip | None:
-    """Return what a block of the config keeps on the chip; None for products that nobody has listed."""
+    """Return what a block of the config keeps on the chip; None for products whose tiles are not listed."""
     found = kernel.own_tiles(config, shape, limits) or _ordinary(kernel, config, shape, limits)
     if found is None:
         return None

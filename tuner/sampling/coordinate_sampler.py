@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from blocktune.tuner.sampling.prospects import Point, identity
 
 KEPT = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
-"""Trials whose points are not asked for again."""
+"""States of trials whose points are not proposed again."""
 
 
 class CoordinateSampler(BaseSampler):
@@ -19,7 +19,7 @@ class CoordinateSampler(BaseSampler):
     it; where all of them were tried, for the next point in a given order.
 
     Args:
-        points: to choose from, in the order in which they are asked for where no neighbour is left. The first is the
+        points: to choose from, in the order in which they are proposed where no neighbour is left. The first is the
             best until one was measured.
         search_space: the parameters' distributions.
         seed: of parameters that the search space does not have.

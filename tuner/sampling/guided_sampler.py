@@ -24,13 +24,13 @@ from blocktune.tuner.sampling.prospects import Point, Prospects, identity, point
 
 MOST_FAILURES = 3
 """Failed trials after which a point counts as tried. To Optuna's samplers a failed trial is as if it had not been, as
-where its process was killed; but a point that always fails must not be asked for without end."""
+where its process was killed; but a point that always fails must not be proposed without end."""
 
 
 class GuidedSampler(BaseSampler):
     """Asks for the point whose value may well be the best by a prior and by all that was measured.
 
-    Values and predictions are positive, such as times or costs; they need not have the same unit. A point is asked for
+    Values and predictions are positive, such as times or costs; they need not have the same unit. A point is proposed
     once, as long as there are others. A space of more than 4096 points, or one without steps, is searched at 4096 drawn
     points. Trials of other samplers, processes and studies teach it as its own do; pruned trials by their last
     intermediate value. Without a seed of its own nothing here is left to chance, apart from these draws and from

@@ -39,7 +39,7 @@ class StudyProposals:
         parameters: of the configs that may be proposed.
         first: proposed before all else, in this order.
         order: proposed then, up to the startup, and where the sampler finds nothing new.
-        startup: configs that are tried before the sampler is asked. None leaves everything to the order.
+        startup: configs that are tried before the sampler proposes any. None leaves everything to the order.
         pick: which of those that are compiled is measured; None is the first proposed.
         patience: asks in a row without a new config after which the order decides.
     """
@@ -66,7 +66,7 @@ class StudyProposals:
         self._proposed = self._resumed()
 
     def recall(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
-        """An earlier run tried this config; a study that knows it already is not told again."""
+        """Record that an earlier run tried this config; a study that knows it already gets no second trial of it."""
         if config in self._proposed or config not in self._parameters.configs:
             return
         self._proposed.add(config)
@@ -125,7 +125,7 @@ class StudyProposals:
         return self._sample()
 
     def _sample(self) -> KernelConfig | None:
-        """A new config of the study's: what somebody enqueued, else what the sampler asks for."""
+        """Return a new config of the study's: the one that a user enqueued, else the one that the sampler proposes."""
         for _ in range(self._patience):
             trial = self.study.ask()
             config = self._parameters.suggested(trial)

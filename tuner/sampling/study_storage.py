@@ -10,11 +10,11 @@ from blocktune.kernels.values.errors import StoreError
 from blocktune.tuner.sampling.race_pruner import RacePruner
 
 OWN_TABLE = "studies"
-"""The table by which a database of Optuna's is told from others."""
+"""The table by which a database of Optuna's is recognised."""
 
 
 def open_study(name: str, url: str | None = None) -> Study:
-    """Returns a new study in memory, or the one of this name in Optuna's own storage, which is made if there is none.
+    """Return a new study in memory, or the one of this name in Optuna's own storage, which is made if it is missing.
 
     Its pruner is the race of `tune run`.
 
@@ -58,6 +58,6 @@ def require_own(url: str) -> None:
 
 def _unusable(url: str | None, error: Exception) -> StoreError:
     return StoreError(
-        f"A study needs a storage that Optuna can write, but {url} is none: {error}. "
+        f"A study needs a storage that Optuna can write, but it cannot write {url}: {error}. "
         "Name a file, or a URL such as sqlite:///search.db."
     )

@@ -24,7 +24,7 @@ from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import Progress
 
 TICK_SECONDS = 0.5
-"""How often progress is told while nothing happens."""
+"""How often progress is reported while nothing happens."""
 
 PACE_TRIALS = 3
 """Trials before the time left is estimated: the first ones wait for processes that start."""
@@ -65,7 +65,11 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """When the search stops: after so many trials, earlier runs' included, or so many seconds from now."""
+    """When the search stops.
+
+    trials: after this many, those of earlier runs included.
+    seconds: after this many from now.
+    """
 
     trials: int
     seconds: float
@@ -94,7 +98,7 @@ class Search:
         record: keeps a trial; it returns when the trial is safe.
         limit: when to stop.
         lookahead: configs that may be compiled or compiling ahead of the measuring.
-        on_progress: told after every event and twice a second.
+        on_progress: called with the progress after every event and twice per second.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class Proposals(Protocol):
         """An earlier run tried this config, with this score; it is not proposed again. trial: all that is known."""
 
     def propose(self) -> KernelConfig | None:
-        """A config that was not proposed before, to be compiled, or None when there is none left."""
+        """Return a config that was not proposed before, to be compiled, or None when no config is left."""
 
     def pick(self, ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
         """Which of the proposed configs is measured next, among those that are compiled: by config, in the order in
@@ -29,7 +29,7 @@ class Proposals(Protocol):
         """How a proposed config did: lower is better, None means that it cannot run. trial: all that is known."""
 
     def close(self) -> None:
-        """The search is over; what was proposed and not told will not be."""
+        """End the search; what was proposed without a result gets none."""
 
 
 class Enumeration:

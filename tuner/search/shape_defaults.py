@@ -32,7 +32,7 @@ def complete_shape(
 
     Args:
         seq: query rows, and key rows unless `seq_k` is given, which a single query has to have: one that sees itself
-            alone is nobody's attention.
+            alone does not occur in practice.
         dim: head dimension, and that of the values unless `dim_v` is given.
         batch: default `DEFAULT_TOKENS / max(seq, seq_k)`, at least 1.
         heads: default `DEFAULT_WIDTH / dim`, at least 1 and a multiple of `kv_heads`.

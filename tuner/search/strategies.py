@@ -48,7 +48,7 @@ def make_proposals(problem: "Problem", strategy: str = DEFAULT, study: "Study | 
     Args:
         problem: what is searched.
         strategy: a name of `STRATEGIES`, or `package.module:Class` of a sampler of Optuna's kind.
-        study: what is asked and told; None is one in memory.
+        study: what proposes configs and gets their results; None is one in memory.
 
     Raises:
         UsageError: there is no such strategy or class, or it needs a package that is not installed.

@@ -1,4 +1,4 @@
-"""How each strategy is made: which sampler its study has, and which configs are tried before that is asked."""
+"""How each strategy is made: which sampler its study has, and which configs are tried before it proposes any."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ MOST_GUIDED = 1000
 """Trials up to which correcting the model takes less time than measuring: it grows with their cube."""
 
 STARTUP_SHARE = 3
-"""One in so many of a budget is tried in a given order before a sampler of Optuna's proposes."""
+"""One config in this many of a budget is tried in a given order before a sampler of Optuna's proposes."""
 
 MIN_STARTUP = 10
 
@@ -59,15 +59,15 @@ def sampled_by_tpe(
 
 
 def startup_of(trials: int, named: int = 0) -> int:
-    """Returns how many configs of a budget are tried before a sampler of Optuna's is asked."""
+    """Return how many configs of a budget are tried before a sampler of Optuna's proposes any."""
     return min(max(MIN_STARTUP, trials // STARTUP_SHARE, named), trials)
 
 
 def by_class(path: str, problem: Problem, study: Study) -> StudyProposals:
-    """Returns a search by somebody's own sampler, after the model's favourites.
+    """Return a search by a user's own sampler, after the model's favourites.
 
     Raises:
-        UsageError: there is no such class, or it is none of Optuna's samplers.
+        UsageError: there is no such class, or it is not derived from Optuna's `BaseSampler`.
     """
     module, _, name = path.partition(":")
     try:

@@ -87,7 +87,7 @@ def tune(
         sampler: which config is next: a name of `STRATEGIES`, or `package.module:Class` of an Optuna sampler.
         study: URL or SQLite file of the Optuna storage that keeps the study too; None keeps it in memory.
         seed: of the sampler and of the checked inputs.
-        on_progress: told where the run stands, several times a second at most.
+        on_progress: called with where the run stands, several times per second at most.
         compiler: compiles ahead; None is a `CompileFarm`.
         runner: measures; None is a GPU worker, or the model where the device is not present.
 

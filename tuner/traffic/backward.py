@@ -2,7 +2,7 @@
 
     standard_backward_traffic(shape).total_bytes           # seven trips of a matrix of the size of the scores
     split_backward_traffic(shape, keys=(64, 128), queries=(128, 64)).total_bytes
-    fused_backward_traffic(shape, 64, 128).total_bytes     # dq is summed in memory, once a key tile
+    fused_backward_traffic(shape, 64, 128).total_bytes     # dq is summed in memory, once per key tile
 
 The counts are those of Theorem 5 of the FlashAttention paper (Dao et al., arXiv 2205.14135) with their constants:
 Θ(Nd + N²) accesses in standard attention, Θ(N²d²/M) by tiles. `perfect_l2` is what is left if, in every launch, L2
@@ -25,7 +25,7 @@ def standard_backward_traffic(shape: AttentionShape) -> Passes:
     are matrices of the size of the scores too."""
     heads = shape.batch * shape.num_heads
     scores = heads * score_matrix_bytes(shape)
-    q, out, k, v = (  # every query head reads the keys of its group anew
+    q, out, k, v = (  # every query head reads the keys of its group again
         heads * length * dim * shape.element_bytes
         for length, dim in (
             (shape.seqlen_q, shape.head_dim),
@@ -70,7 +70,7 @@ def fused_backward_traffic(
     Args:
         shape: the problem, with its window and mask tensor, if any.
         block_m: queries a tile.
-        block_n: keys a tile.
+        block_n: keys per tile.
         perfect_l2: rows that several blocks of a launch read, or add to, come from memory once.
         own_lse: the launch before also writes the log-sum-exp in a form of its own.
     """
@@ -106,7 +106,7 @@ def keys_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: 
 
 
 def keys_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> Pass:
-    """The pass whose blocks own keys, when they walk so many rows of queries together."""
+    """Return the pass whose blocks own keys, when they walk `walked` rows of queries together."""
     rows = key_rows(shape)
     k, v = rows * shape.head_dim * shape.element_bytes, rows * shape.head_dim_v * shape.element_bytes
     read = {
@@ -130,7 +130,7 @@ def queries_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l
 
 
 def queries_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> Pass:
-    """The pass whose blocks own queries, when they walk so many rows of keys together."""
+    """Return the pass whose blocks own queries, when they walk `walked` rows of keys together."""
     rows = query_rows(shape)
     q = rows * shape.head_dim * shape.element_bytes
     read = {

@@ -26,7 +26,7 @@ def traffic_of(
     match kernel.loops:
         case ForwardLoops() as loops:
             return _forward(loops, config, shape, perfect_l2)
-        case RoundTripLoops():  # no cache helps: the output is written anew in every pass
+        case RoundTripLoops():  # no cache helps: every pass writes the output again
             return v1_kernel_traffic(shape, config.block_m, config.block_n)
         case DecodeLoops(merges_itself=itself):
             return (single_launch_traffic if itself else decode_traffic)(shape, config, perfect_l2=perfect_l2)

@@ -1,10 +1,10 @@
 """How many bytes split-KV decoding moves: keys and values once for each tile of packed rows, and the partial results.
 
     decode_traffic(shape, config)["split"].read["k"]
-    decode_traffic(shape, config)["merge"].read_bytes       # what the splits cost beside speed
+    decode_traffic(shape, config)["merge"].read_bytes       # bytes that the splits add
 
 All query heads of a key head are rows of one tile, so that a group reads its keys once. Every split reads the queries
-anew and leaves an output, a maximum and a sum in float32 for each row, which a second launch or the last block merges.
+again and leaves an output, a maximum and a sum in float32 for each row, which a second launch or the last block merges.
 A cache is counted as full; a paged one moves the same bytes, whole keys being contiguous in a page.
 """
 
@@ -26,7 +26,7 @@ def decode_traffic(
 
     Args:
         shape: the problem.
-        config: its block_m rows of a group and block_n keys a tile, and its splits.
+        config: its block_m rows of a group and block_n keys per tile, and its splits.
         perfect_l2: L2 keeps a head's keys until its last tile of rows has read them, queries until the last split has,
             and a row's statistics until the last part of the merge has.
         lse: the log-sum-exp of every row is written too.

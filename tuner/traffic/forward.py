@@ -27,7 +27,7 @@ def general_traffic(
     Args:
         shape: the problem.
         block_m: queries a tile.
-        block_n: keys a tile.
+        block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, and the mask until the
             last head of all.
         lse: the log-sum-exp of every row is written too.
@@ -76,7 +76,7 @@ def _as_pass(traffic: V2Traffic) -> Pass:
 
 def v1_kernel_traffic(shape: AttentionShape, block_m: int, block_n: int) -> Passes:
     """Algorithm 1, and what the paper leaves to the caller: a 16-bit output is made from the float32 one at the end,
-    by the same launch. No cache changes it much: the output is written anew in every pass."""
+    by the same launch. No cache changes it much: every pass writes the output again."""
     found = v1_traffic(shape, block_m, block_n)
     elements = query_rows(shape) * shape.head_dim_v
     short = shape.element_bytes != ACCUMULATOR_BYTES

@@ -1,8 +1,8 @@
 """How many bytes three algorithms of attention move between device memory and the chip, counted, not estimated.
 
     standard_traffic(shape).total_bytes            # scores and probabilities make the round trip
-    v1_traffic(shape, 64, 64).total_bytes          # keys outside: the output makes it, once a key tile
-    v2_traffic(shape, 128, 64).total_bytes         # queries outside: keys are read once a query tile
+    v1_traffic(shape, 64, 64).total_bytes          # keys outside: the output makes it, once per key tile
+    v2_traffic(shape, 128, 64).total_bytes         # queries outside: keys are read once per query tile
     v2_traffic(shape, 128, 64, perfect_l2=True)    # what is left if L2 keeps every key
 
 The counts are those of Theorem 2 of the FlashAttention paper (Dao et al., arXiv 2205.14135) with their constants: N
@@ -95,7 +95,10 @@ class V2Traffic(Traffic):
 
 
 def standard_traffic(shape: AttentionShape) -> StandardTraffic:
-    """Standard attention computes all pairs, causal or not. Every query head reads its keys and values anew."""
+    """Return the traffic of standard attention, which computes all pairs, causal or not.
+
+    Every query head reads its keys and values again.
+    """
     heads = shape.batch * shape.num_heads
     scores = heads * score_matrix_bytes(shape)
     return StandardTraffic(
@@ -116,12 +119,12 @@ def v1_traffic(shape: AttentionShape, block_m: int, block_n: int, *, output_byte
     Args:
         shape: the problem.
         block_m: queries a tile, Br of the paper.
-        block_n: keys a tile, Bc of the paper.
+        block_n: keys per tile, Bc of the paper.
         output_bytes: of one element of the output between its updates: it is accumulated there, so float32.
     """
     heads, rows = shape.batch * shape.num_heads, shape.batch * shape.num_heads * shape.seqlen_q
     loaded = keys_loaded(shape, block_m, block_n)
-    updates = heads * sum(  # rows of the output that are updated, each once a key tile
+    updates = heads * sum(  # rows of the output that are updated, each once per key tile
         -(-keys // block_n) * min(block_m, shape.seqlen_q - tile * block_m) for tile, keys in enumerate(loaded)
     )
     keys = heads * max(loaded)
@@ -145,7 +148,7 @@ def v2_traffic(
     Args:
         shape: the problem.
         block_m: queries a tile.
-        block_n: keys a tile.
+        block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, so that they come from
             device memory once.
         lse: the log-sum-exp of every row is written too.

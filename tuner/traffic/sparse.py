@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockMask
 
 USUAL_BLOCK = 128
-"""Queries and keys of a mask's block where nobody says more: those that shapes are tuned with."""
+"""Queries and keys of a mask's block where the caller names none: those that shapes are tuned with."""
 USUAL_DENSITY = 0.25
 
 Grid = tuple[tuple[bool, ...], ...]
@@ -75,7 +75,7 @@ def sparse_forward_traffic(
     Args:
         shape: the problem.
         block_m: queries a tile, a divisor of the mask's blocks.
-        block_n: keys a tile, likewise.
+        block_n: keys per tile, likewise.
         blocks: the mask.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them.
         lse: the log-sum-exp of every row is written too.

@@ -70,5 +70,5 @@ def _causal_counts(shape: AttentionShape, start: int, block_m: int, block_n: int
 
 
 def _seen(shape: AttentionShape, queries: int) -> int:
-    """Keys that the first so many queries of a causal shape see together."""
+    """Return how many keys the first `queries` queries of a causal shape see together."""
     return min(max(queries + shape.causal_offset, 0), shape.seqlen_k)

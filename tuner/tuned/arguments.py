@@ -1,6 +1,6 @@
 """The arguments of a call on their way to another process: descriptions in JSON, the tensors' bytes in files.
 
-The caller's own values travel, since nobody else can invent the indices or masks that a kernel expects. The folder is
+The caller's own values travel, since only the caller knows the indices or masks that a kernel expects. The folder is
 private and lives as long as the tuning; the bytes are read as numbers and nothing else.
 """
 

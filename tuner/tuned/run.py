@@ -1,4 +1,4 @@
-"""One tuning run of somebody's own function: what is known, the search, the finals, and what is stored of them.
+"""One tuning run of a user's own function: what is known, the search, the finals, and what is stored of them.
 
 Proposals, child process, timing and verdict are those of our own kernels, which ask of configs and shapes no more than
 the values here have.
@@ -68,7 +68,7 @@ class UserSpace:
 
 @dataclass(frozen=True, slots=True)
 class UserContenders:
-    """Who takes part in the finals, as `hold_finals` asks for them; there is no paper for somebody's own function."""
+    """Who takes part in the finals, as `hold_finals` asks for them; there is no paper for a user's own function."""
 
     space: UserSpace
     default: UserConfig
@@ -77,7 +77,7 @@ class UserContenders:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What the child process is told to set up; a runner asks for no more of a shape."""
+    """What the child process sets up; a runner asks for no more of a shape."""
 
     label: str
     document: Mapping[str, Any]
@@ -153,8 +153,10 @@ class UserRun:
             proposals.tell(config, self._keep(config, runner.measure(config)).relative_to_anchor)
 
     def _proposals(self, trials: int, seed: int) -> Proposals:
-        """Every config if the budget covers them, else what TPE makes of those so far. Nothing is known of somebody's
-        function, so the order is that of the choices, behind the default."""
+        """Return every config if the budget covers them, else what TPE makes of those so far.
+
+        Nothing is known of a user's function, so the order is the default first, then that of the choices.
+        """
         space, default = self._contenders.space, self._contenders.default
         order: Any = list(dict.fromkeys((default, *space.feasible)))
         if len(order) <= trials:

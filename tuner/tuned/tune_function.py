@@ -1,4 +1,4 @@
-"""The use case: tune somebody's own function for one call, from its choices to the stored winner.
+"""The use case: tune a user's own function for one call, from its choices to the stored winner.
 
     report = tune_function(softmax, (x,))
     print(report.best.config.label, report.best.time_us)
@@ -53,7 +53,7 @@ def tune_function(
         budget: bounds, earlier runs' trials included; a bound that is None takes its default.
         store: where results are kept; None is the user's store.
         seed: of the sampler.
-        on_trial: told how each candidate ended.
+        on_trial: called with how each candidate ended.
         device: whose results these are; None is the GPU that holds the arguments.
         command: starts the process that measures.
 
@@ -112,7 +112,7 @@ def _device_of(arguments: Mapping[str, Any]) -> DeviceSpec:
     tensor = next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_cuda), None)
     if tensor is None:
         raise NoDeviceError(
-            "Tuning measures on a GPU, but no argument of the call is on one. Pass tensors that are; nothing is "
-            "predicted for a function of somebody else."
+            "Tuning measures on a GPU, but no argument of the call is on one. Pass tensors that are; the time of "
+            "your own function is not predicted."
         )
     return current_device(tensor.device.index)

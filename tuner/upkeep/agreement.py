@@ -1,7 +1,7 @@
 """Whether searches agree: their winners of one shape and the default, timed against each other afterwards.
 
 found = rematch([best.config for best in bests_of_ten_searches], default, runner)
-found.agreeing      # 9: so many found the most frequent winner, or one that is as fast
+found.agreeing      # 9: this many searches found the most frequent winner, or one that is as fast
 """
 
 import statistics

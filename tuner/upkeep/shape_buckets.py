@@ -48,7 +48,7 @@ class Bucket:
     def merged(self) -> list[Best]:
         """The winners that change: this config, with its time, in place of the shape's own.
 
-        Its speed-up over the default was not established by finals, so there is none.
+        They have no speed-up over the default, since no finals established one.
         """
         now = datetime.now(UTC)
         return [self._merged(member, now) for member in self.members if member.best.config != self.config]

@@ -41,8 +41,12 @@ _UNBOUNDED_SECONDS = float(1 << 30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """One config then and now. role: `winner`, else `default`, `paper rule` or `runner-up`. Times in microseconds, None
-    where there is none; problem: why there is none now."""
+    """One config then and now.
+
+    role: `winner`, else `default`, `paper rule` or `runner-up`.
+    before_us, after_us: its times in microseconds; None where it has no time.
+    problem: why it has no time now.
+    """
 
     config: KernelConfig
     role: str
@@ -145,7 +149,7 @@ def verify(
         store: where the winner is.
         compiler: compiles ahead.
         runner: measures the winner's shape on the device, under its regime.
-        on_progress: told where the run stands.
+        on_progress: called with where the run stands.
 
     Raises:
         NoFeasibleConfigError: no kernel computes the shape on this device.

@@ -135,7 +135,7 @@ def test_conflicts_of_a_step_stand_in_its_row(tune, monkeypatch: pytest.MonkeyPa
     text = tune(*LADDER).stdout.split("predicted by the models")[1]
     assert "6.3-way" in next(line for line in text.splitlines() if "flash_fwd 64x64" in line)
     assert "none" in next(line for line in text.splitlines() if "flash_fwd_transposed 64x64" in line)
-    assert "6.3 wavefronts a load" in text
+    assert "6.3 wavefronts per load" in text
     steps = {step["name"]: step for step in json.loads(tune(*LADDER, "--json").stdout)["steps"]}
     assert steps["v2"]["shared_accesses"]["ways"] == 6.3
 

@@ -91,7 +91,7 @@ def test_the_first_algorithm_has_one_block_a_head_whatever_its_tiles() -> None:
     lifts = lifts_of(kernel, KernelConfig.of("flash_v1", small), PLAIN, LIMITS)
     assert "larger `block_n`" in lifts["hbm"]
     for term in ("edge", "tail"):
-        assert "one block a head" in lifts[term]
+        assert "one block per head" in lifts[term]
         assert "block_m" not in lifts[term]
 
 

@@ -250,7 +250,7 @@ def test_words_for_three_blocks() -> None:
         (analysed("9.0", registers=32), "All warps of the SM are in use"),
         (analysed("7.5", warps=1, registers=16), "Nothing lifts the limit of 16 blocks"),
         (analysed("9.0", registers=64, barriers=16), "For 5 blocks you need ≤ 12 barriers (now 16)"),
-        (analysed("8.0", warps=12, registers=32), "For 6 blocks you need ≤ 10 warps a block (now 12)"),
+        (analysed("8.0", warps=12, registers=32), "For 6 blocks you need ≤ 10 warps per block (now 12)"),
         (analysed("8.0", shared=8192, carveout=0), "preference of 0 % gives 16 KiB"),
         (analysed("8.0", shared=8192, carveout=0), "For 2 blocks you need ≤ 3,072 B"),
         (analysed("7.5", shared=28 * 1024), "the block needs 28,672 B, the SM has 65,536 B"),
