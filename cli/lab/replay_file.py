@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.lab.model_fit import FASTEST
 
 if TYPE_CHECKING:
     from blocktune.tuner.lab.model_fit import FitRow
@@ -133,6 +132,8 @@ def fit_table(rows: "Sequence[FitRow]") -> str:
     """Return measured over predicted times, by family and kernel; nothing without rows."""
     if not rows:
         return ""
+    from blocktune.tuner.lab.model_fit import FASTEST
+
     caption = (
         f"Measured over predicted time, by today's model, of the {FASTEST} fastest configs of each kernel and sweep: "
         "1 is exact, more is slower than predicted. The rank correlations above are as the replay recorded them, with "

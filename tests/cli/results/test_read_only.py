@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.open_folders import let_everyone_through
+
 READING = (
     ("list",),
     ("best", "--seq", 8192, "--dim", 64, "--device", "h200"),
@@ -23,8 +25,8 @@ def unwritable(tune, winner) -> Iterator[Path]:
         tune(*words)
     folder = tune.db.parent
     root = os.geteuid() == 0  # to whom permissions mean nothing
-    for parent in folder.parents[:2] if root else ():
-        parent.chmod(0o755)
+    if root:
+        let_everyone_through(folder)
     folder.chmod(0o555)
     if root:
         os.seteuid(65534)

@@ -15,6 +15,7 @@ from blocktune.db.recovery.rebuild import recover
 from blocktune.db.recovery.replacing import exchange, fresh_path
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreError
+from tests.support.open_folders import let_everyone_through
 
 
 def store_with_a_broken_row(path: Path, trial: Trial) -> None:
@@ -93,8 +94,7 @@ def _empty(path: Path) -> Path:
 def test_a_file_that_may_not_be_read_is_said(path: Path, trial: Trial, tmp_path: Path) -> None:
     store_with_a_broken_row(path, trial)
     path.chmod(0)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    let_everyone_through(tmp_path)
     os.seteuid(65534)
     try:
         with pytest.raises(StoreError, match="readable"):

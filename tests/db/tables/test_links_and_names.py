@@ -17,6 +17,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.stored.sources import UserConfigs
 from blocktune.kernels.stored.store_file import user_place
 from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.support.open_folders import let_everyone_through
 
 H200 = device_named("h200")
 
@@ -123,8 +124,7 @@ def test_rows_that_wait_are_not_passed_over_through_a_link(
     trial: Trial, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("links")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
+    let_everyone_through(folder)
     path = waiting_rows(folder, trial)
     link = folder / "link.db"
     link.symlink_to(path)

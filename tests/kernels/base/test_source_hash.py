@@ -38,7 +38,10 @@ def test_source_hashes_do_not_depend_on_the_order() -> None:
     forwards = hashes(*KERNELS)
     assert hashes(*reversed(KERNELS)) == forwards
     assert {len(value) for value in forwards.values()} == {16}
-    assert len(set(forwards.values())) == len(KERNELS)
+    alike = {"flash_v2": "flash_fwd_padded"}  # one function, with other sizes
+    for name, other in alike.items():
+        assert forwards.pop(name) == forwards[other]
+    assert len(set(forwards.values())) == len(KERNELS) - len(alike)
 
 
 def test_source_hash_of_a_kernel_alone_is_the_same() -> None:
