@@ -1,5 +1,7 @@
 # make run          set up a virtual environment and tune one shape
-# make test         set up and pass every test that needs no GPU
+# make test         set up and pass the tests that need no GPU
+# make test-all     the same, and what compiles many cases of one kind: continuous integration runs it
+# make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
@@ -34,7 +36,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-newest gpu-test fuzz sanitize fault-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test fuzz sanitize fault-test check results docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -42,7 +44,13 @@ run: $(VENV)/.installed
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
 	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu"
+	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive"
+
+test-all: test
+	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive" tests/kernels
+
+width-test: $(VENV)/.installed-test
+	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

@@ -127,15 +127,20 @@ def candidate_cases(configs: int) -> Iterator[Case]:
 
 
 @cache
-def covering_cases() -> tuple[Case, ...]:
-    """Cases in which every pair of choices occurs that any case has (kernel and width, width and architecture, width
-    and width, data type and mask and so on), and every kernel of wgmma at the pairs of `NARROW_VALUES`."""
-    narrow = [
+def narrow_cases() -> tuple[Case, ...]:
+    """Return a case of every kernel of wgmma at the pairs of `NARROW_VALUES`."""
+    return tuple(
         case
         for kernel, pair in itertools.product(KERNELS.values(), NARROW_VALUES)
         if (case := default_case(kernel, (9, 0), pair)) is not None and not kernel.historical
-    ]
-    return tuple(dict.fromkeys((*narrow, *_covering(_all_choices(), narrow))))
+    )
+
+
+@cache
+def covering_cases() -> tuple[Case, ...]:
+    """Return cases which, with `narrow_cases`, meet every pair of choices that any case has: kernel and width, width
+    and architecture, width and width, data type and mask and so on."""
+    return tuple(dict.fromkeys(_covering(_all_choices(), narrow_cases())))
 
 
 def _all_choices() -> list[Case]:

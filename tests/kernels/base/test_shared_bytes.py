@@ -106,6 +106,7 @@ def test_prediction_of_split_operands_on_hopper(config: KernelConfig, problem: A
         assert predicted == allocated
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("cc", "config", "problem"),
     [
@@ -256,10 +257,10 @@ def test_running_ahead_with_a_fixed_reference_is_refused_where_the_accumulator_i
     assert kernel.violations(high, shape(64), limits_for(HOPPER)) == ()
 
 
-@pytest.mark.parametrize("cc", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
-@pytest.mark.parametrize(
-    ("kernel", "head_dim", "head_dim_v"),
-    [
+FLOAT32_DEFAULTS = [
+    (cc, *wanted)
+    for cc in ((8, 0), (9, 0), (10, 0), (12, 0))
+    for wanted in (
         ("flash_fwd", 256, 256),
         ("flash_fwd_tma", 256, 16),
         ("flash_decode", 192, 192),
@@ -267,13 +268,15 @@ def test_running_ahead_with_a_fixed_reference_is_refused_where_the_accumulator_i
         ("flash_v1", 128, 64),
         ("flash_bwd_split", 128, 64),
         ("flash_bwd_fused", 64, 64),
-    ],
-)
+    )
+    if get_kernel(wanted[0]).unsupported(float32_shape(*wanted), limits_for(cc)) is None
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("cc", "kernel", "head_dim", "head_dim_v"), FLOAT32_DEFAULTS, ids=str)
 def test_float32_defaults_can_be_launched(cc: tuple[int, int], kernel: str, head_dim: int, head_dim_v: int) -> None:
-    """Or the shape is refused: a kernel gives no default that has no room."""
     own, problem, limits = get_kernel(kernel), float32_shape(kernel, head_dim, head_dim_v), limits_for(cc)
-    if own.unsupported(problem, limits) is not None:
-        pytest.skip(f"{kernel} refuses it on {limits.name}")
     config = own.default_config(problem, limits)
     allocated = [
         allocated_by(spec, cc) for spec in (own.compile_spec(config, problem), *own.further_specs(config, problem))

@@ -28,13 +28,14 @@ from tests.support.width_classes import (
     candidate_cases,
     covering_cases,
     every_case,
+    narrow_cases,
     shape_for,
 )
 
-COVERING = covering_cases()
 FULL = os.environ.get("BLOCKTUNE_WIDTHS") == "full"
-REST = list(dict.fromkeys((*every_case(), *candidate_cases(6)))) if FULL else []
-SOME = [case for number, case in enumerate(candidate_cases(1)) if number % 12 == 0]
+NARROW, COVERING = narrow_cases(), covering_cases()
+REST = (*every_case(), *candidate_cases(6)) if FULL else ()
+SOME = tuple(case for number, case in enumerate(candidate_cases(1)) if number % 12 == 0)
 HOPPER = (9, 0)
 
 
@@ -64,21 +65,16 @@ def _compiled(spec: Any, arch: int) -> Any:
 
 
 @compiled_here
-@pytest.mark.parametrize("case", COVERING, ids=str)
-def test_default_config_compiles_to_legal_code(case: Case) -> None:
+@pytest.mark.parametrize("case", NARROW, ids=str)
+def test_values_narrower_than_queries_compile_to_legal_code(case: Case) -> None:
     assert list(problems(case)) == []
 
 
 @compiled_here
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_some_configs_that_a_search_might_try_compile_to_legal_code(case: Case) -> None:
-    assert list(problems(case)) == []
-
-
-@compiled_here
-@pytest.mark.slow
-@pytest.mark.parametrize("case", REST, ids=str)
-def test_the_rest_of_the_product_compiles_to_legal_code(case: Case) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", dict.fromkeys((*COVERING, *SOME, *REST)), ids=str)
+def test_every_width_compiles_to_legal_code(case: Case) -> None:
+    """Default configs that cover all pairs of choices, some configs that a search might try, and the rest if asked."""
     assert list(problems(case)) == []
 
 
@@ -98,9 +94,9 @@ def test_every_pair_is_refused_with_a_reason_or_has_a_default_that_breaks_no_rul
 
 
 def test_the_covering_cases_meet_every_kernel_on_every_architecture_that_it_runs_on() -> None:
-    met = {(case.kernel.name, case.cc) for case in COVERING}
+    met = {(case.kernel.name, case.cc) for case in (*NARROW, *COVERING)}
     assert met == {(case.kernel.name, case.cc) for case in every_case((64, 128))}
-    widths = {(case.kernel.name, case.shape.head_dim) for case in COVERING}
+    widths = {(case.kernel.name, case.shape.head_dim) for case in (*NARROW, *COVERING)}
     assert widths >= {(case.kernel.name, case.shape.head_dim) for case in every_case((16, 64, 256))}
 
 
