@@ -59,7 +59,7 @@ check: $(VENV)/.installed-test
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free" tests/kernels tests/tuner
+	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
