@@ -1,8 +1,8 @@
 """Every kernel at every pair of head dimensions that its rules admit: compiled for GPUs that are not here, and legal.
 
-The rest of the product, hours of compiling, is `make width-test`. All of it is for the pinned Triton: 3.9 copies uniform
-registers for sm_100 that nothing has written (flash_fwd_transposed 64x64 at 128 columns, flash_fwd_tma 256x32 at 192), and
-whether something reads the copies is not known yet.
+The rest of the product, hours of compiling, is `make width-test`. All of it is for the pinned Triton. For sm_100, 3.9
+copies uniform registers that nothing has written (flash_fwd_transposed 64x64 at 128 columns, flash_fwd_tma 256x32 at
+192), and whether something reads the copies is not known yet.
 """
 
 import itertools
