@@ -23,10 +23,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], markers: set[str]) -> None:
-    left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in markers)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if any(item.get_closest_marker(marker) for marker in markers) else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not any(item.get_closest_marker(marker) for marker in markers)]
+        items[:] = kept
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:

@@ -4,10 +4,12 @@ A process has the interpreter or the compiler. Tests of the other one are left o
 """
 
 import pytest
+import triton
 from triton import knobs
 
 from blocktune.kernels.hardware.driver import read_driver
 
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 INTERPRETED = knobs.runtime.interpret
 ON_GPU = bool(read_driver().devices) and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"

@@ -18,11 +18,10 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
 from tests.support.machine_code import loops, mnemonic
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 pytestmark = compiled_here
 PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 TENSOR_CORES = {(8, 0): "mma", HOPPER: "wgmma", BLACKWELL: "tcgen05", (12, 0): "mma"}
 

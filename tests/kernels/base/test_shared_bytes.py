@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import triton
 
 from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, FlashKernel, product_unit
 from blocktune.kernels.base.kernel import CompileSpec
@@ -17,7 +16,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compile.compiler import options_of, source_of
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 pytestmark = [
     compiled_here,
@@ -25,7 +24,6 @@ pytestmark = [
 ]
 PORTABLE = [kernel for kernel in KERNELS.values() if isinstance(kernel, FlashKernel)]
 TURING, HOPPER = (7, 5), (9, 0)
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 Case = tuple[KernelConfig, AttentionShape]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
@@ -23,11 +22,10 @@ from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.space import SearchSpace
 from tests.support.machine_code import loops, machine_code
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 MASKS = (Causal.NONE, Causal.UPPER_LEFT)
 
 

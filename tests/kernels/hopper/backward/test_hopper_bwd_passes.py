@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import triton
 
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
@@ -10,7 +9,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
-from tests.support.triton_modes import DEVICE, ON_GPU, runs
+from tests.support.triton_modes import DEVICE, ON_GPU, TRITON, runs
 
 pytestmark = [
     pytest.mark.interpreted,
@@ -19,7 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 BATCH, HEADS, LENGTH = 2, 3, 128
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:

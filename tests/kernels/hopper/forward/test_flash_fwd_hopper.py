@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 
 from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
@@ -26,11 +25,10 @@ from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.space import SearchSpace
 from tests.support.machine_code import loops, machine_code, mnemonic
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardHopper()
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 MASKS = (Causal.NONE, Causal.UPPER_LEFT)
 
 

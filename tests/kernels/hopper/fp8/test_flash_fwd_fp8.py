@@ -29,11 +29,10 @@ from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import main_loops, positions
 from tests.support.machine_code import machine_code
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardFp8()
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 def shape(
