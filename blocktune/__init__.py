@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blocktune.kernels.api.block_sparse import block_sparse_attention
     from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels.api.flash_packed import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from blocktune.kernels.api.fp8 import attention_fp8
     from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+    from blocktune.kernels.api.partial_results import merge_partial
     from blocktune.kernels.api.rank_sync import sync_configs
+    from blocktune.kernels.api.torch_varlen import varlen_attn
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.selection.explanation import Explanation
@@ -68,8 +76,13 @@ __all__ = [
     "block_sparse_attention",
     "explain",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "merge_partial",
     "occupancy",
     "sync_configs",
     "tree_attention",
@@ -77,6 +90,7 @@ __all__ = [
     "tune",
     "tune_function",
     "tuned",
+    "varlen_attn",
 ]
 
 _HOMES = {
@@ -104,8 +118,13 @@ _HOMES = {
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_varlen_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_varlen_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "merge_partial": "blocktune.kernels.api.partial_results",
     "occupancy": "blocktune.tuner.occupancy.of_block",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
@@ -113,6 +132,7 @@ _HOMES = {
     "tune": "blocktune.tuner.search.tune",
     "tune_function": "blocktune.tuner.tuned.tune_function",
     "tuned": "blocktune.kernels.tuned.function",
+    "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
 
 

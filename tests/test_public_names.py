@@ -7,9 +7,17 @@ import pytest
 import blocktune
 from blocktune.kernels.api.block_sparse import block_sparse_attention
 from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.api.flash_packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from blocktune.kernels.api.fp8 import attention_fp8
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+from blocktune.kernels.api.partial_results import merge_partial
 from blocktune.kernels.api.rank_sync import sync_configs
+from blocktune.kernels.api.torch_varlen import varlen_attn
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
@@ -56,8 +64,13 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "block_sparse_attention": block_sparse_attention,
         "explain": explain,
         "flash_attn_func": flash_attn_func,
+        "flash_attn_kvpacked_func": flash_attn_kvpacked_func,
+        "flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
+        "flash_attn_varlen_kvpacked_func": flash_attn_varlen_kvpacked_func,
+        "flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "merge_partial": merge_partial,
         "occupancy": occupancy,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
@@ -65,6 +78,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "tune": tune,
         "tune_function": tune_function,
         "tuned": tuned,
+        "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),
     }
 

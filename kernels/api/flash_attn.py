@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.api.flash_arguments import length_of, real_number, window_of
+from blocktune.kernels.api.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -95,7 +96,8 @@ def flash_attn_varlen_func(
     dispatcher: Dispatcher = attention,
 ) -> Attended:
     """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
-    head_dim(_v)].
+    head_dim(_v)], or with block_table (int32 [sequences, max_pages]) pages [pages, page_size, num_heads_kv,
+    head_dim(_v)], which hold the keys of a sequence one page after the other.
 
     Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
     max_seqlen the length of the longest. Tokens after the last sequence give zeros. What stands in cu_seqlens is
@@ -107,32 +109,60 @@ def flash_attn_varlen_func(
         tokens_q], None).
 
     Raises:
-        NotImplementedError: block_table is given.
-        UsageError: tensors do not fit each other, an argument is out of range, or cu_seqlens do not ascend from 0 to no
-            more than the tokens. It is a RuntimeError, as flash-attention's is.
+        UsageError: tensors do not fit each other, an argument is out of range, a table names a page that is not there,
+            or cu_seqlens do not ascend from 0 to no more than the tokens. It is a RuntimeError, as in flash-attention.
         TooFewDimensionsError: q, k or v has fewer than three dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
-    if block_table is not None:
-        raise NotImplementedError("`block_table` of flash_attn_varlen_func is not served. Leave it out.")
-    check_dimensions("[tokens, heads, dim]", q=q, k=k, v=v)
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-    check_sizes(query, key, value, names="q, k and v")
+    check_dimensions("[tokens, heads, dim]", q=q)
+    query = q.transpose(0, 1)[None]
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    asked |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    lengths = (batch, length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k))
-    out, lse = dispatcher.attend(
-        query,
-        key,
-        value,
-        lse=return_attn_probs,
-        deterministic=_is_deterministic(deterministic),
-        lengths=lengths,
-        **asked,
+    asked["deterministic"] = _is_deterministic(deterministic)
+    longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
+    bounds = cu_seqlens_q, cu_seqlens_k
+    out, lse = attend_packed(
+        q, k, v, bounds, longest, asked, lse=return_attn_probs, table=block_table, dispatcher=dispatcher
     )
-    out = out[0].transpose(0, 1)
     return (out, lse, None) if return_attn_probs else out
+
+
+def attend_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    asked: dict[str, Any],
+    *,
+    lse: bool,
+    table: Tensor | None,
+    dispatcher: Dispatcher,
+) -> tuple[Tensor, Tensor]:
+    """Attention of packed queries [tokens, heads, dim] over packed keys, or over those of a block table's pages.
+
+    Args:
+        bounds: where sequences of queries and of keys begin. longest: the lengths of the longest ones.
+        asked: further arguments of `Call.of`.
+
+    Returns:
+        the output [tokens, heads, dim_v] and the log-sum-exp [heads, tokens].
+
+    Raises:
+        UsageError: the tensors do not fit each other, or bounds or tables are wrong.
+    """
+    query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
+    asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
+    if table is not None:
+        check_pages(query, k, v, table, batch, dispatcher)
+        if reads_pages(query, k, v, longest[0], asked):
+            return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
+        k, v = as_sequences(k, v, table, bounds[1], longest[1])
+    check_dimensions("[tokens, heads, dim]", k=k, v=v)
+    key, value = (tensor.transpose(0, 1)[None] for tensor in (k, v))
+    check_sizes(query, key, value, names="q, k and v")
+    out, sums = dispatcher.attend(query, key, value, lse=lse, lengths=(batch, *longest), **asked)
+    return out[0].transpose(0, 1), sums
 
 
 def _asked(

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import real_number, whole_number, window_of
+from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.flash_arguments import real_number, splits_of, whole_number, window_of
+from blocktune.kernels.api.rotary import Rotary
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes, check_slopes, check_softcap
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
@@ -15,6 +17,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 from blocktune.kernels.values.tree_mask import WORD_BITS
+
+NO_WINDOW = (UNLIMITED, UNLIMITED)
 
 
 def flash_attn_with_kvcache(
@@ -31,7 +35,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
@@ -42,12 +46,21 @@ def flash_attn_with_kvcache(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
 
-    q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [batch, seqlen_k, num_heads_kv, head_dim(_v)], or with
-    block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
-    int32 [batch], the keys of every entry, or one number for all; the whole cache by default. k and v [batch, new,
-    num_heads_kv, head_dim(_v)] are first written into the cache after them. causal aligns to the last key, and so do
-    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 means no softcap.
-    The tuned config says how many splits there are. Values of lengths and tables are checked at the first call of a
+    q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [entries, seqlen_k, num_heads_kv, head_dim(_v)], or
+    with block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
+    int32 [batch], the rows of every entry that are filled, or one number for all; the whole cache by default.
+    cache_batch_idx: int32 [batch], the cache's entry of each batch entry, which must differ where k is given;
+    cache_leftpad: int32 [batch], how many of the filled rows hold no key, counted from the first. Both are for caches
+    without pages.
+
+    k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
+    and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
+    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+
+    causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
+    num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
+    rounded up to a power of two, takes a config that depends on the sizes of an entry only, so that its result is
+    the same to the bit whatever else is in the batch. Values of lengths and tables are checked at the first call of a
     kind. dispatcher: whose configs serve the call.
 
     Returns:
@@ -55,35 +68,36 @@ def flash_attn_with_kvcache(
         [batch, num_heads, seqlen_q].
 
     Raises:
-        NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
-            of splits).
         UsageError: sizes or data types do not fit, a table points outside, or gradients are needed. It is a
             RuntimeError, as flash-attention's is.
         TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
-    del rotary_interleaved
-    _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
-    _refuse(num_splits=num_splits or None)
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
-    lengths = _lengths(cache_seqlens, q, k_cache, block_table)
+    rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
+    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
+    new = _new_rows(k, v, q, k_cache, v_cache)
+    rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
+    window, filled = window_of(window_size), lengths
+    if rotary is not None:
+        q = rotary.turned(q, _positions(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
-    _check_cache(query, k_cache, v_cache, block_table)
-    if (k is None) != (v is None):
-        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
-    if k is not None and v is not None:
-        check_dimensions("[batch, new, heads, dim]", k=k, v=v)
-        lengths = lengths + k.shape[1]
-    asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
-    asked |= {"window": window_of(window_size), "softcap": softcap, "alibi_slopes": slopes}
-    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    if k is not None and v is not None:
+    k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
+    _check_cache(query, k_pages, v_pages, table)
+    if new is not None:
+        lengths = lengths + new[0].shape[1]
+    if cache_leftpad is not None:
+        _check_room(dispatcher, query, (k_cache, v_cache), lengths)
+        lengths = lengths - cache_leftpad
+    asked = _asked(query, k_pages, lengths, table, softmax_scale, causal=causal)
+    asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
+    keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    if new is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
-        _append(k_cache, k, lengths - k.shape[1], block_table)
-        _append(v_cache, v, lengths - k.shape[1], block_table)
+        _append(rows, (k_cache, v_cache), new, filled, rotary)
     out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
@@ -120,24 +134,17 @@ def tree_attention(
             f"`tree_mask` must be int32 [batch, drafts, ceil(drafts / 32)] = {wanted}, but got {tree_mask.dtype} "
             f"{tuple(tree_mask.shape)}. Stack tree_words(parents) of every entry."
         )
-    lengths = _lengths(cache_seqlens, query.transpose(1, 2), key_cache, block_table)
-    _check_cache(query, key_cache, value_cache, block_table)
-    asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
-    keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    rows = CacheRows.of(query, None, None, block_table)
+    lengths = _lengths(cache_seqlens, query, rows.capacity(key_cache))
+    k_pages, v_pages, table = rows.as_pages(key_cache, value_cache)
+    _check_cache(query, k_pages, v_pages, table)
+    asked = _asked(query, k_pages, lengths, table, scale, causal=False)
+    keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
 
 
-def _refuse(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise NotImplementedError(f"`{name}` of flash_attn_with_kvcache is not served. Leave it out.")
-
-
-def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor | None) -> Tensor:
-    """cache_seqlens as int32 [batch]; q is [batch, ...] and cache [entries, rows, ...]."""
-    if table is not None:
-        check_dimensions("[batch, max_pages]", block_table=table)
-    capacity = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
+    """cache_seqlens as int32 [batch]; q is [batch, ...]."""
     if not isinstance(given, Tensor):
         rows = capacity if given is None else whole_number("cache_seqlens", given)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
@@ -149,14 +156,56 @@ def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor
     return given
 
 
-def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
-    """Write new rows [batch, new, ...] after the present ones, whose number `lengths` gives per entry."""
-    entries = torch.arange(new.shape[0], device=new.device)[:, None]
-    places = lengths.long()[:, None] + torch.arange(new.shape[1], device=new.device)[None]
-    if table is None:
-        cache[entries, places] = new
-    else:
-        cache[table.long()[entries, places // cache.shape[1]], places % cache.shape[1]] = new
+def _new_rows(
+    k: Tensor | None, v: Tensor | None, q: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """The keys and values to append, if there are any.
+
+    Raises:
+        UsageError: one is missing, or they do not fit the caches or each other.
+    """
+    if (k is None) != (v is None):
+        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
+    if k is None or v is None:
+        return None
+    check_dimensions("[batch, new, heads, dim]", k=k, v=v)
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if (new.shape[0], *new.shape[2:]) != (q.shape[0], *cache.shape[2:]) or new.shape[1] != k.shape[1]:
+            raise UsageError(
+                f"`{name}` must be [batch, new, heads, dim] with batch {q.shape[0]} and the heads and dim of its cache "
+                f"{tuple(cache.shape)}, as many rows in k and v, but got {tuple(new.shape)}. Check which is which."
+            )
+    return k, v
+
+
+def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Tensor], lengths: Tensor) -> None:
+    """Raises:
+    UsageError: a contiguous cache has fewer rows than the lengths, which count those of the padding, too.
+    """
+    if is_compiling():
+        return
+    sizes = (query.shape[0], query.shape[2], caches[0].shape[1])
+    call = Call.of(causal=Causal.NONE, scale=1.0, cache_seqlens=lengths, lengths=sizes)
+    dispatcher.check(query, caches[0].transpose(1, 2), caches[1].transpose(1, 2), call)
+
+
+def _positions(lengths: Tensor, count: int) -> Tensor:
+    """Return int64 [batch, count]: `count` positions from each length on."""
+    return lengths.long()[:, None] + torch.arange(count, device=lengths.device)[None]
+
+
+def _append(
+    rows: CacheRows,
+    caches: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    rotary: Rotary | None,
+) -> None:
+    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry."""
+    positions = _positions(lengths, new[0].shape[1])
+    keys = new[0] if rotary is None else rotary.turned(new[0], positions)
+    rows.write(caches[0], keys, positions)
+    rows.write(caches[1], new[1], positions)
 
 
 def _asked(
@@ -186,14 +235,6 @@ def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor 
             "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
             "or another entry point."
         )
-    wanted = (query.shape[0],)
-    if table is not None and (table.dtype != torch.int32 or table.shape[:1] != wanted):
-        raise UsageError(
-            f"`block_table` must be int32 [batch, max_pages] with batch {query.shape[0]}, but got {table.dtype} "
-            f"{tuple(table.shape)}. Convert it, or give a row for every sequence."
-        )
-    if table is not None and k_cache.shape[1] & (k_cache.shape[1] - 1):
-        raise UsageError(f"Pages must hold a power of two of keys, but got {k_cache.shape[1]}. Take 16 to 256.")
     caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
     if table is not None:
         caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]

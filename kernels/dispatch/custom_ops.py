@@ -30,7 +30,8 @@ _TENSORS = (*EXTRA_TENSORS, "drawn", "blocks")
 _INPUTS = "Tensor query, Tensor key, Tensor value"
 _ASKED = (
     "int dispatcher, str causal, float scale, int[] window, float softcap, float dropout_p, bool deterministic, "
-    "int page_size, int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
+    "int page_size, int[] blocks_of, SymInt[]? lengths, int num_splits, "
+    + ", ".join(f"Tensor? {name}" for name in _TENSORS)
 )
 _LIBRARY = torch.library.Library("blocktune", "DEF")
 _TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
@@ -78,6 +79,7 @@ def attend(
     page_size: int = 0,
     block_mask: BlockMask | None = None,
     lengths: Sequence[int] | None = None,
+    num_splits: int = 0,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`Engine.attend` while a graph is traced. The pairs to drop are drawn in the graph, on the CPU: the op needs the
@@ -86,6 +88,7 @@ def attend(
     if block_mask is not None:
         blocks, blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
     options = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
+    options.append(num_splits)
     seed = torch.randint(2**62, (2,), dtype=torch.int64, device="cpu") if dropout_p else None
     given = [*(tensors.get(name) for name in EXTRA_TENSORS), seed, blocks]
     own = torch.ops.blocktune
@@ -104,6 +107,7 @@ def _call(
     page_size: int,
     blocks_of: Sequence[int],
     lengths: Sequence[int] | None,
+    num_splits: int,
     *tensors: Tensor | None,
 ) -> Call:
     """The call that the arguments of an op say."""
@@ -118,6 +122,7 @@ def _call(
         page_size=page_size,
         block_mask=None if blocks is None else BlockMask(blocks_of[0], blocks_of[1], blocks),
         lengths=lengths,
+        num_splits=num_splits,
         **dict(zip(EXTRA_TENSORS, extras, strict=True)),
     )
     return call if seed is None else call.with_seed(*seed.tolist())

@@ -279,20 +279,6 @@ def test_bad_bounds_of_sequences_are_refused(message: str, given: dict[str, Any]
         flash_attn_varlen_func(PACKED, PACKED, PACKED, **arguments)
 
 
-def test_a_paged_cache_of_packed_sequences_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="`block_table`"):
-        flash_attn_varlen_func(
-            PACKED,
-            PACKED,
-            PACKED,
-            bounds(0, 10),
-            bounds(0, 10),
-            10,
-            10,
-            block_table=torch.zeros(1, 1, dtype=torch.int32),
-        )
-
-
 def test_empty_tensors_give_empty_or_zero_outputs() -> None:
     assert flash_attn_func(Q[:, :0], KV, KV).shape == (2, 0, 4, 16)
     out, lse, _ = flash_attn_func(Q + 1, KV[:, :0], KV[:, :0], return_attn_probs=True)

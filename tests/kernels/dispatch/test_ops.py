@@ -228,7 +228,7 @@ def asked(**changes: Any) -> list[Any]:
     first = {
         "dispatcher": attention._number, "causal": "none", "scale": 0.25, "window": [-1, -1], "softcap": 0.0,
         "dropout_p": 0.0, "deterministic": False,
-        "page_size": 0, "blocks_of": [0, 0], "lengths": None,
+        "page_size": 0, "blocks_of": [0, 0], "lengths": None, "num_splits": 0,
     }  # fmt: skip
     tensors = dict.fromkeys((*EXTRA_TENSORS, "drawn", "blocks"))
     return list((first | tensors | changes).values())
