@@ -1,5 +1,5 @@
 """FlashAttention-2's functions, in its argument order and with its meaning: [batch, seqlen, heads, dim], packed tokens
-[tokens, heads, dim], causal from the lower right. Differentiable, except the log-sum-exp."""
+[tokens, heads, dim], causal from the lower right. Differentiable."""
 
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ from blocktune.kernels.api.paged_sequences import as_sequences, check_pages, ove
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
+    check_sinks,
     check_sizes,
     check_slopes,
     check_softcap,
@@ -40,6 +41,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
     """Attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv, head_dim(_v)].
@@ -47,12 +49,13 @@ def flash_attn_func(
     causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
     -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
     1 / sqrt(head_dim) unless given; softcap 0 means no softcap. deterministic makes the gradients deterministic, as
-    torch.use_deterministic_algorithms does. A query that sees no key gives zeros. dispatcher: whose configs serve the
-    call.
+    torch.use_deterministic_algorithms does. A query that sees no key gives zeros. s_aux [num_heads]: attention sinks, a
+    logit of every head that joins the softmax of its rows and has no value; differentiable. dispatcher: whose configs
+    serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32
-        [batch, num_heads, seqlen_q], None): probabilities are never in memory.
+        [batch, num_heads, seqlen_q], None): probabilities are never in memory. Both are differentiable.
 
     Raises:
         UsageError: tensors do not fit each other, or an argument is out of range. It is a RuntimeError, as
@@ -63,8 +66,8 @@ def flash_attn_func(
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
-    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None
+    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
         options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
         return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
@@ -93,6 +96,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
     """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
@@ -101,12 +105,12 @@ def flash_attn_varlen_func(
 
     Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
     max_seqlen the length of the longest. Tokens after the last sequence give zeros. What stands in cu_seqlens is
-    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. dispatcher: whose
-    configs serve the call.
+    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. s_aux [num_heads]:
+    attention sinks, as in `flash_attn_func`. dispatcher: whose configs serve the call.
 
     Returns:
         the output [tokens_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32 [num_heads,
-        tokens_q], None).
+        tokens_q], None), both differentiable.
 
     Raises:
         UsageError: tensors do not fit each other, an argument is out of range, a table names a page that is not there,
@@ -117,7 +121,7 @@ def flash_attn_varlen_func(
     check_dimensions("[tokens, heads, dim]", q=q)
     query = q.transpose(0, 1)[None]
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
-    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
     longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
     bounds = cu_seqlens_q, cu_seqlens_k
@@ -174,6 +178,7 @@ def _asked(
     window: tuple[int, int],
     softcap: float,
     slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> dict[str, Any]:
     """The arguments as `Call.of` takes them.
 
@@ -191,6 +196,7 @@ def _asked(
         "window": window_of(window),
         "softcap": softcap,
         "alibi_slopes": check_slopes(slopes, batch, query.shape[1], query),
+        "sinks": check_sinks(sinks, query.shape[1], query),
     }
 
 

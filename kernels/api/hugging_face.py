@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.dispatch.call_checks import check_sinks
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
@@ -85,6 +86,7 @@ def transformers_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     *,
     dispatcher: Dispatcher = attention,
     **others: Any,
@@ -92,11 +94,12 @@ def transformers_attention(
     """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
 
     attention_mask: [batch or 1, heads or 1, L, S], True where the query sees the key, or added to the scores. With a
-    mask sliding_window is in the mask already; without one it is the number of last keys that a query sees.
+    mask sliding_window is in the mask already; without one it is the number of last keys that a query sees. s_aux
+    [heads]: attention sinks.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not served (attention sinks, position bias, a paged cache,
-            weights, packed sequences without a mask), or is not known here.
+        NotImplementedError: a keyword asks for what is not served (position bias, a paged cache, weights, packed
+            sequences without a mask), or is not known here.
     """
     refuse_others(others, has_mask=attention_mask is not None)
     queries = query.shape[2]
@@ -105,7 +108,7 @@ def transformers_attention(
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
     is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
-    if softcap is None and not is_windowed:
+    if softcap is None and s_aux is None and not is_windowed:
         options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
@@ -121,6 +124,7 @@ def transformers_attention(
             dropout_p=dropout,
             deterministic=torch.are_deterministic_algorithms_enabled(),
             mask=attention_mask,
+            sinks=check_sinks(s_aux, query.shape[1], query),
         )
     return out.transpose(1, 2).contiguous(), None
 

@@ -10,7 +10,13 @@ from blocktune.kernels.api.cache_rows import CacheRows
 from blocktune.kernels.api.flash_arguments import real_number, splits_of, whole_number, window_of
 from blocktune.kernels.api.rotary import Rotary
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch.call_checks import (
+    check_dimensions,
+    check_sinks,
+    check_sizes,
+    check_slopes,
+    check_softcap,
+)
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
@@ -42,6 +48,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
@@ -60,8 +67,8 @@ def flash_attn_with_kvcache(
     causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
     rounded up to a power of two, takes a config that depends on the sizes of an entry only, so that its result is
-    the same to the bit whatever else is in the batch. Values of lengths and tables are checked at the first call of a
-    kind. dispatcher: whose configs serve the call.
+    the same to the bit whatever else is in the batch. s_aux [num_heads]: attention sinks, as in `flash_attn_func`.
+    Values of lengths and tables are checked at the first call of a kind. dispatcher: whose configs serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_softmax_lse also the log-sum-exp
@@ -85,7 +92,8 @@ def flash_attn_with_kvcache(
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
-    _check_cache(query, k_pages, v_pages, table)
+    sinks = check_sinks(s_aux, query.shape[1], query)
+    _check_cache(query, k_pages, v_pages, table, sinks)
     if new is not None:
         lengths = lengths + new[0].shape[1]
     if cache_leftpad is not None:
@@ -93,6 +101,7 @@ def flash_attn_with_kvcache(
         lengths = lengths - cache_leftpad
     asked = _asked(query, k_pages, lengths, table, softmax_scale, causal=causal)
     asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
+    asked["sinks"] = sinks
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     if new is not None:
         if not is_compiling():
@@ -224,13 +233,15 @@ def _asked(
     }
 
 
-def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None) -> None:
+def _check_cache(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None, sinks: Tensor | None = None
+) -> None:
     """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
 
     Raises:
         UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.
     """
-    if needs_gradients(query, k_cache, v_cache):
+    if needs_gradients(query, k_cache, v_cache, sinks):
         raise UsageError(
             "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
             "or another entry point."

@@ -5,6 +5,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 2205.14135, section 3.1), and dropped pairs from the seed.
 """
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.sinks import before_sinks, finished, gradient_of_sinks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
@@ -33,7 +35,7 @@ class GeneralPlan:
         self.calls += 1
         out, lse = new_results(query, value, call)
         self.launch(query, key, value, out, lse, call.scale, *extras_of(call, Direction.FORWARD))
-        return out, lse
+        return (out, lse) if call.extras.sinks is None else finished(out, lse, call.extras.sinks)
 
     def backward(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
@@ -41,6 +43,8 @@ class GeneralPlan:
         """The gradients of query, key and value, laid out as these are."""
         self.calls += 1
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # autograd may hand in one value for all
+        if call.extras.sinks is not None and query.dtype is torch.float32:
+            grad, call = before_sinks(grad, lse, call)
         gradients = new_gradients(query, key, value, call)
         extras = extras_of(call, Direction.BACKWARD)
         self.launch(query, key, value, out, lse, grad, *gradients, call.scale, *extras)
@@ -51,7 +55,7 @@ def extras_of(call: Call, direction: Direction) -> tuple[Any, ...]:
     """The last argument of a launch, which only shapes with features and numbers with scales have."""
     extras = call.extras
     scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
-    return (extras,) if scaled or call.features_of(direction) else ()
+    return (extras,) if scaled or extras.grad_lse is not None or call.features_of(direction) else ()
 
 
 def new_results(query: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -73,8 +77,10 @@ def new_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tupl
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Output and log-sum-exp of a call, by the plan of either direction. The gradients have none themselves, and the
-    log-sum-exp has none."""
+    """Output and log-sum-exp of a call, by the plan of either direction. The gradients have none themselves.
+
+    The sinks are those of the call, named apart since they may require a gradient.
+    """
 
     @staticmethod
     def forward(
@@ -82,27 +88,32 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        sinks: Tensor | None,
         forward: GeneralPlan,
         backward: GeneralPlan,
         call: Call,
     ) -> tuple[Tensor, Tensor]:
+        del sinks
         out, lse = forward.forward(query, key, value, call)
         ctx.save_for_backward(query, key, value, out, lse, *call.tensors)
         ctx.plan, ctx.call = backward, call.with_tensors((None,) * len(EXTRA_TENSORS))
-        ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 6
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+        if grad is None and grad_lse is None:
+            return (None,) * 7
         query, key, value, out, lse, *tensors = ctx.saved_tensors
+        grad = torch.zeros_like(out) if grad is None else grad
+        call = ctx.call.with_tensors(tensors)
         with torch.no_grad():
-            gradients = ctx.plan.backward(query, key, value, out, lse, grad, ctx.call.with_tensors(tensors))
+            gradients = ctx.plan.backward(query, key, value, out, lse, grad, call.with_grad_lse(grad_lse))
+            if ctx.needs_input_grad[3]:
+                gradients += (gradient_of_sinks(out, lse, grad, grad_lse, call.extras.sinks),)
         if torch.is_grad_enabled():  # the caller wants second derivatives, which would be zeros
             gradients = FinalGradients.apply(*(one.requires_grad_() for one in gradients))
-        needed = zip(gradients, ctx.needs_input_grad, strict=False)
+        needed = zip_longest(gradients, ctx.needs_input_grad[:4])
         return *(gradient if wanted else None for gradient, wanted in needed), None, None, None
 
 

@@ -24,6 +24,7 @@ EXTRA_TENSORS = (
     "scale_q",
     "scale_k",
     "scale_v",
+    "sinks",
 )
 """The extras that are tensors."""
 
@@ -177,6 +178,10 @@ class Call:
             return self
         changed: dict[str, Any] = dict(zip(EXTRA_TENSORS, tensors, strict=True))
         return replace(self, extras=replace(self.extras, **changed))
+
+    def with_grad_lse(self, grad_lse: Tensor | None) -> Self:
+        """The call of a backward in which the log-sum-exp has this gradient, None for 0."""
+        return self if grad_lse is None else replace(self, extras=replace(self.extras, grad_lse=grad_lse))
 
     def with_seed(self, seed: int, offset: int) -> Self:
         """The call with the number that its dropped pairs are made from."""

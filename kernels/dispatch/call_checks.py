@@ -153,6 +153,27 @@ def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tenso
     return slopes if slopes.dim() == 2 else slopes[None]
 
 
+def check_sinks(sinks: Tensor | None, num_heads: int, query: Tensor) -> Tensor | None:
+    """The sinks [num_heads].
+
+    Raises:
+        WrongTypeError: they are no tensor.
+        UsageError: they have another shape, are no floating-point numbers, or are on another device.
+    """
+    if sinks is None:
+        return None
+    if not isinstance(sinks, Tensor):
+        raise WrongTypeError(f"`s_aux` must be a tensor, but got {type(sinks).__name__}. Give a logit for every head.")
+    if not sinks.is_floating_point() or tuple(sinks.shape) != (num_heads,):
+        raise UsageError(
+            f"`s_aux` must be floating-point numbers [num_heads] with {num_heads=}, but got {sinks.dtype} "
+            f"{tuple(sinks.shape)}. Give a logit for every head."
+        )
+    if sinks.device != query.device:
+        raise UsageError(f"`s_aux` must be on the query's device, but got {sinks.device} and {query.device}. Move it.")
+    return sinks
+
+
 def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> None:
     values = bounds.tolist()
     steps = [after - before for before, after in pairwise(values)]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.sinks import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -94,7 +95,7 @@ def attend(
     own = torch.ops.blocktune
     forward = own.attention_forward if seed is None else own.attention_forward_dropout
     out, sums = forward(query, key, value, lse, dispatcher, *options, *given)
-    return out, sums.detach()
+    return out, sums if lse else sums.detach()
 
 
 def _call(
@@ -135,9 +136,11 @@ def _forward(
 
 
 def _backward(
-    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, dispatcher: int, *asked: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _engine(dispatcher).backward(query, key, value, out, lse, grad, _call(*asked))
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
+    dispatcher: int, *asked: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    call = _call(*asked).with_grad_lse(grad_lse)
+    return _engine(dispatcher).backward(query, key, value, out, lse, grad, call)
 
 
 def _fake_forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:
@@ -154,16 +157,22 @@ def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> t
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, _, *asked = inputs
+    ctx.set_materialize_grads(False)
     ctx.asked = asked[: -len(_TENSORS)]
     ctx.save_for_backward(query, key, value, *output, *asked[-len(_TENSORS) :])
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     query, key, value, out, lse, *tensors = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
     own, seed = torch.ops.blocktune, tensors[_TENSORS.index("drawn")]
     backward = own.attention_backward if seed is None else own.attention_backward_dropout
-    gradients = backward(query, key, value, out, lse, grad, *ctx.asked, *tensors)
-    return *gradients, None, *(None for _ in ctx.asked), *(None for _ in tensors)
+    gradients = backward(query, key, value, out, lse, grad, grad_lse, *ctx.asked, *tensors)
+    of_tensors: list[Tensor | None] = [None] * len(tensors)
+    place = _TENSORS.index("sinks")
+    if ctx.needs_input_grad[len(_INPUTS.split(",")) + 1 + len(ctx.asked) + place]:
+        of_tensors[place] = gradient_of_sinks(out, lse, grad, grad_lse, tensors[place])
+    return *gradients, None, *(None for _ in ctx.asked), *of_tensors
 
 
 def _no_second(ctx: Any, *grads: Tensor | None) -> None:
@@ -181,7 +190,8 @@ for _kind, _tags in _TAGS.items():
     _forward_op, _backward_op = f"attention_forward{_kind}", f"attention_backward{_kind}"
     _LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
     _LIBRARY.define(
-        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, {_ASKED}) -> (Tensor, Tensor, Tensor)",
+        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, {_ASKED})"
+        " -> (Tensor, Tensor, Tensor)",
         tags=_tags,
     )
     for _device in ("CPU", "CUDA"):

@@ -126,8 +126,8 @@ class Engine:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the output, laid out like the query, and the log-sum-exp, which is right with `lse` and has no
-        gradient. Differentiable. Autocast converts as it does for PyTorch's attention.
+        """Return the output, laid out like the query, and the log-sum-exp, which is right with `lse`. Both are
+        differentiable. Autocast converts as it does for PyTorch's attention.
 
         Args:
             asked: the arguments of `Call.of`.
@@ -178,7 +178,7 @@ class Engine:
         """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
         which has no `call_obstacle`."""
         backward = None
-        if needs_gradients(query, key, value):
+        if needs_gradients(query, key, value, call.extras.sinks):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
             if isinstance(found, Explanation):
                 return found
@@ -213,14 +213,18 @@ class Engine:
     def backward(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
+        """The gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever computes
+        them."""
         plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             return plans[1].backward(query, key, value, out, lse, grad, call)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
         with torch.enable_grad(), autograd_within_an_op():
-            again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
-            found = torch.autograd.grad(again, leaves, grad)
+            grad_lse = call.extras.grad_lse
+            wants_lse = call.features.dropout or grad_lse is not None
+            again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
+            outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
+            found = torch.autograd.grad(outputs, leaves, grads)
         dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
         return dq, dk, dv
 
@@ -264,7 +268,7 @@ def run(plans: Plans, query: Tensor, key: Tensor, value: Tensor, call: Call) -> 
     call = drawn(call, query.device)
     if backward is None:
         return forward.forward(query, key, value, call)
-    out, lse = Attention.apply(query, key, value, forward, backward, call)
+    out, lse = Attention.apply(query, key, value, call.extras.sinks, forward, backward, call)
     return out, lse
 
 

@@ -178,9 +178,10 @@ def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor
     return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
-def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> bool:
     """Whether autograd records this call."""
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:

@@ -78,6 +78,8 @@ class BackwardLaunch:
             turns = torch.empty(rows.count // BLOCK_M * 2, dtype=torch.int32, device=q.device)
         space = {"lse_log2": lse_log2, "delta": delta, "dq_sums": sums, "counter": counter}
         self._before(out, dout, lse, space, turns, rows, extras)
+        if extras.grad_lse is not None:
+            subtract_rows(delta, extras.grad_lse, rows, extras.cu_seqlens_q)
         scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
         keys = keys_of_block(shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
@@ -168,6 +170,22 @@ class BackwardLaunch:
         if not self.persistent:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
+
+
+def subtract_rows(delta: Any, values: Any, rows: Rows, begins: Any) -> None:
+    """Subtract values [batch, num_heads, seqlen_q], or packed [num_heads, tokens], from the workspace's row sums."""
+    import torch
+
+    by_head = delta.view(-1, rows.of_head)
+    if begins is None:
+        by_head[:, : values.shape[-1]].sub_(values.flatten(0, 1))
+        return
+    token, begins = torch.arange(values.shape[1], device=values.device), begins.long()
+    sequence = (torch.searchsorted(begins, token, right=True) - 1).clamp(max=begins.shape[0] - 2)
+    outside = token >= begins[-1]
+    first = (begins[sequence] + sequence * BLOCK_M) // BLOCK_M * BLOCK_M
+    places = (first + token - begins[sequence]).masked_fill(outside, 0)
+    by_head.index_add_(1, places, -values.masked_fill(outside, 0.0))
 
 
 def sums_descriptor(sums: Any, elements: int, part: int) -> Any:

@@ -31,16 +31,16 @@ DELTA_ROWS, DELTA_WARPS = 64, 4
 """Rows and warps of a program that takes row sums: it waits for memory, whatever they are."""
 
 
-def row_sums(out: Any, dout: Any, lse: Any) -> Any:
-    """rowsum(out * dout), laid out like the log-sum-exp; out and dout [batch, num_heads, rows, head_dim_v] with
-    contiguous rows."""
+def row_sums(out: Any, dout: Any, lse: Any, grad_lse: Any = None) -> Any:
+    """rowsum(out * dout), laid out like the log-sum-exp, less the gradient of that, if it has one; out and dout [batch,
+    num_heads, rows, head_dim_v] with contiguous rows."""
     batch, num_heads, rows, head_dim_v = out.shape
     sums = lse.new_empty(lse.shape)
     delta_kernel[(-(-rows // DELTA_ROWS), batch * num_heads)](
         out, dout, sums, *out.stride()[:3], *dout.stride()[:3], num_heads, rows, head_dim_v, padded_width(head_dim_v),
         DELTA_ROWS, num_warps=DELTA_WARPS,
     )  # fmt: skip
-    return sums
+    return sums if grad_lse is None else sums.sub_(grad_lse)
 
 
 def row_sums_spec(shape: AttentionShape) -> CompileSpec:
@@ -83,7 +83,7 @@ class BackwardArguments:
         features = (mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k, *run_time_numbers(extras, scale))
         strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
         strides += tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
-        given = cls((q, k, v, dout, lse, row_sums(out, dout, lse)), features, strides)
+        given = cls((q, k, v, dout, lse, row_sums(out, dout, lse, extras.grad_lse)), features, strides)
         return given.with_statistics(shape, config) if shape.dtype == "float32" else given
 
     def with_statistics(self, shape: AttentionShape, config: KernelConfig) -> Self:

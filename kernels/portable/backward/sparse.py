@@ -59,7 +59,7 @@ class SparseBackwardLaunch:
         row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
         column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
-        inputs, scales = (q, k, v, dout, lse, row_sums(out, dout, lse)), (scale, scale * LOG2_E)
+        inputs, scales = (q, k, v, dout, lse, row_sums(out, dout, lse, extras.grad_lse)), (scale, scale * LOG2_E)
         strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
         shape, sizes, options = self.shape, tuple(run_time_sizes(self.shape).values()), launch_options(self.config)
         dq_kernel[(tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)](
