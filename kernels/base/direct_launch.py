@@ -17,7 +17,19 @@ MAX_MAPS = 1024
 reuse memory."""
 
 Describe = Callable[[Any], Any]
-"""Makes the descriptor of a tensor."""
+"""Makes the descriptor of a tensor, or of (a part of a workspace or its address, its rows)."""
+
+
+class Address:
+    """Stands for a tensor where only its address counts."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
 
 
 class EncodedMaps:
@@ -28,20 +40,21 @@ class EncodedMaps:
     def __init__(self, describe: Describe, metadata: Any) -> None:
         self._describe = describe
         self._metadata = metadata
-        self._maps: dict[int, list[Any]] = {}
+        self._maps: dict[Any, list[Any]] = {}
 
-    def of(self, tensor: Any) -> list[Any]:
-        address = tensor.data_ptr()
-        found = self._maps.get(address)
-        return self._encoded(tensor, address) if found is None else found
+    def of(self, value: Any) -> list[Any]:
+        """Of a tensor, or of a part of a workspace as (address, rows)."""
+        place = value if type(value) is tuple else value.data_ptr()
+        found = self._maps.get(place)
+        return self._encoded(value, place) if found is None else found
 
-    def _encoded(self, tensor: Any, address: int) -> list[Any]:
+    def _encoded(self, value: Any, place: Any) -> list[Any]:
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
         if len(self._maps) >= MAX_MAPS:
             self._maps.clear()
-        made: list[Any] = make_tensordesc_arg(self._describe(tensor), self._metadata)
-        self._maps[address] = made
+        made: list[Any] = make_tensordesc_arg(self._describe(value), self._metadata)
+        self._maps[place] = made
         return made
 
 

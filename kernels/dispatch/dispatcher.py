@@ -142,7 +142,7 @@ class Dispatcher(Engine):
         """Resolves, compiles and loads what calls with these shapes need, on the current GPU, once the source is read.
 
         Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
-        a backward with gradients.
+        a backward with gradients, those with a mask with one [seqlen_q, seqlen_k].
 
         Raises:
             NoDeviceError: there is no GPU here.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
 from blocktune.kernels.dispatch.call import Call
@@ -149,14 +148,9 @@ class Resolver:
         """A launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
-            kernel, query = get_kernel(config.kernel), arguments[0]
-            launch = (kernel.bind_batch_invariant if call.num_splits else kernel.bind)(config, shape)
-            with torch.cuda.device_of(query):
-                if isinstance(launch, ExtrasLaunch) and not shape.features.varlen:
-                    launch = launch.pinned(*arguments)  # a plan of packed sequences serves any number of tokens
-                else:
-                    launch(*arguments)
-            return on_its_device(launch, query.device.index)
+            kernel = get_kernel(config.kernel)
+            bind = kernel.bind_batch_invariant if call.num_splits else kernel.bind
+            return _launched(bind(config, shape), arguments)
 
         return self._guarded(config, shape, arguments[:3], attempt, call.block_sizes)
 
@@ -235,7 +229,7 @@ class Resolver:
 
         def attempt() -> Launch:
             out = empty_output(query, shape.head_dim_v)
-            return _launched(get_kernel(config.kernel).bind(config, shape), query, key, value, out, lse)
+            return _launched(get_kernel(config.kernel).bind(config, shape), (query, key, value, out, lse, 1.0))
 
         return self._guarded(config, shape, (query, key, value), attempt)
 
@@ -301,16 +295,14 @@ class Resolver:
         watch(plan)
 
 
-def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
-    """The shortest launcher of a bound config, after it has computed these tensors."""
-    arguments = (query, key, value, out, lse, 1.0)
-    launch = bound
+def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
+    """The shortest launcher of a bound config, after it has computed these arguments, whose first one is the query."""
+    query = arguments[0]
     with torch.cuda.device_of(query):
-        if isinstance(bound, TritonLaunch):
-            launch = bound.pinned(*arguments)
-        else:
-            bound(*arguments)
-    return on_its_device(launch, query.device.index)
+        if hasattr(bound, "pinned"):
+            return on_its_device(bound.pinned(*arguments), query.device.index)
+        bound(*arguments)
+    return on_its_device(bound, query.device.index)
 
 
 def _nothing_fits(

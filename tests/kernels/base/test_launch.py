@@ -79,6 +79,7 @@ def test_what_the_interpreter_returns_is_not_pinned() -> None:
     ("version", "pins"), [("3.5.1", False), ("3.6.0", True), ("3.9.0", True), ("3.10.0", False), ("4.0.0", False)]
 )
 def test_only_tried_versions_of_triton_are_pinned(monkeypatch: pytest.MonkeyPatch, version: str, pins: bool) -> None:
+    monkeypatch.setattr(launch, "_triton_version", launch._triton_version.__wrapped__)
     monkeypatch.setattr(launch.metadata, "version", lambda package: version)
     assert launch.can_pin(unloaded_kernel()) is pins
 

@@ -327,9 +327,10 @@ def test_a_failure_for_small_blocks_bans_no_config_for_large_ones(kernels: Kerne
     assert len(dispatcher._resolver._failures) == 1
 
 
-def test_packed_sequences_have_one_plan_for_any_number_of_tokens(kernels: Kernels) -> None:
+def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_code_takes(kernels: Kernels) -> None:
+    """That is one for multiples of 16, one for other products with the heads that are, and one for the rest."""
     dispatcher = Dispatcher(ListSource())
-    for tokens in (9, 12, 15):
+    for tokens in (9, 11, 15):
         q = torch.randn(tokens, HEADS, 16).transpose(0, 1)[None]
         bounds = torch.tensor([0, 4, tokens - 1], dtype=torch.int32)
         out, lse = dispatcher.attend(
@@ -363,7 +364,7 @@ def test_warmup_makes_the_plans_that_calls_use(kernels: Kernels, words: str, dir
     plans = len(resolver_of.plans), len(resolver_of.general_plans)
     options: dict[str, Any] = {"attn_mask": torch.ones(20, KEYS, dtype=torch.bool)} if words == "boolean" else {}
     if words == "additive dropout":
-        options = {"attn_mask": torch.ones(2, 1, 1, KEYS), "dropout_p": 0.1}
+        options = {"attn_mask": torch.ones(20, KEYS), "dropout_p": 0.1}
     out = dispatcher(*leaves, enable_gqa=True, **options)
     if direction is Direction.BACKWARD:
         torch.autograd.grad(out.sum(), leaves)
