@@ -150,6 +150,8 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
     """Why nothing can be launched for these tensors now, whoever asks; or None."""
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
+    if any(tensor.is_nested for tensor in tensors):
+        return "an argument is nested"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
