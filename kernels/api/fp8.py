@@ -51,9 +51,9 @@ def attention_fp8(
     scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
+        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD, sums=False)
         if isinstance(plan, GeneralPlan):
-            return plan.forward(query, key, value, call)[0]
+            return plan.forward(query, key, value, scale, call.extras)[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 

@@ -274,7 +274,7 @@ FEATURES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", FEATURES)
 def test_features_reach_both_kernels(kernels: Kernels, asked: dict[str, Any], causal: Causal) -> None:
     leaves, dispatcher = inputs(), Dispatcher(ListSource())
-    out, lse = dispatcher.attend(*leaves, causal=causal, scale=0.25, **asked)
+    out, lse = dispatcher.attend(*leaves, lse=True, causal=causal, scale=0.25, **asked)
     assert not lse.requires_grad
     torch.autograd.grad(out.sum(), leaves)
     forward, backward = (kernel.seen[-1] for kernel in kernels)
@@ -334,9 +334,8 @@ def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_
     for tokens in (9, 11, 15):
         q = torch.randn(tokens, HEADS, 16).transpose(0, 1)[None]
         bounds = torch.tensor([0, 4, tokens - 1], dtype=torch.int32)
-        out, lse = dispatcher.attend(
-            q, q, q, causal=Causal.NONE, scale=0.25, cu_seqlens_q=bounds, cu_seqlens_k=bounds, lengths=(2, 16, 16)
-        )
+        packed = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lengths": (2, 16, 16)}
+        out, lse = dispatcher.attend(q, q, q, lse=True, causal=Causal.NONE, scale=0.25, **packed)
         for first, last in ((0, 4), (4, tokens - 1)):
             part = q[:, :, first:last]
             torch.testing.assert_close(out[:, :, first:last], sdpa(part, part, part))
