@@ -126,6 +126,11 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
+    served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
+    if served is not None:
+        keys, values = Layout.LENGTH_FIRST.inside(key_cache, value_cache)
+        return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     batch, _, drafts, _ = query.shape
@@ -139,7 +144,8 @@ def tree_attention(
     _check_cache(query, key_cache, value_cache, block_table)
     asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
     keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    remember = lambda ways, served: ways.add(("tree_attention", scale), tensors, served)  # noqa: E731
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
 def _refuse(**given: object) -> None:

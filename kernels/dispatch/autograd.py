@@ -5,6 +5,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 2205.14135, section 3.1), and dropped pairs from the seed.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -15,8 +16,9 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.plan import empty_output
 from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction
 
 OFFSET_STEP = 4
@@ -120,8 +122,8 @@ class Layout(Enum):
 class Served:
     """Calls of one kind that our kernels compute: served(query, key, value, *tensors) returns output and log-sum-exp.
 
-    The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`. The log-sum-exp is None unless it is
-    wanted or there are gradients. Pairs to drop are drawn in every call.
+    The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`; a block mask comes by its name. The
+    log-sum-exp is None unless it is wanted or there are gradients. Pairs to drop are drawn in every call.
 
     Args:
         call: one of them.
@@ -132,7 +134,7 @@ class Served:
         ahead: a launch that the entry point makes ahead of it.
     """
 
-    __slots__ = ("_dropout", "_fixed", "_names", "ahead", "backward", "call", "extras", "forward", "layout", "lse")
+    __slots__ = ("_dropout", "_extras", "_names", "ahead", "backward", "call", "forward", "layout", "lse")
 
     def __init__(
         self,
@@ -149,16 +151,19 @@ class Served:
         self._dropout = call.features.dropout
         given = zip(EXTRA_TENSORS, call.tensors, strict=True)
         self._names = tuple(name for name, tensor in given if tensor is not None)
-        extras = call.extras
-        self._fixed = {"softcap": extras.softcap, "dropout_p": extras.dropout_p, "block_mask": extras.block_mask}
-        self.extras = self._extras(()) if not self._names else None
+        changes = self._names or self._dropout or call.extras.block_mask is not None
+        self._extras = None if changes else call.extras  # what is the same in every call
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
         """The same calls with tensors of another layout, and with a launch ahead of them."""
         return Served(self.call, self.forward, self.backward, lse=self.lse, layout=layout, ahead=ahead)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor | None]:
-        extras = self._extras(tensors, *draw(query.device)) if self._dropout else self.extras_of(*tensors)
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, block_mask: BlockMask | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        extras = self._extras
+        if extras is None:
+            extras = self.extras_of(tensors, block_mask, *(draw(query.device) if self._dropout else (0, 0)))
         if self.backward is None:
             return self.run(query, key, value, extras)
         found = _apply(query, key, value, self, extras)
@@ -173,22 +178,26 @@ class Served:
         out, lse = self.forward.forward(query, key, value, scale, extras)
         return self.layout.outside(out), lse
 
-    def extras_of(self, *tensors: Tensor) -> Extras:
-        """The extras with these tensors, without a seed."""
-        return self._extras(tensors) if self.extras is None else self.extras
+    def extras_of(
+        self, tensors: Sequence[Tensor], block_mask: BlockMask | None = None, seed: int = 0, offset: int = 0
+    ) -> Extras:
+        """The extras of one of the calls."""
+        if self._extras is not None:
+            return self._extras
+        named: dict[str, Any] = dict(zip(self._names, tensors, strict=True))
+        numbers = self.call.extras
+        return Extras(
+            **named,
+            softcap=numbers.softcap,
+            dropout_p=numbers.dropout_p,
+            seed=seed,
+            offset=offset,
+            block_mask=block_mask,
+        )
 
-    def _extras(self, tensors: tuple[Any, ...], seed: int = 0, offset: int = 0) -> Extras:
-        if not self._names and self.call.extras is NO_EXTRAS:
-            return NO_EXTRAS
-        return Extras(**dict(zip(self._names, tensors, strict=True)), **self._fixed, seed=seed, offset=offset)
-
-    def saved(self, extras: Extras) -> list[Tensor]:
-        """The tensors of extras."""
+    def tensors_of(self, extras: Extras) -> list[Tensor]:
+        """The tensors among the extras of one of the calls."""
         return [getattr(extras, name) for name in self._names]
-
-    def restored(self, tensors: list[Tensor], seed: int, offset: int) -> Extras:
-        """The extras with these tensors and this seed."""
-        return self._extras(tuple(tensors), seed, offset) if self._dropout else self.extras_of(*tensors)
 
 
 def draw(device: torch.device) -> tuple[int, int]:
@@ -213,8 +222,8 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, served: Served, extras: Extras) -> Any:
         out, lse = served.run(query, key, value, extras)
-        ctx.save_for_backward(query, key, value, out, lse, *served.saved(extras))
-        ctx.served, ctx.seed, ctx.offset = served, extras.seed, extras.offset
+        ctx.save_for_backward(query, key, value, out, lse, *served.tensors_of(extras))
+        ctx.served, ctx.of_call = served, (extras.block_mask, extras.seed, extras.offset)
         ctx.set_materialize_grads(False)
         if not served.lse:
             return out
@@ -243,7 +252,7 @@ _apply = super(torch.autograd.Function, Attention).apply
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     served: Served = ctx.served
     query, key, value, out, lse, *tensors = ctx.saved_tensors
-    plan, extras = served.backward, served.restored(tensors, ctx.seed, ctx.offset)
+    plan, extras = served.backward, served.extras_of(tensors, *ctx.of_call)
     assert plan is not None  # or autograd would not have recorded the call
     if served.layout is Layout.HEADS_FIRST:
         return plan.backward(query, key, value, out, lse, grad, served.call.scale, extras)

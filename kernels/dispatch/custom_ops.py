@@ -141,7 +141,7 @@ def _backward(
     engine, options, tensors = _engine(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
     served = None if options is None else engine.way(options, *tensors)
     if served is not None and served.backward is not None:
-        extras = served.extras_of(*(tensor for tensor in tensors[3:] if tensor is not None))
+        extras = served.extras_of([tensor for tensor in tensors[3:] if tensor is not None])
         return served.backward.backward(query, key, value, out, lse, grad, served.call.scale, extras)
     remember = _remember(options, tensors)
     return engine.backward(query, key, value, out, lse, grad, _call(*asked), remember=remember)

@@ -128,6 +128,10 @@ class Engine:
         """What serves a call with these options and tensors, if such a call was made before (`attend`)."""
         return self._resolver.ways.of(options, tensors)
 
+    def remember(self, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...], served: Served) -> None:
+        """Leaves a short way to what has served a call with these options and tensors."""
+        self._resolver.ways.add(options, tensors, served)
+
     def attend(
         self,
         query: Tensor,
@@ -296,7 +300,9 @@ class Engine:
 def run(served: Served, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return output and log-sum-exp by our kernels of the call that this was made for, with newly drawn pairs to
     drop."""
-    return served(query, key, value, *(tensor for tensor in served.call.tensors if tensor is not None))
+    call = served.call
+    tensors = (tensor for tensor in call.tensors if tensor is not None)
+    return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
 
 
 def drawn(call: Call, device: torch.device) -> Call:

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from blocktune.kernels import registry
 from blocktune.kernels.api import flash_attn as flash_api
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
@@ -29,8 +28,8 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.kernels.dispatch.test_dispatch import calls
-from tests.support.dispatch_fakes import H200, ListSource, config, shape_like, tuned
-from tests.support.feature_fakes import FeatureBackward, FeatureForward
+from tests.support.dispatch_fakes import ListSource, config, shape_like, tuned
+from tests.support.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
 Kernels = tuple[FeatureForward, FeatureBackward]
 HEADS, KEYS = 4, 24
@@ -42,12 +41,7 @@ BLOCKED = shape_like(
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """The CPU as an H200 with a kernel for either direction that serves all features."""
-    both = FeatureForward(), FeatureBackward()
-    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
-    for module in (plan, dispatch):
-        monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
-    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    return both
+    return pretend_features(monkeypatch)
 
 
 def inputs(queries: int = 20, *, grad: bool = True, dtype: torch.dtype = torch.float32) -> list[Tensor]:
