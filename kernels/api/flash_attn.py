@@ -5,9 +5,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import length_of, real_number, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
 from blocktune.kernels.api.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
+from blocktune.kernels.dispatch.autograd import Layout
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -25,7 +27,7 @@ from blocktune.kernels.values.shape import Causal
 UNBOUNDED = (UNLIMITED, UNLIMITED)
 """No window."""
 
-Attended: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+Attended: TypeAlias = Tensor | tuple[Tensor, Tensor | None, None]
 
 
 def flash_attn_func(
@@ -63,6 +65,12 @@ def flash_attn_func(
         TooFewDimensionsError: q, k or v has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
+        return (out, lse, None) if return_attn_probs else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
@@ -72,7 +80,13 @@ def flash_attn_func(
         options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
         return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
     out, lse = dispatcher.attend(
-        query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
+        query,
+        key,
+        value,
+        lse=return_attn_probs,
+        deterministic=_is_deterministic(deterministic),
+        remember=lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST)),
+        **asked,
     )
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
@@ -118,11 +132,19 @@ def flash_attn_varlen_func(
         TooFewDimensionsError: q, k or v has fewer than three dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, *numbers)
+    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, s_aux)
+    served = None if is_compiling() or block_table is not None else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))
+        return (out, lse, None) if return_attn_probs else out
     check_dimensions("[tokens, heads, dim]", q=q)
     query = q.transpose(0, 1)[None]
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
+    asked["remember"] = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.PACKED))
     longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
     bounds = cu_seqlens_q, cu_seqlens_k
     out, lse = attend_packed(
@@ -142,12 +164,12 @@ def attend_packed(
     lse: bool,
     table: Tensor | None,
     dispatcher: Dispatcher,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention of packed queries [tokens, heads, dim] over packed keys, or over those of a block table's pages.
 
     Args:
         bounds: where sequences of queries and of keys begin. longest: the lengths of the longest ones.
-        asked: further arguments of `Call.of`.
+        asked: further arguments of `Engine.attend`; a short way is left to calls without a table.
 
     Returns:
         the output [tokens, heads, dim_v] and the log-sum-exp [heads, tokens].
@@ -158,15 +180,16 @@ def attend_packed(
     query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
+        asked["remember"] = None
         check_pages(query, k, v, table, batch, dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
         k, v = as_sequences(k, v, table, bounds[1], longest[1])
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
-    key, value = (tensor.transpose(0, 1)[None] for tensor in (k, v))
+    query, key, value = Layout.PACKED.inside(q, k, v)
     check_sizes(query, key, value, names="q, k and v")
     out, sums = dispatcher.attend(query, key, value, lse=lse, lengths=(batch, *longest), **asked)
-    return out[0].transpose(0, 1), sums
+    return Layout.PACKED.outside(out), sums
 
 
 def _asked(
@@ -198,6 +221,18 @@ def _asked(
         "alibi_slopes": check_slopes(slopes, batch, query.shape[1], query),
         "sinks": check_sinks(sinks, query.shape[1], query),
     }
+
+
+def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
+    """The slopes as `check_slopes` returns them, if there are any."""
+    if slopes is None:
+        return ()
+    return (slopes if slopes.dim() == 2 else slopes[None],)
+
+
+def _given(sinks: Tensor | None) -> tuple[Tensor, ...]:
+    """The sinks, if there are any."""
+    return () if sinks is None else (sinks,)
 
 
 def _is_deterministic(asked: bool) -> bool:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from blocktune.kernels.api.cache_appending import append, append_in_one, capacity_of, new_rows, positions_from
 from blocktune.kernels.api.cache_rows import CacheRows
-from blocktune.kernels.api.flash_arguments import real_number, splits_of, whole_number, window_of
+from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
 from blocktune.kernels.api.rotary import Rotary
+from blocktune.kernels.dispatch.autograd import Layout, Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
@@ -80,14 +82,23 @@ def flash_attn_with_kvcache(
         TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    numbers = softmax_scale, causal, sides(window_size), softcap, num_splits, return_softmax_lse
+    way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
+    tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, s_aux)
+    number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
+    moved = any(own is not None for own in (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad))
+    served = None if moved or is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = _again(served, number, *tensors)
+        return (out, lse) if return_softmax_lse else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
     lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
-    new = _new_rows(k, v, q, k_cache, v_cache)
+    new = new_rows(k, v, q, k_cache, v_cache)
     rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
     window, filled = window_of(window_size), lengths
     if rotary is not None:
-        q = rotary.turned(q, _positions(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
+        q = rotary.turned(q, positions_from(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
@@ -103,11 +114,18 @@ def flash_attn_with_kvcache(
     asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
     asked["sinks"] = sinks
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    ahead, repeats = None, not moved and table is block_table
     if new is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
-        _append(rows, (k_cache, v_cache), new, filled, rotary)
-    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
+        all_have = rows.capacity(k_cache) if number is None else number
+        ahead = append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table) if repeats else None
+        if ahead is None:
+            append(rows, (k_cache, v_cache), new, filled, rotary)
+    remember = None
+    if repeats and (new is None or ahead is not None):
+        remember = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST, ahead))  # noqa: E731
+    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, remember=remember, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -134,6 +152,11 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
+    served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
+    if served is not None:
+        keys, values = Layout.LENGTH_FIRST.inside(key_cache, value_cache)
+        return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     batch, _, drafts, _ = query.shape
@@ -149,7 +172,10 @@ def tree_attention(
     _check_cache(query, k_pages, v_pages, table)
     asked = _asked(query, k_pages, lengths, table, scale, causal=False)
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    remember = None
+    if table is block_table:
+        remember = lambda ways, served: ways.add(("tree_attention", scale), tensors, served)  # noqa: E731
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
 def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
@@ -165,26 +191,36 @@ def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
     return given
 
 
-def _new_rows(
-    k: Tensor | None, v: Tensor | None, q: Tensor, k_cache: Tensor, v_cache: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """The keys and values to append, if there are any.
+def _again(
+    served: Served,
+    number: int | None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    given: Tensor | None,
+    table: Tensor | None,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Output and log-sum-exp of a call of a kind that was served before, in at most two launches.
 
-    Raises:
-        UsageError: one is missing, or they do not fit the caches or each other.
+    Args:
+        given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
-    if (k is None) != (v is None):
-        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
-    if k is None or v is None:
-        return None
-    check_dimensions("[batch, new, heads, dim]", k=k, v=v)
-    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        if (new.shape[0], *new.shape[2:]) != (q.shape[0], *cache.shape[2:]) or new.shape[1] != k.shape[1]:
-            raise UsageError(
-                f"`{name}` must be [batch, new, heads, dim] with batch {q.shape[0]} and the heads and dim of its cache "
-                f"{tuple(cache.shape)}, as many rows in k and v, but got {tuple(new.shape)}. Check which is which."
-            )
-    return k, v
+    lengths, all_have = given, capacity_of(k_cache, table) if number is None else number
+    if served.ahead is not None:
+        lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
+        served.ahead(k_cache, v_cache, k, v, given, table, lengths, all_have)
+    elif lengths is None:
+        lengths = torch.full((q.shape[0],), all_have, dtype=torch.int32, device=q.device)
+    tensors = [lengths] if table is None else [lengths, table]
+    if slopes is not None:
+        tensors.insert(0, slopes if slopes.dim() == 2 else slopes[None])
+    if sinks is not None:
+        tensors.append(sinks)
+    return served(q, k_cache, v_cache, *tensors)
 
 
 def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Tensor], lengths: Tensor) -> None:
@@ -198,38 +234,18 @@ def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Ten
     dispatcher.check(query, caches[0].transpose(1, 2), caches[1].transpose(1, 2), call)
 
 
-def _positions(lengths: Tensor, count: int) -> Tensor:
-    """Return int64 [batch, count]: `count` positions from each length on."""
-    return lengths.long()[:, None] + torch.arange(count, device=lengths.device)[None]
-
-
-def _append(
-    rows: CacheRows,
-    caches: tuple[Tensor, Tensor],
-    new: tuple[Tensor, Tensor],
-    lengths: Tensor,
-    rotary: Rotary | None,
-) -> None:
-    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry."""
-    positions = _positions(lengths, new[0].shape[1])
-    keys = new[0] if rotary is None else rotary.turned(new[0], positions)
-    rows.write(caches[0], keys, positions)
-    rows.write(caches[1], new[1], positions)
-
-
 def _asked(
     query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
 ) -> dict[str, Any]:
     """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
     page_size = 0 if table is None else k_cache.shape[1]
-    capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
         "scale": scale_of(query, None if scale is None else real_number("softmax_scale", scale)),
         "cache_seqlens": lengths,
         "block_table": table,
         "page_size": page_size,
-        "lengths": (query.shape[0], query.shape[2], capacity),
+        "lengths": (query.shape[0], query.shape[2], capacity_of(k_cache, table)),
     }
 
 

@@ -82,14 +82,14 @@ def over_pages(
     *,
     lse: bool,
     dispatcher: Dispatcher,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention of packed queries [tokens, num_heads, head_dim], at most `longest` of a sequence, over pages.
 
     Args:
         asked: the arguments of `Call.of`, with the bounds of sequences.
 
     Returns:
-        the output [tokens, num_heads, head_dim_v] and the log-sum-exp [num_heads, tokens].
+        the output [tokens, num_heads, head_dim_v] and the log-sum-exp [num_heads, tokens], None unless it is wanted.
     """
     k_pages, v_pages, pages = CacheRows(table=table).as_pages(k, v)
     assert pages is not None  # since there was a table
@@ -113,4 +113,6 @@ def over_pages(
     inside = slot < longest
     row = tokens.sequence, slot.clamp(max=longest - 1)
     packed = out.transpose(1, 2)[row].masked_fill(~inside[:, None, None], 0.0)
+    if not lse or sums is None:
+        return packed, None
     return packed, sums.transpose(1, 2)[row].masked_fill(~inside[:, None], float("-inf")).T

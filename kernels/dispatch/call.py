@@ -144,10 +144,13 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> tuple[Any, ...] | None:
-        """The key of the plan, or None for tensors without strides or memory."""
+    def place(
+        self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool
+    ) -> tuple[Any, ...] | None:
+        """The key of the plan, or None for tensors without strides or memory. sums: of a forward, whether it leaves the
+        log-sum-exp."""
         kind = self.kind(query, key, value)
-        return None if kind[0] is None else (direction, self.lengths, kind)
+        return None if kind[0] is None else (direction, sums, self.lengths, kind)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:
@@ -173,17 +176,6 @@ class Call:
         """The extras that are tensors, in the order of `EXTRA_TENSORS`."""
         extras = self.extras
         return _NO_TENSORS if extras is NO_EXTRAS else tuple(getattr(extras, name) for name in EXTRA_TENSORS)
-
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
-        """The call with these tensors in its extras, in the order of `EXTRA_TENSORS`."""
-        if self.extras is NO_EXTRAS:
-            return self
-        changed: dict[str, Any] = dict(zip(EXTRA_TENSORS, tensors, strict=True))
-        return replace(self, extras=replace(self.extras, **changed))
-
-    def with_grad_lse(self, grad_lse: Tensor | None) -> Self:
-        """The call of a backward in which the log-sum-exp has this gradient, None for 0."""
-        return self if grad_lse is None else replace(self, extras=replace(self.extras, grad_lse=grad_lse))
 
     def with_seed(self, seed: int, offset: int) -> Self:
         """The call with the number that its dropped pairs are made from."""

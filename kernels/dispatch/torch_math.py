@@ -7,8 +7,8 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES
-from blocktune.kernels.dispatch.sinks import with_sinks
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal, Direction

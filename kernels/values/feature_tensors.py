@@ -1,6 +1,6 @@
 """The run-time values that come with a call's features, in addition to query, key and value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class Extras:
     scale_v: "Tensor | None" = None
     sinks: "Tensor | None" = None
     grad_lse: "Tensor | None" = None
+
+    def with_grad_lse(self, grad_lse: "Tensor | None") -> "Extras":
+        """These of a backward in which the log-sum-exp has this gradient."""
+        return self if grad_lse is None else replace(self, grad_lse=grad_lse)
 
 
 NO_EXTRAS = Extras()

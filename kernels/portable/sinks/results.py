@@ -1,10 +1,9 @@
-"""Attention sinks around a call: by kernels where kernels run, else by PyTorch. What they are says
-kernels/portable/sinks/rows.py."""
+"""Attention sinks around a call: by kernels where kernels run, else by PyTorch (rows.py says what they are)."""
 
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.values.feature_tensors import Extras
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,15 +26,14 @@ def finished(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def before_sinks(grad: Tensor, lse: Tensor, call: Call) -> tuple[Tensor, Call]:
-    """The gradient of the output as it was before the sinks, and the call with that of the log-sum-exp; both halves of
-    a backward whose kernels find the statistics of float32 rows themselves, without the sinks."""
-    extras = call.extras
+def before_sinks(grad: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Extras]:
+    """The gradients of output and log-sum-exp as they were before the sinks, the latter in the extras: for kernels that
+    find the statistics of float32 rows themselves, without the sinks."""
     assert extras.sinks is not None
     sink = extras.sinks.float()[:, None].expand_as(lse)
     share = -torch.expm1(torch.where(lse.isneginf(), -torch.inf, sink - lse))
     grad_lse = None if extras.grad_lse is None else extras.grad_lse * share
-    return grad * share[..., None], call.with_grad_lse(grad_lse)
+    return grad * share[..., None], extras.with_grad_lse(grad_lse)
 
 
 def gradient_of_sinks(out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None, sinks: Tensor) -> Tensor:
