@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
@@ -101,7 +101,8 @@ class Dispatcher(Engine):
         """
         if is_compiling():
             return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is None and dropout_p == 0.0:
+        trains = is_grad_enabled() and getattr(query, "requires_grad", False)  # such a call has no plain plan
+        if attn_mask is None and dropout_p == 0.0 and not trains:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
             if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
                 return plan.run(query, key, value, scale)

@@ -76,27 +76,26 @@ def _key(options: tuple[Any, ...], pattern: tuple[int, ...]) -> tuple[Any, ...]:
 
 def _distinct(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], tuple[int, ...]]:
     """The tensors that are given, each once, since guards take no tensor twice, and which of them is in which place (-1
-    for none). Nothing is given unless all are plain tensors with aligned memory: nested tensors without strides would
-    end the process in a guard."""
-    given: list[Tensor] = []
-    pattern: list[int] = []
-    places: dict[int, int] = {}
+    for none; empty if all are given once). Nothing is given unless all are plain tensors with aligned memory: nested
+    tensors without strides would end the process in a guard."""
+    given = [tensor for tensor in tensors if tensor is not None]
     address = 0
     try:
-        for tensor in tensors:
-            if tensor is None:
-                pattern.append(-1)
-                continue
-            place = places.setdefault(id(tensor), len(given))
-            pattern.append(place)
-            if place == len(given):
-                if type(tensor) is not Tensor or tensor.is_nested:
-                    return [], ()
-                address |= tensor.data_ptr()
-                given.append(tensor)
+        for tensor in given:
+            if type(tensor) is not Tensor or tensor.is_nested:
+                return [], ()
+            address |= tensor.data_ptr()
     except RuntimeError:
         return [], ()  # sparse tensors have no memory to point to
-    return ([], ()) if address % ALIGNMENT_BYTES else (given, tuple(pattern))
+    if address % ALIGNMENT_BYTES:
+        return [], ()
+    places = {id(tensor): place for place, tensor in enumerate(given)}
+    if len(places) == len(tensors):
+        return given, ()
+    if len(places) < len(given):
+        given = [tensor for place, tensor in enumerate(given) if places[id(tensor)] == place]
+        places = {id(tensor): place for place, tensor in enumerate(given)}
+    return given, tuple([-1 if tensor is None else places[id(tensor)] for tensor in tensors])
 
 
 def _is_plain(option: Any) -> bool:

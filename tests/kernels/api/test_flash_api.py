@@ -20,7 +20,10 @@ BOUND = {"cpu": 1e-5, "cuda": 1.5e-2}
 
 @pytest.fixture(autouse=True)
 def no_plans() -> None:
+    """Plans are made by the test alone, and not made again when a file has been read."""
     attention.reload()
+    if torch.cuda.is_available():
+        attention._settle(None)
 
 
 def defined(

@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from blocktune import flash_attn_with_kvcache
-from blocktune.kernels.dispatch.dispatcher import attention
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
-from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, random
+from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, no_plans, random
+
+__all__ = ["no_plans"]  # a fixture of every test
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> None:
-    attention.reload()
 
 
 def integers(*values: int, device: str = "cpu") -> Tensor:

@@ -19,8 +19,9 @@ from blocktune import (
     flash_attn_varlen_qkvpacked_func,
     varlen_attn,
 )
-from blocktune.kernels.dispatch.dispatcher import attention
-from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, exact, random
+from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, exact, no_plans, random
+
+__all__ = ["no_plans"]  # a fixture of every test
 
 PREFILL = (7, 0, 40, 1)
 """Lengths of which one is too long to be padded."""
@@ -33,11 +34,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"window_size": (5, 3), "softcap": 4.0},
     {"causal": True, "alibi_slopes": True},
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> None:
-    attention.reload()
 
 
 def bounds(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
