@@ -78,7 +78,6 @@ from triton.language.core import _aggregate as aggregate
 import {package}
 import {package} as helpers
 from {package} import once as renamed, twice
-from blocktune.kernels.base import source_hash
 from blocktune.kernels.base.source_hash import TritonTrait
 
 SCALE = tl.constexpr(2.0)
