@@ -62,7 +62,7 @@ def attention_fp8(
             served = Served(call, plan, None, lse=False)
             if not is_capturing(query):
                 dispatcher.remember(way, tensors, served)
-            return run(served, query, key, value)[0]
+            return run(served, call, query, key, value)[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 

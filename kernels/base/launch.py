@@ -102,7 +102,7 @@ class ExtrasLaunch(TritonLaunch):
 def launcher_of(
     compiled: Any,
     grid: tuple[int, int, int],
-    leading: Callable[..., tuple[Any, ...]],
+    leading: Callable[..., tuple[Any, ...]] | None,
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch:
@@ -113,7 +113,8 @@ def launcher_of(
     runner = compiled[grid]
 
     def launch(*arguments: Any) -> None:
-        runner(*with_descriptors(leading(*arguments), descriptors), *trailing)
+        values = arguments if leading is None else leading(*arguments)
+        runner(*with_descriptors(values, descriptors), *trailing)
 
     return launch
 
@@ -121,7 +122,7 @@ def launcher_of(
 def direct_of(
     compiled: Any,
     grid: tuple[int, int, int],
-    leading: Callable[..., tuple[Any, ...]],
+    leading: Callable[..., tuple[Any, ...]] | None,
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch | None:

@@ -60,14 +60,10 @@ class Step:
         arguments = with_descriptors(values, self._descriptors)
         compiled = self._function[self._grid](*arguments, *self._rest, **self._options)
         if self._pins and can_pin(compiled):
-            bound = compiled, self._grid, _as_they_are, self._rest, self._descriptors
+            bound = compiled, self._grid, None, self._rest, self._descriptors
             direct = direct_of(*bound)
             self._short = launcher_of(*bound) if direct is None else direct
             self.takes_addresses = direct is not None
-
-
-def _as_they_are(*values: Any) -> tuple[Any, ...]:
-    return values
 
 
 def take_addresses(*steps: Step) -> bool:

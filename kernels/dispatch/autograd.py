@@ -6,6 +6,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 """
 
 from collections.abc import Sequence
+from copy import copy
 from enum import Enum
 from typing import Any
 
@@ -140,7 +141,7 @@ class Served:
         ahead: a launch that the entry point makes ahead of it.
     """
 
-    __slots__ = ("_dropout", "_extras", "_names", "ahead", "backward", "call", "forward", "layout", "lse")
+    __slots__ = ("_extras", "_names", "_numbers", "ahead", "backward", "drops", "forward", "layout", "lse", "scale")
 
     def __init__(
         self,
@@ -152,24 +153,27 @@ class Served:
         layout: Layout = Layout.HEADS_FIRST,
         ahead: Launch | None = None,
     ) -> None:
-        self.call, self.forward, self.backward, self.lse, self.layout = call, forward, backward, lse, layout
-        self.ahead = ahead
-        self._dropout = call.features.dropout
+        self.scale, self.drops = call.scale, call.features.dropout
+        self.forward, self.backward = forward, backward
+        self.lse, self.layout, self.ahead = lse, layout, ahead
         given = zip(EXTRA_TENSORS, call.tensors, strict=True)
         self._names = tuple(name for name, tensor in given if tensor is not None)
-        changes = self._names or self._dropout or call.extras.block_mask is not None
-        self._extras = None if changes else call.extras  # what is the same in every call
+        self._numbers = call.extras.softcap, call.extras.dropout_p
+        changes = self._names or self.drops or call.extras.block_mask is not None
+        self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
         """The same calls with tensors of another layout, and with a launch ahead of them."""
-        return Served(self.call, self.forward, self.backward, lse=self.lse, layout=layout, ahead=ahead)
+        other = copy(self)
+        other.layout, other.ahead = layout, ahead
+        return other
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, block_mask: BlockMask | None = None
     ) -> tuple[Tensor, Tensor | None]:
         extras = self._extras
         if extras is None:
-            extras = self.extras_of(tensors, block_mask, *(draw(query.device) if self._dropout else (0, 0)))
+            extras = self.extras_of(tensors, block_mask, *(draw(query.device) if self.drops else (0, 0)))
         if self.backward is None:
             return self.run(query, key, value, extras)
         found = _apply(query, key, value, extras.sinks, self, extras)
@@ -177,11 +181,10 @@ class Served:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, extras: Extras) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp without autograd."""
-        scale = self.call.scale
         if self.layout is Layout.HEADS_FIRST:
-            return self.forward.forward(query, key, value, scale, extras)
+            return self.forward.forward(query, key, value, self.scale, extras)
         query, key, value = self.layout.inside(query, key, value)
-        out, lse = self.forward.forward(query, key, value, scale, extras)
+        out, lse = self.forward.forward(query, key, value, self.scale, extras)
         return self.layout.outside(out), lse
 
     def extras_of(
@@ -191,15 +194,8 @@ class Served:
         if self._extras is not None:
             return self._extras
         named: dict[str, Any] = dict(zip(self._names, tensors, strict=True))
-        numbers = self.call.extras
-        return Extras(
-            **named,
-            softcap=numbers.softcap,
-            dropout_p=numbers.dropout_p,
-            seed=seed,
-            offset=offset,
-            block_mask=block_mask,
-        )
+        softcap, dropout_p = self._numbers
+        return Extras(**named, softcap=softcap, dropout_p=dropout_p, seed=seed, offset=offset, block_mask=block_mask)
 
     def tensors_of(self, extras: Extras) -> list[Tensor]:
         """The tensors among the extras of one of the calls."""
@@ -268,7 +264,7 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
     grad = torch.zeros_like(out) if grad is None else grad
     if served.layout is not Layout.HEADS_FIRST:
         query, key, value, out, grad = served.layout.inside(query, key, value, out, grad)
-    gradients: tuple[Tensor, ...] = plan.backward(query, key, value, out, lse, grad, served.call.scale, extras)
+    gradients: tuple[Tensor, ...] = plan.backward(query, key, value, out, lse, grad, served.scale, extras)
     if served.layout is not Layout.HEADS_FIRST:
         gradients = tuple([served.layout.outside(one) for one in gradients])
     if ctx.needs_input_grad[3]:

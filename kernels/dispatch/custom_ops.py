@@ -149,7 +149,7 @@ def _backward(
     served = None if options is None else engine.way(options, *tensors)
     if served is not None and served.backward is not None:
         extras = served.extras_of([tensor for tensor in tensors[3:] if tensor is not None]).with_grad_lse(grad_lse)
-        return served.backward.backward(query, key, value, out, lse, grad, served.call.scale, extras)
+        return served.backward.backward(query, key, value, out, lse, grad, served.scale, extras)
     remember = _remember(options, tensors)
     return engine.backward(query, key, value, out, lse, grad, _call(*asked), grad_lse=grad_lse, remember=remember)
 

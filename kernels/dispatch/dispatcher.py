@@ -229,7 +229,7 @@ class Dispatcher(Engine):
             served = Served(call, *plans, lse=False)
             if repeats and not is_capturing(query):
                 self._resolver.ways.add(options, tensors, served)
-            return run(served, query, key, value)[0]
+            return run(served, call, query, key, value)[0]
         if isinstance(found, Explanation):
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
             return torch_attention(*arguments, scale=scale, enable_gqa=enable_gqa)

@@ -165,7 +165,7 @@ class Engine:
                 served = Served(call, *plans, lse=lse)
                 if remember is not None and not is_changed and _may_repeat(query, call):
                     remember(resolver.ways, served)
-                return run(served, query, key, value)
+                return run(served, call, query, key, value)
         if lse or not is_pytorchs(
             query, key, call
         ):  # else PyTorch draws the pairs to drop, when a graph is replayed too
@@ -302,10 +302,8 @@ class Engine:
         return self._lock
 
 
-def run(served: Served, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return output and log-sum-exp by our kernels of the call that this was made for, with newly drawn pairs to
-    drop."""
-    call = served.call
+def run(served: Served, call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return output and log-sum-exp of the call by our kernels, with newly drawn pairs to drop."""
     tensors = (tensor for tensor in call.tensors if tensor is not None)
     return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
 

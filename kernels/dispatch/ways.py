@@ -107,7 +107,7 @@ def _with_state(guard: Guard, query: Tensor, served: Served) -> Guard:
     graph, which would drop the same ones for ever."""
     if query.dtype is float32:
         guard = _while(guard, allows_tf32)
-    if served.call.features.dropout:
+    if served.drops:
         guard = _while(guard, _captures)
     return guard
 

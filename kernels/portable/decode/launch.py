@@ -58,7 +58,7 @@ class DecodeLaunch(TritonLaunch):
             launch = launcher_of(compiled, self.grid, leading, trailing)
         else:
             merge = self.merge.pinned(leading(*arguments)[WORK], None, None, out, lse, scale)
-            launch = _in_two(leading, launcher_of(compiled, self.grid, _as_they_are, trailing), merge)
+            launch = _in_two(leading, launcher_of(compiled, self.grid, None, trailing), merge)
         launch(*arguments)
         return launch
 
@@ -72,10 +72,6 @@ def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launc
         merge(arguments[WORK], None, None, out, lse, scale)
 
     return launch
-
-
-def _as_they_are(*arguments: Any) -> tuple[Any, ...]:
-    return arguments
 
 
 def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from blocktune.kernels.base import steps
-from blocktune.kernels.base.direct_launch import EncodedMaps
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import (
     MAX_LAYOUTS,
@@ -16,7 +15,6 @@ from blocktune.kernels.base.steps import (
     PreparedBackward,
     Step,
     Workspace,
-    based,
     take_addresses,
 )
 
@@ -43,7 +41,7 @@ def is_direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Compiled functions have a short way, straight to C or not."""
 
     def bound(compiled: Function, grid: Any, leading: Any, trailing: Any, descriptors: Any) -> Launch:
-        return lambda *values: compiled.short.append((grid, (*leading(*values), *trailing), tuple(descriptors)))
+        return lambda *values: compiled.short.append((grid, (*values, *trailing), tuple(descriptors)))
 
     monkeypatch.setattr(steps, "can_pin", lambda compiled: True)
     monkeypatch.setattr(steps, "direct_of", bound if request.param else lambda *_: None)
@@ -85,18 +83,6 @@ def test_parts_of_a_workspace_are_apart_and_aligned() -> None:
     addresses = space.parts(memory, as_addresses=True)
     assert addresses == [first.data_ptr(), None, second.data_ptr(), third.data_ptr()]
     assert all((address - memory.data_ptr()) % PART_BYTES == 0 for address in addresses if address is not None)
-
-
-def test_a_descriptor_of_a_part_belongs_to_its_address_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workspaces come back at the same address for another number of packed tokens."""
-    made: list[Any] = []
-    monkeypatch.setattr(
-        "triton.backends.nvidia.driver.make_tensordesc_arg", lambda described, _: made.append(described) or [described]
-    )
-    maps = EncodedMaps(lambda part: (based(part[0]).data_ptr(), part[1]), "meta")
-    for part in ((64, 5), (64, 5), (64, 9), (128, 5), (64, 9)):
-        assert maps.of(part) == [part]
-    assert made == [(64, 5), (64, 9), (128, 5)]
 
 
 class Prepared(BackwardLauncher):

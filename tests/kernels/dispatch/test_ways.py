@@ -1,6 +1,8 @@
 """The short way to what serves a call: the second call of a kind takes it, and nothing of another kind does."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -207,6 +209,18 @@ def test_values_of_a_mask_are_those_of_the_call(kernels: Kernels) -> None:
             gradients_of(with_mask(dispatcher), [*leaves, seen]),
             gradients_of(lambda q, k, v, m: sdpa(q, k, v, m), [*leaves, seen]),
         )
+    assert len(dispatcher._resolver.ways) == 1
+
+
+def test_tensors_of_a_call_are_not_kept(kernels: Kernels) -> None:
+    dispatcher, leaves, seen = Dispatcher(ListSource()), three(grad=True), mask()
+    dispatcher(*leaves, seen)
+    for kernel in kernels:
+        kernel.seen.clear()
+    forgotten = [weakref.ref(tensor) for tensor in (*leaves, seen)]
+    del leaves, seen
+    gc.collect()
+    assert [reference() for reference in forgotten] == [None] * 4
     assert len(dispatcher._resolver.ways) == 1
 
 
