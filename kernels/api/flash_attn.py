@@ -227,7 +227,7 @@ def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
     """The slopes as `check_slopes` returns them, if there are any."""
     if slopes is None:
         return ()
-    return (slopes if slopes.dim() == 2 else slopes[None],)
+    return (slopes if slopes.dim() == 2 else slopes.unsqueeze(0),)
 
 
 def _given(sinks: Tensor | None) -> tuple[Tensor, ...]:

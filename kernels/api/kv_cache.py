@@ -217,7 +217,7 @@ def _again(
         lengths = torch.full((q.shape[0],), all_have, dtype=torch.int32, device=q.device)
     tensors = [lengths] if table is None else [lengths, table]
     if slopes is not None:
-        tensors.insert(0, slopes if slopes.dim() == 2 else slopes[None])
+        tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
     if sinks is not None:
         tensors.append(sinks)
     return served(q, k_cache, v_cache, *tensors)

@@ -68,7 +68,7 @@ class Step:
 
 def take_addresses(*steps: Step) -> bool:
     """Whether numbers may stand for tensors in all of them."""
-    return all(step.takes_addresses for step in steps)
+    return False not in [step.takes_addresses for step in steps]
 
 
 class Workspace:

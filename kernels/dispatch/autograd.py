@@ -95,7 +95,7 @@ def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tu
     if packed:
         out.zero_()
         return out, query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32) if sums else None
-    return out, query.new_empty(query.shape[:3], dtype=torch.float32) if sums else None
+    return out, torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if sums else None
 
 
 def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:

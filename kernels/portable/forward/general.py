@@ -128,11 +128,14 @@ class GeneralForwardLaunch(Launcher):
         check_extras(self.features, extras)
         of_features = *broadcast_strides(extras.mask, 4), *broadcast_strides(extras.alibi_slopes, 2)
         strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        packed, fixed_strides = self.features.varlen, lse_strides(q)
         attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed), self.options, pins=pins)
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
-            tensors = mask_bytes(extras.mask), extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
-            attend(q, k, v, out, lse, *tensors, *run_time_numbers(extras, scale), *of_features, *lse_strides(q))
+            mask = extras.mask if attend.takes_addresses else mask_bytes(extras.mask)  # both have one address
+            tensors = mask, extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
+            of_lse = lse_strides(q) if packed else fixed_strides
+            attend(q, k, v, out, lse, *tensors, *run_time_numbers(extras, scale), *of_features, *of_lse)
 
         return launch
 
