@@ -218,3 +218,22 @@ def test_bad_arguments_are_refused_before_any_launch(message: str, given: dict[s
 def test_splits_are_a_whole_number() -> None:
     with pytest.raises(WrongTypeError, match="num_splits"):
         flash_attn_with_kvcache(Q, CACHE, CACHE, num_splits=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_graph_takes_them(device: str, where: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    q, news = random(2, 3, 4, 64, device=device), [random(2, 3, 2, 64, device=device) for _ in range(2)]
+    caches = [random(4, 32 if "block_table" in where else 64, 2, 64, device=device) for _ in range(2)]
+    if not where:
+        caches = [cache[:2] for cache in caches]
+    angles = [torch.rand(70, 16, device=device).to(q.dtype) for _ in range(2)]
+    given: dict[str, Any] = {name: torch.tensor(own, dtype=torch.int32, device=device) for name, own in where.items()}
+    given |= {"cache_seqlens": integers(5, 40, device=device), "causal": True, "num_splits": 2}
+    results = []
+    for function in (flash_attn_with_kvcache, torch.compile(flash_attn_with_kvcache, backend="eager", fullgraph=True)):
+        own = [cache.clone() for cache in caches]
+        results.append([function(q, *own, *news, *angles, **given), *own])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)

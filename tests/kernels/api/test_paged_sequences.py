@@ -219,3 +219,17 @@ def assert_same(found: Any, wanted: Any) -> None:
     for one, other in pairs:
         assert (one is None) == (other is None)
         assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL])
+def test_a_compiled_graph_reads_pages(lengths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    q, (k, v, table) = random(sum(lengths) + 2, 4, 64, device="cpu"), pages_of(16, "cpu")
+    starts = bounds(lengths), bounds(KEYS)
+    options: dict[str, Any] = {"block_table": table, "causal": True, "s_aux": torch.randn(4)}
+    compiled = torch.compile(flash_attn_varlen_func, backend="eager", fullgraph=True)
+    found, wanted = (
+        function(q, k, v, *starts, max(lengths), max(KEYS), **options)
+        for function in (compiled, flash_attn_varlen_func)
+    )
+    torch.testing.assert_close(found, wanted)
