@@ -362,7 +362,7 @@ def test_tree_words_refuse_what_is_no_tree(parents: list[Any]) -> None:
     [
         ({"seqlen_q": 33}, "`seqlen_q <= 32` must hold"),
         ({"seqlen_q": 65, "features": Features(mask=MaskKind.TREE)}, "`seqlen_q <= 64` must hold for a tree"),
-        ({"features": Features(cached=True, page_size=8)}, "`16 <= page_size <= 256` must hold"),
+        ({"features": Features(cached=True, page_size=512)}, "`page_size <= 256` must hold"),
         ({"head_dim": 8}, "`16 <= head_dim <= 256` must hold"),
         ({"features": Features(dropout=True)}, "does not know dropout"),
     ],
