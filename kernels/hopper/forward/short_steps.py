@@ -8,7 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, pin, row_max, thread_sum, times_rows
+from blocktune.kernels.hopper.common.device_functions import advance, pin, thread_sum, times_rows
+from blocktune.kernels.hopper.forward.row_maxima import probabilities, scaled_maximum
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -43,7 +44,7 @@ def scores_read(memory, q_place, slot, last, SPLIT_RELEASE: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scale, no_acc,
+    memory, q_place, state, slot, phase, previous, column, mask, scales, no_acc,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
@@ -75,10 +76,10 @@ def step(
         if column > highest:
             qk = hide(qk, last, None, column, True, False, S_L)
     # [64]
-    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
+    new = gl.maximum(maximum, scaled_maximum(qk, scales, ROW_S))
     new = gl.where(new - maximum > TAU, new, maximum)
     # [64, BLOCK_N]
-    p = gl.exp2(qk * scale - new[:, None])
+    p = probabilities(qk, new, scales)
     # [64] and [64, 4]
     factor = gl.exp2(maximum - new)
     sums = times_rows(sums, factor) + thread_sum(p)

@@ -18,10 +18,10 @@ from blocktune.kernels.hopper.common.device_functions import (
     pin,
     reinterpret,
     rescale,
-    row_max,
     thread_sum,
     times_rows,
 )
+from blocktune.kernels.hopper.forward.row_maxima import probabilities, scaled_maximum
 
 # ---- where the keys are
 
@@ -245,16 +245,8 @@ def reciprocal(x):
 
 
 @gluon.jit
-def first_maximum(qk, scale, ROW_S: gl.constexpr):
-    """The maximum of a row's first block, finite where there is none: infinities in the keys, or keys that it does not
-    see, leave scores of -inf alone, and -inf minus -inf would be NaN. All later maxima are then finite too."""
-    LOWEST: gl.constexpr = -3.4028234663852886e38
-    return gl.maximum(row_max(qk, ROW_S) * scale, LOWEST)
-
-
-@gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scale, bend, no_acc,
+    memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
@@ -290,10 +282,10 @@ def step(
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
     # [64]
-    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
+    new = gl.maximum(maximum, scaled_maximum(qk, scales, ROW_S))
     new = gl.where(new - maximum > TAU, new, maximum)
     # [64, BLOCK_N]
-    p = gl.exp2(qk * scale - new[:, None])
+    p = probabilities(qk, new, scales)
     # [64] and [64, 4]
     factor = gl.exp2(maximum - new)
     sums = times_rows(sums, factor) + thread_sum(p)

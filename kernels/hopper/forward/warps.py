@@ -39,11 +39,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
 from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.row_maxima import first_maximum, log_sum_exp, probabilities, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
     finished,
-    first_maximum,
     hand_back,
     hide,
     key_range,
@@ -180,7 +180,6 @@ def consumer(
     the wait for their product, which changes nothing but ptxas' schedule.
     """
     ROWS: gl.constexpr = 64
-    LN_2: gl.constexpr = 0.6931471805599453
     O_WIDTH: gl.constexpr = memory.v[0].shape[2]
     BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
@@ -204,6 +203,7 @@ def consumer(
     head_group = sizes.head_group
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
+    scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
@@ -250,9 +250,9 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64]
-        maximum = first_maximum(qk, scale, ROW_S)
+        maximum = first_maximum(qk, scales, ROW_S)
         # [64, BLOCK_N], its sums [64, 4]
-        p = gl.exp2(qk * scale - maximum[:, None])
+        p = probabilities(qk, maximum, scales)
         sums = thread_sum(p)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
@@ -274,7 +274,7 @@ def consumer(
         steps = own_last - own_first
         for i in range(steps):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, bend, no_acc,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
                 OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, maximum, sums = state
@@ -311,7 +311,7 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < length_q)
+                gl.store(lse + row + rows, log_sum_exp(maximum, total, scales), mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)
