@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, pin, thread_sum, times_rows
-from blocktune.kernels.hopper.forward.row_maxima import probabilities, scaled_maximum
+from blocktune.kernels.hopper.forward.row_maxima import probabilities, raised
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -49,12 +49,11 @@ def step(
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
-    sums of the block before. column: the block's first key. mask: each row's last key, and the last column of which a
-    block is wholly visible.
+    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
+    its scale, and sums of the block before. column: the block's first key. mask: each row's last key, and the last
+    column of which a block is wholly visible.
     """
-    acc, p, factor, maximum, sums = state
-    TAU: gl.constexpr = 8.0
+    acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
@@ -76,12 +75,10 @@ def step(
         if column > highest:
             qk = hide(qk, last, None, column, True, False, S_L)
     # [64]
-    new = gl.maximum(maximum, scaled_maximum(qk, scales, ROW_S))
-    new = gl.where(new - maximum > TAU, new, maximum)
+    top, factor = raised(qk, top, scales, ROW_S)
     # [64, BLOCK_N]
-    p = probabilities(qk, new, scales)
-    # [64] and [64, 4]
-    factor = gl.exp2(maximum - new)
+    p = probabilities(qk, top)
+    # [64, 4]
     sums = times_rows(sums, factor) + thread_sum(p)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
@@ -93,4 +90,4 @@ def step(
         acc = finished(acc_t, 1)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(pin(p).to(dtype), P_L)
-    return (acc, p, factor, new, sums), slot, phase, previous
+    return (acc, p, factor, top, sums), slot, phase, previous

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate, thread_sum
-from blocktune.kernels.hopper.forward.row_maxima import first_maximum, log_sum_exp, probabilities
+from blocktune.kernels.hopper.forward.row_maxima import first_top, log_sum_exp, probabilities
 from blocktune.kernels.hopper.forward.steps import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
 
@@ -33,7 +33,7 @@ def located(tile, q_tiles, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
 def first_softmax(
     qk, row, own_last, sizes, scales, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
-    """Of the first block: probabilities, running maximum and sums; and what masks the other blocks."""
+    """Of the first block: probabilities, running maximum with its scale, and sums; and what masks the other blocks."""
     ROWS: gl.constexpr = qk.shape[0]
     BLOCK_N: gl.constexpr = qk.shape[1]
     RAGGED: gl.constexpr = OPTIONS.RAGGED
@@ -43,21 +43,21 @@ def first_softmax(
     last_seen, _ = row_bounds(row, sizes.seqlen_k, sizes.right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
     # [64]
-    maximum = first_maximum(qk, scales, ROW_S)
+    top = first_top(qk, scales, ROW_S)
     # [64, BLOCK_N], its sums [64, 4]
-    p = probabilities(qk, maximum, scales)
+    p = probabilities(qk, top)
     sums = thread_sum(p)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)
     highest = sizes.seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
     if RIGHT:
         highest = gl.minimum(sizes.seqlen_k, row + sizes.right + 1) - BLOCK_N
-    return p, maximum, sums, (last_seen, highest)
+    return p, top, sums, (last_seen, highest)
 
 
 @gluon.jit
 def send(
-    acc, sums, maximum, rows, scales, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr,
+    acc, sums, top, rows, scales, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr,
     OPTIONS: gl.constexpr, ROW_S: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """Sends the accumulators over the sums of their rows on their way, panel by panel, and writes the log-sum-exp.
@@ -84,7 +84,7 @@ def send(
             start = (batch * sizes.num_heads + head).to(gl.int64) * lse_rows
             # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
-            gl.store(lse + start + each, log_sum_exp(maximum, total, scales), mask=each < sizes.seqlen_q)
+            gl.store(lse + start + each, log_sum_exp(top, total, scales), mask=each < sizes.seqlen_q)
 
 
 @gluon.jit

@@ -167,13 +167,13 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
     qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+    p, top, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
         # [64, head_dim_v]
         acc = no_sums(ROWS, 1, O_WIDTH, O_L, O_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
-        state = acc, p, factor, maximum, sums
+        state = acc, p, factor, top, sums
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
@@ -186,8 +186,8 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
             )  # fmt: skip
 
         # the last product, the scores of the next tile's first block, and the output
-        acc, p, factor, maximum, sums = state
-        done, sums_done, maximum_done = rows, sums, maximum
+        acc, p, factor, top, sums = state
+        done, sums_done, top_done = rows, sums, top
         q_phase ^= 1
         if JOINED:
             tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
@@ -214,15 +214,15 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
                 mbarrier.wait(memory.q_full.index(C), q_phase)
             qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
             send(
-                acc, sums_done, maximum_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
             )  # fmt: skip
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+        p, top, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
         if JOINED:
             mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)
             send(
-                acc, sums_done, maximum_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
             )  # fmt: skip
     tma.store_wait(0)

@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
 from blocktune.kernels.hopper.common.slots import publish, receive
-from blocktune.kernels.hopper.forward.row_maxima import first_maximum, log_sum_exp, probabilities, scales_of
+from blocktune.kernels.hopper.forward.row_maxima import first_top, log_sum_exp, probabilities, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
@@ -250,9 +250,9 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64]
-        maximum = first_maximum(qk, scales, ROW_S)
+        top = first_top(qk, scales, ROW_S)
         # [64, BLOCK_N], its sums [64, 4]
-        p = probabilities(qk, maximum, scales)
+        p = probabilities(qk, top)
         sums = thread_sum(p)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
@@ -260,7 +260,7 @@ def consumer(
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
         factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(memory.full.index(slot), phase)
-        state = acc, p, factor, maximum, sums
+        state = acc, p, factor, top, sums
         # blocks of keys from `lowest` to `highest` on are wholly visible
         highest = length_k - BLOCK_N
         if RIGHT:
@@ -277,7 +277,7 @@ def consumer(
                 memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
                 OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
-        acc, p, factor, maximum, sums = state
+        acc, p, factor, top, sums = state
 
         # [64, head_dim_v], last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
@@ -311,7 +311,7 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, log_sum_exp(maximum, total, scales), mask=rows < length_q)
+                gl.store(lse + row + rows, log_sum_exp(top, total, scales), mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)
