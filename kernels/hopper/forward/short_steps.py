@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, pin, thread_sum, times_rows
-from blocktune.kernels.hopper.forward.row_maxima import probabilities, raised
+from blocktune.kernels.hopper.common.device_functions import advance, pin
+from blocktune.kernels.hopper.forward.row_maxima import softmax
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -55,7 +55,6 @@ def step(
     """
     acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     # [64, BLOCK_N]
     qk_t = scores(memory.q, q_place, memory.k, slot, no_acc, 1)
@@ -74,12 +73,9 @@ def step(
         last, highest = mask
         if column > highest:
             qk = hide(qk, last, None, column, True, False, S_L)
-    # [64]
-    top, factor = raised(qk, top, scales, ROW_S)
-    # [64, BLOCK_N]
-    p = probabilities(qk, top)
-    # [64, 4]
-    sums = times_rows(sums, factor) + thread_sum(p)
+    # [64, BLOCK_N], its sums [64, 4]
+    p, top, factor, added = softmax(qk, top, scales)
+    sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax

@@ -6,8 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate, thread_sum
-from blocktune.kernels.hopper.forward.row_maxima import first_top, log_sum_exp, probabilities
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp
 from blocktune.kernels.hopper.forward.steps import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
 
@@ -30,10 +30,10 @@ def located(tile, q_tiles, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def first_softmax(
+def first_block(
     qk, row, own_last, sizes, scales, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
-    """Of the first block: probabilities, running maximum with its scale, and sums; and what masks the other blocks."""
+    """What `first_softmax` gives of the first block, and what masks the other blocks."""
     ROWS: gl.constexpr = qk.shape[0]
     BLOCK_N: gl.constexpr = qk.shape[1]
     RAGGED: gl.constexpr = OPTIONS.RAGGED
@@ -42,17 +42,14 @@ def first_softmax(
     # [64, BLOCK_N]
     last_seen, _ = row_bounds(row, sizes.seqlen_k, sizes.right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
-    # [64]
-    top = first_top(qk, scales, ROW_S)
     # [64, BLOCK_N], its sums [64, 4]
-    p = probabilities(qk, top)
-    sums = thread_sum(p)
+    p, top, factor, sums = first_softmax(qk, scales)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)
     highest = sizes.seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
     if RIGHT:
         highest = gl.minimum(sizes.seqlen_k, row + sizes.right + 1) - BLOCK_N
-    return p, top, sums, (last_seen, highest)
+    return p, top, factor, sums, (last_seen, highest)
 
 
 @gluon.jit

@@ -43,7 +43,7 @@ from blocktune.kernels.hopper.common.device_functions import advance, locate, pi
 from blocktune.kernels.hopper.common.slots import publish, receive
 from blocktune.kernels.hopper.forward.row_maxima import scales_of
 from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step
-from blocktune.kernels.hopper.forward.short_tile_ends import first_softmax, located, send
+from blocktune.kernels.hopper.forward.short_tile_ends import first_block, located, send
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -167,12 +167,11 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
     qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, top, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+    p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
         # [64, head_dim_v]
         acc = no_sums(ROWS, 1, O_WIDTH, O_L, O_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         state = acc, p, factor, top, sums
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -218,7 +217,7 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
             )  # fmt: skip
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, top, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+        p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
         if JOINED:
             mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)

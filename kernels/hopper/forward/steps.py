@@ -17,11 +17,9 @@ from blocktune.kernels.hopper.common.device_functions import (
     copy_out,
     pin,
     reinterpret,
-    rescale,
-    thread_sum,
-    times_rows,
 )
-from blocktune.kernels.hopper.forward.row_maxima import probabilities, raised
+from blocktune.kernels.hopper.common.rows import times_factor
+from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- where the keys are
 
@@ -191,11 +189,11 @@ def no_sums(ROWS: gl.constexpr, PANELS: gl.constexpr, W: gl.constexpr, O_L: gl.c
 
 @gluon.jit
 def rescaled(acc, factor, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
+    """The accumulators times the factors of their rows [64, 4]."""
     if PANELS == 1:
-        return (rescale(acc[0], factor, gl.SliceLayout(1, O_L)),)
+        return (times_factor(acc[0], factor, O_L),)
     else:
-        first = rescale(acc[0], factor, gl.SliceLayout(1, O_L))
-        return first, rescale(acc[1], factor, gl.SliceLayout(1, REST_L))
+        return times_factor(acc[0], factor, O_L), times_factor(acc[1], factor, REST_L)
 
 
 @gluon.jit
@@ -258,7 +256,6 @@ def step(
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     # [64, BLOCK_N]
@@ -281,12 +278,9 @@ def step(
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
-    # [64]
-    top, factor = raised(qk, top, scales, ROW_S)
-    # [64, BLOCK_N]
-    p = probabilities(qk, top)
-    # [64, 4]
-    sums = times_rows(sums, factor) + thread_sum(p)
+    # [64, BLOCK_N], its sums [64, 4]
+    p, top, factor, added = softmax(qk, top, scales)
+    sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax

@@ -37,9 +37,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
 from blocktune.kernels.hopper.common.slots import publish, receive
-from blocktune.kernels.hopper.forward.row_maxima import first_top, log_sum_exp, probabilities, scales_of
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
@@ -249,16 +249,12 @@ def consumer(
             qk = bent(qk, bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
-        # [64]
-        top = first_top(qk, scales, ROW_S)
         # [64, BLOCK_N], its sums [64, 4]
-        p = probabilities(qk, top)
-        sums = thread_sum(p)
+        p, top, factor, sums = first_softmax(qk, scales)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         # [64, head_dim_v]
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(memory.full.index(slot), phase)
         state = acc, p, factor, top, sums
         # blocks of keys from `lowest` to `highest` on are wholly visible
