@@ -79,40 +79,44 @@ def raised_top(s, top, scales):
 
 
 @gluon.jit
-def softmax(qk, top, scales):
+def of_scaled_scores(s, scale, maximum):
+    """2^(s * scale - maximum)."""
+    return gl.exp2(s * scale - maximum)
+
+
+@gluon.jit
+def softmax(qk, top, scales, S_L: gl.constexpr):
     """Of a block of scores [64, BLOCK_N], which are scaled here: probabilities like them, the rows' maximum and scale,
     the factor of what was added up before, and the probabilities' sums [64, 4]."""
-    S_L: gl.constexpr = qk.type.layout
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
     top, factor = raised_top(s, top, scales)
     maximum, scale = top
-    p = gl.exp2(s * beside(scale, s) - beside(maximum, s))
+    p = of_scaled_scores(s, beside(scale, s), beside(maximum, s))
     return gl.convert_layout(gl.reshape(p, qk.shape), S_L), top, factor, thread_sum(p)
 
 
 @gluon.jit
-def first_softmax(qk, scales):
-    """`softmax` of a row's first block, with factors of 1.
+def first_softmax(qk, no_acc, scales, S_L: gl.constexpr):
+    """`softmax` of a row's first block, with factors of 1. no_acc: zeros like the scores.
 
     The maximum is finite where there is none: infinities in the keys, or keys that it does not see, leave scores of
     -inf alone, and -inf minus -inf would be NaN. All later maxima are then finite too.
     """
     LOWEST: gl.constexpr = -3.4028234663852886e38
-    LAYOUT: gl.constexpr = thread_sum(by_thread(qk)).type.layout
     own, _ = scales
     # [64, 4]
-    ones = gl.full([qk.shape[0], 4], 1.0, gl.float32, LAYOUT)
-    p, top, _, sums = softmax(qk, (gl.full([qk.shape[0], 4], LOWEST, gl.float32, LAYOUT), ones * own), scales)
-    return p, top, ones, sums
+    nothing = thread_sum(by_thread(no_acc))
+    p, top, _, sums = softmax(qk, (nothing + LOWEST, nothing + own), scales, S_L)
+    return p, top, nothing + 1.0, sums
 
 
 @gluon.jit
-def log_sum_exp(top, total, scales):
+def log_sum_exp(top, total, scales, ROW_S: gl.constexpr):
     """The log-sum-exp [64] in natural units of the rows whose probabilities have the sum `total`."""
     LN_2: gl.constexpr = 0.6931471805599453
     maximum, scale = top
     own, _ = scales
     # [64]
-    shift = gl.convert_layout(gl.max(maximum * (own / scale), 1), total.type.layout)
+    shift = gl.convert_layout(gl.max(maximum * (own / scale), 1), ROW_S)
     return (shift + gl.log2(total)) * LN_2

@@ -74,7 +74,7 @@ def step(
         if column > highest:
             qk = hide(qk, last, None, column, True, False, S_L)
     # [64, BLOCK_N], its sums [64, 4]
-    p, top, factor, added = softmax(qk, top, scales)
+    p, top, factor, added = softmax(qk, top, scales, S_L)
     sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

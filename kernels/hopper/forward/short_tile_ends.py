@@ -31,7 +31,8 @@ def located(tile, q_tiles, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
 
 @gluon.jit
 def first_block(
-    qk, row, own_last, sizes, scales, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
+    qk, row, own_last, sizes, no_acc, scales, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr,
+    dtype: gl.constexpr,
 ):  # fmt: skip
     """What `first_softmax` gives of the first block, and what masks the other blocks."""
     ROWS: gl.constexpr = qk.shape[0]
@@ -43,7 +44,7 @@ def first_block(
     last_seen, _ = row_bounds(row, sizes.seqlen_k, sizes.right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
     # [64, BLOCK_N], its sums [64, 4]
-    p, top, factor, sums = first_softmax(qk, scales)
+    p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)
     highest = sizes.seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
@@ -81,7 +82,7 @@ def send(
             start = (batch * sizes.num_heads + head).to(gl.int64) * lse_rows
             # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
-            gl.store(lse + start + each, log_sum_exp(top, total, scales), mask=each < sizes.seqlen_q)
+            gl.store(lse + start + each, log_sum_exp(top, total, scales, ROW_S), mask=each < sizes.seqlen_q)
 
 
 @gluon.jit

@@ -167,7 +167,7 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
     qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+    p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
         # [64, head_dim_v]
@@ -217,7 +217,9 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
             )  # fmt: skip
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, scales, OPTIONS, S_L, P_L, dtype)
+        p, top, factor, sums, mask = first_block(
+            qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype
+        )
         if JOINED:
             mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)

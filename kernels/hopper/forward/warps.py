@@ -4,8 +4,9 @@ A block has one producer warp, which copies tiles by TMA, and CONSUMERS warpgrou
 What makes it fast, each measured alone (FlashAttention-3, arXiv 2407.08608, section 3, except 1, which is
 FlashAttention-4's):
 
-1. Lazy rescale: the running maximum is raised only when it is 2^TAU too small. Otherwise the factor is exactly 1, and
-   the warp branches around the multiplications of the accumulator.
+1. Lazy rescale: the running maximum is raised only when it is 2^8 too small. Otherwise the factor is exactly 1, and the
+   warp branches around the multiplications of the accumulator. Whether it is, a thread asks of its own scores: most
+   warps never exchange a maximum (row_maxima.py).
 2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs during the
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
@@ -250,7 +251,7 @@ def consumer(
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
-        p, top, factor, sums = first_softmax(qk, scales)
+        p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         # [64, head_dim_v]
@@ -307,7 +308,7 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, log_sum_exp(top, total, scales), mask=rows < length_q)
+                gl.store(lse + row + rows, log_sum_exp(top, total, scales, ROW_S), mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)
