@@ -31,8 +31,8 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[PLACE]...",
-            help="Sweeps, exports and what `tune bench`, `ladder`, `replay` and `noise` wrote, or folders of them.  "
-            "[default: the database and what ships]",
+            help="Sweeps, databases, exports and what `tune bench`, `ladder`, `replay` and `noise` wrote, or folders "
+            "of them.  [default: the database and what ships]",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +47,8 @@ def report(
 
     It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, and
     a map of the shapes. It opens from disk and asks for nothing from a network. Without a place it shows your database
-    and what ships with the package. The flags of a shape leave the sweeps of other shapes out.
+    and what ships with the package; with places these and nothing else. The flags
+    of a shape leave the sweeps of other shapes out.
 
     \b
     tune report
@@ -57,7 +58,7 @@ def report(
     _require_charts()
     sources = read_sources(places or ())
     with ExitStack() as stack:
-        store = None if places and db is None else stack.enter_context(existing_store(db))
+        store = None if places else stack.enter_context(existing_store(db))
         _add_stored(sources, store, shipped=not places)
         if flags is not None:
             _keep_only(sources, flags.shape())

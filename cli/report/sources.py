@@ -77,13 +77,13 @@ class Sources:
             self._add_file(path, named=path == place)
 
     def _add_file(self, path: Path, *, named: bool) -> None:
-        """Read one file; of a folder's files, those of other formats are passed over."""
+        """Read one file; of a folder's files, those of other formats are passed over. What is no JSON is a database."""
         from blocktune.tuner.lab.sweep_file import SUFFIX, load_sweep
 
         if path.name.endswith(SUFFIX):
             self.sweeps.append(load_sweep(path))
             return
-        form = _format_of(path)
+        form = _format_of(path) if path.suffix == ".json" else RESULTS
         if form == RESULTS:
             self._add_results(path)
         elif form in KINDS:

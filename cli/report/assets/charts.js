@@ -3,7 +3,7 @@ BT.figures = new Map();
 
 BT.isDark = () => document.documentElement.dataset.theme === "dark";
 
-// Charts with long names beside them keep this width and scroll on a phone.
+// Charts with long names at their side keep this width and scroll on a phone.
 BT.LEAST_WIDTH = { finalists: 680, contenders: 560, differences: 560, roofline: 430, ladder: 430 };
 
 // What small multiples in a row take besides their plots, by chart, and the widest plot.

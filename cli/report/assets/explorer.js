@@ -61,7 +61,7 @@ BT.slider = ([name, words, low, high, step, shown]) => {
       BT.showExplored();
     },
   });
-  return BT.el("label", { class: "slide" }, BT.el("span", {}, words, " ", output), input);
+  return BT.el("label", { class: "slide", for: `slide-${name}` }, BT.el("span", {}, words, " ", output), input);
 };
 
 // Stages are those that were compiled: each has registers and shared memory of its own.
@@ -73,7 +73,7 @@ BT.stageSlider = () => {
   const at = staged.findIndex((row) => row.index === source.index);
   return BT.el(
     "label",
-    { class: "slide" },
+    { class: "slide", for: "slide-stages" },
     BT.el("span", {}, "Pipeline stages, as compiled ", BT.el("output", {}, String(source.num_stages))),
     BT.el("input", {
       type: "range", id: "slide-stages", min: 0, max: Math.max(0, staged.length - 1), step: 1, value: at,
@@ -91,7 +91,7 @@ BT.carveoutSlider = () => {
   const output = BT.el("output", {}, BT.carveoutWords());
   return BT.el(
     "label",
-    { class: "slide" },
+    { class: "slide", for: "slide-carveout" },
     BT.el("span", {}, "Carve-out of shared memory ", output),
     BT.el("input", {
       type: "range", id: "slide-carveout", min: 0, max: 101, step: 1, value: BT.explorer.carveout ?? 101,

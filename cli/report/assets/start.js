@@ -20,8 +20,8 @@ BT.start = async () => {
 
 // The sweep of the ladder's or the noise's shape if there is one, so that the views fit together; else the first.
 BT.firstSweep = () => {
-  const told = [...BT.data.noise.map((file) => file.label), ...BT.data.ladder.flatMap((file) => file.rows.map((row) => row.label))];
-  return Math.max(0, BT.data.sweeps.findIndex((sweep) => told.includes(sweep.shape_label)));
+  const labels = [...BT.data.noise.map((file) => file.label), ...BT.data.ladder.flatMap((file) => file.rows.map((row) => row.label))];
+  return Math.max(0, BT.data.sweeps.findIndex((sweep) => labels.includes(sweep.shape_label)));
 };
 
 BT.summary = () => {
