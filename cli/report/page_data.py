@@ -48,7 +48,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "sweeps": [_headline(sweep) for sweep in sources.sweeps],
         "winners": [winner_view(best) for best in sources.winners],
         "rungs": _rungs(sources, layers),
-        "misses": _misses(sources),
+        "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
         "differences": _differences(sources),
         **views,
     }
@@ -62,15 +62,6 @@ def _headline(sweep: "Sweep") -> dict[str, Any]:
 def _rungs(sources: Sources, layers: "Sequence[ConfigSource]") -> dict[str, dict[str, str]]:
     """By device and shape."""
     return {device.name: rungs(device, sources.shapes, layers) for device in sources.devices}
-
-
-def _misses(sources: Sources) -> list[dict[str, Any]]:
-    """Of this user's calls, on the devices of the report."""
-    from blocktune.kernels.stored.miss_file import miss_path, read_misses
-
-    path = miss_path()
-    missed = read_misses(path) if path is not None else {}
-    return [view for device in sources.devices for view in misses_view(device, missed)]
 
 
 def _differences(sources: Sources) -> list[dict[str, Any]] | None:

@@ -59,7 +59,8 @@ def report(
     sources = read_sources(places or ())
     with ExitStack() as stack:
         store = None if places else stack.enter_context(existing_store(db))
-        _add_stored(sources, store, shipped=not places)
+        if not places:
+            _add_own(sources, store)
         if flags is not None:
             _keep_only(sources, flags.shape())
         if against is not None:
@@ -83,16 +84,18 @@ def _require_charts() -> None:
         ) from error
 
 
-def _add_stored(sources: Sources, store: "ResultStore | None", *, shipped: bool) -> None:
-    """Add what the database holds, and what ships where nothing else was named."""
+def _add_own(sources: Sources, store: "ResultStore | None") -> None:
+    """Add what the database holds, what ships, and which shapes the user's calls missed."""
+    from blocktune.kernels.stored.miss_file import miss_path, read_misses
     from blocktune.tuner.lab.sweep_file import sweeps_of
 
     if store is not None:
         sources.winners += store.bests()
         sources.sweeps += sweeps_of(store.trials())
-    if shipped:
-        sources.winners += list(shipped_winners())
-        sources.documents += shipped_documents()
+    sources.winners += list(shipped_winners())
+    sources.documents += shipped_documents()
+    path = miss_path()
+    sources.misses = {} if path is None else read_misses(path)
 
 
 def _keep_only(sources: Sources, shape: "AttentionShape") -> None:

@@ -1,7 +1,7 @@
 """What a report is made of: sweeps, winners, and the files that other commands wrote."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
+from blocktune.kernels.stored.miss_file import Miss
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -36,11 +37,16 @@ class Document:
 
 @dataclass(slots=True)
 class Sources:
-    """All that goes into one report. before: the winners of another store to compare with, None for no comparison."""
+    """All that goes into one report.
+
+    misses: how often the user's own calls found no measurement, by device and shape.
+    before: the winners of another store to compare with, None for no comparison.
+    """
 
     sweeps: "list[Sweep]" = field(default_factory=list)
     winners: "list[Best]" = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
+    misses: Mapping[Miss, int] = field(default_factory=dict)
     before: "list[Best] | None" = None
 
     def of_kind(self, kind: str) -> list[Document]:

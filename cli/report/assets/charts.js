@@ -32,16 +32,17 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
   if (!element) return;
   const ticket = Symbol(name);
   const before = BT.figures.get(id);
-  const same = live && before && before.view && before.name === name && before.dark === BT.isDark();
+  const same =
+    live && before?.view?.container()?.isConnected && before.name === name && before.dark === BT.isDark();
   BT.figures.set(id, { name, sets, signals, ready, edit, ticket, live, dark: BT.isDark(), view: same ? before.view : null });
   if (same) {
-    for (const [set, rows] of Object.entries(sets)) before.view.data(set, rows);
+    for (const [set, rows] of Object.entries(sets)) before.view.data(set, structuredClone(rows)); // Vega keeps marks of its own in rows
     await before.view.runAsync();
     return;
   }
   element.dataset.state = "drawing";
   const spec = BT.coloured(BT.data.charts[name]);
-  spec.datasets = sets;
+  spec.datasets = structuredClone(sets);
   if (edit) edit(spec);
   BT.fitFacets(spec, name, element.clientWidth);
   const width = element.clientWidth;

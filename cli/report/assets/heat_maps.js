@@ -50,7 +50,7 @@ BT.cell = (row) => {
     spilled: row.spill_bytes ? `${BT.bytes(row.spill_bytes)} per thread` : "nothing",
     blocks: BT.number(row.blocks_per_sm),
     variants: row.variants,
-    picked: [BT.state.a === row.index ? "A" : "", BT.state.b === row.index ? "B" : ""].join(""),
+    picked: BT.pickedAs(row.index),
   };
 };
 
@@ -71,9 +71,19 @@ BT.drawHeatMaps = () => {
     BT.el("div", { id: "config-pair" }),
     BT.el("div", { id: "config-list" }),
   );
+  BT.maps = { maps, signals };
   BT.drawMaps(maps, signals);
   BT.drawConfigs();
 };
+
+// Moves the marks of the compared configs to their cells.
+BT.markCompared = () => {
+  const { maps, signals } = BT.maps;
+  for (const cell of maps.flatMap(([, cells]) => cells)) cell.picked = BT.pickedAs(cell.index);
+  BT.drawMaps(maps, signals);
+};
+
+BT.pickedAs = (index) => (index === undefined ? "" : ["a", "b"].filter((letter) => BT.state[letter] === index).join("").toUpperCase());
 
 BT.ends = (values) => {
   if (!values.length) return { low: 0, high: 1 };
@@ -90,7 +100,7 @@ BT.drawMaps = (maps, signals) => {
     const middle = (signals.low + signals.high) / 2;
     const far = (signals.high - signals.low) / 2 || 1;
     for (const cell of cells) cell.light = BT.isLight(cell.value, middle, far);
-    BT.chart(`heat-${number}`, `heat-${BT.state.measure}`, { cells }, { signals, ready: (view) => BT.followMap(view, kernel) });
+    BT.chart(`heat-${number}`, `heat-${BT.state.measure}`, { cells }, { signals, live: true, ready: (view) => BT.followMap(view, kernel) });
   });
 };
 
@@ -135,5 +145,8 @@ BT.sweepWords = () => {
 
 BT.addView("sweeps", BT.drawHeatMaps, ["sweep", "measure"]);
 BT.onChange((names) => {
-  if (BT.table && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) BT.drawConfigs();
+  if (BT.table && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) {
+    BT.markCompared();
+    BT.drawConfigs();
+  }
 });

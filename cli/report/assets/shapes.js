@@ -87,7 +87,7 @@ BT.drawFleet = () => {
   const { measure } = BT.fleet;
   const rows = BT.shapeRows().filter((row) => row[measure] !== undefined);
   if (!rows.length) return BT.fill("fleet", BT.message(BT.NO_FLEET[measure]));
-  const far = Math.max(...rows.map((row) => Math.abs((row[measure] ?? 1) - 1)));
+  const far = Math.max(0.1, ...rows.map((row) => Math.abs((row[measure] ?? 1) - 1)));
   for (const row of rows) row.light = Math.abs(row[measure] - 1) < 0.6 * far;
   BT.chart("fleet", `shapes-${measure}`, { shapes: rows }, { ready: BT.followFleet, signals: BT.fleetEnds(rows, measure) });
 };
@@ -95,7 +95,7 @@ BT.drawFleet = () => {
 // The middle of the scale, 1, is always inside.
 BT.fleetEnds = (rows, measure) => {
   const values = rows.map((row) => row[measure]).filter((value) => typeof value === "number");
-  return { low: Math.min(0.99, ...values), high: Math.max(1.01, ...values) };
+  return { low: Math.min(0.9, ...values), high: Math.max(1.1, ...values) };
 };
 
 BT.followFleet = (view) =>

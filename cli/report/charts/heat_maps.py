@@ -28,7 +28,7 @@ class Measure:
         ends = {"domainMin": alt.ExprRef("low"), "domainMax": alt.ExprRef("high")}
         if self.middle is None:
             return alt.Scale(scheme=self.scheme, **ends)
-        return alt.Scale(scheme=self.scheme, domainMid=self.middle, **ends)
+        return alt.Scale(scheme=self.scheme, domainMid=self.middle, clamp=True, **ends)
 
 
 MEASURES = {

@@ -28,7 +28,7 @@ def shape_map(measure: str) -> Spec:
     x = alt.X("seq:O", title="sequence", axis=alt.Axis(labelAngle=0))
     y = alt.Y("dim:O", title="head_dim", sort="descending")
     tooltip = ["label:N", *(alt.Tooltip(f"{name}_text:N", title=name) for name in ("peer", "default", "rung"))]
-    light = "datum.light" if measure in RATIOS else "true"
+    light = "datum.light" if measure in RATIOS else "false" if measure == "rung" else "true"
     squares = base.mark_rect(cursor="pointer", stroke="white").encode(x=x, y=y, color=colour, tooltip=tooltip)
     words = base.mark_text(fontSize=10, cursor="pointer").encode(
         x=x, y=y, text=text, tooltip=tooltip, color=alt.condition(light, alt.value("#101010"), alt.value("#ffffff"))

@@ -67,6 +67,7 @@ def test_a_click_compares_a_cell_and_says_why_it_is_slow(page: Page) -> None:
     cell.click(force=True)
     page.settle()
     panel = page.text("#config-a")
+    page.page.locator("#heat-0").get_by_text("A", exact=True).first.wait_for()
     assert "flash_fwd_hopper 256x128 w4 s4" in panel
     assert "spilled to memory" in panel
     assert "triton.Config({'BLOCK_M': 256, 'BLOCK_N': 128" in panel

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from blocktune.cli.report.page import door
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.stored.miss_file import append_misses
 from blocktune.tuner.lab.sweep_file import load_sweep
+from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 MAX_BYTES = 3_000_000
@@ -124,6 +127,16 @@ def test_without_a_database_what_ships_is_shown(tune: Any, tmp_path: Path) -> No
     assert counts["sweeps"] == 0
     assert counts["winners"] > 100
     assert blocks(tmp_path / "r.html")["data"]["ladder"]
+
+
+def test_calls_without_a_measurement_are_counted(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("altair", reason="charts need altair")
+    shape = complete_shape(777, 64)
+    append_misses(tmp_path / "misses.jsonl", {(device_named("h200").key, shape): 3})
+    monkeypatch.setenv("BLOCKTUNE_MISSES", str(tmp_path / "misses.jsonl"))
+    assert tune("report", "--out", tmp_path / "r.html").exit_code == 0
+    (missed,) = blocks(tmp_path / "r.html")["data"]["misses"]
+    assert (missed["label"], missed["calls"]) == (shape.label, 3)
 
 
 def test_only_the_sweeps_of_a_shape_are_kept(tune: Any, tmp_path: Path) -> None:
