@@ -6,6 +6,7 @@ their hashes and lets nothing else run or load.
 """
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
@@ -102,6 +103,7 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
+@functools.cache
 def _vega() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script that sets them on `window`.
 

@@ -1,10 +1,15 @@
-"""A browser that opens a page from disk and may not use a network."""
+"""A browser that opens a page from disk and may not use a network.
 
+Where there is none, its tests are skipped with a reason; with BLOCKTUNE_BROWSER=required they fail instead.
+"""
+
+import importlib
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,14 +26,23 @@ def browser_path() -> str | None:
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A headless browser; skips the test where Playwright or the browser is missing."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="driving a browser needs playwright")
     path = browser_path()
     if path is None:
-        pytest.skip("no browser here: apt-get install chromium")
+        _missing("no browser here: apt-get install chromium")
+    try:
+        playwright = importlib.import_module("playwright.sync_api")
+    except ImportError:
+        _missing("driving a browser needs playwright: pip install playwright")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # root has no sandbox
         yield browser
         browser.close()
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("BLOCKTUNE_BROWSER") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 class Page:

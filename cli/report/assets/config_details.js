@@ -42,7 +42,7 @@ BT.whyWords = (row) => {
   if (row.spill_bytes > best.spill_bytes) words.push(`It has no room for its tiles in registers: ${BT.bytes(row.spill_bytes)} per thread are spilled to memory.`);
   const grown = Object.keys(BT.table.terms).map((term) => [term, (row[term] ?? 0) - (best[term] ?? 0)]).sort((one, two) => two[1] - one[1])[0];
   if (grown && grown[1] > 0.01 * best.time_us) words.push(`By the model, what grows most is ${BT.table.terms[grown[0]]}: ${BT.us(row[grown[0]])} against ${BT.us(best[grown[0]])}.`);
-  else if (row.total_us !== null) words.push("The model sees little difference between the two.");
+  else if (row.total_us !== null) words.push("No lane of the model grows by more than 1 %.");
   return words.join(" ");
 };
 

@@ -41,6 +41,7 @@ BT.cell = (row) => {
     state: timed ? "timed" : "failed",
     reason: row.error_text || row.outcome.replaceAll("_", " "),
     value,
+    number: value === null ? "" : BT.cellNumber(value),
     spill_bytes: row.spill_bytes,
     config: row.config,
     time: `${BT.us(row.time_us)}, ${BT.number(row.tflops)} TFLOP/s`,
@@ -54,6 +55,11 @@ BT.cell = (row) => {
   };
 };
 
+BT.cellNumber = (value) => {
+  if (BT.state.measure === "error") return BT.signed(BT.number(value), value);
+  return BT.number(value, Math.abs(value) < 20 ? 1 : 0);
+};
+
 BT.drawHeatMaps = () => {
   if (!BT.table) return BT.fill("sweeps-body", BT.message(BT.NO_SWEEP));
   const kernels = [...new Set(BT.ranked(BT.table).map((index) => BT.table.columns.kernel[index]))];
@@ -64,7 +70,7 @@ BT.drawHeatMaps = () => {
     "sweeps-body",
     BT.el("p", {}, BT.sweepWords()),
     BT.choices("What the colour says", BT.MEASURES, BT.state.measure, (measure) => BT.change({ measure })),
-    BT.el("p", { class: "quiet" }, "Hatched: cannot exist or has no time, the pointer says why. Red triangle: registers are spilled. Each cell is the fastest of its variants."),
+    BT.el("p", { class: "quiet" }, "Hatched: cannot exist or has no time, the pointer says why. Empty: not tried. Red triangle: registers are spilled. Each cell is the fastest of its variants."),
     BT.el("div", { class: "maps" }, kernels.map((kernel, number) =>
       BT.el("details", { open: number < 3, class: "kernel", ontoggle: () => BT.drawMaps(maps, signals) }, BT.el("summary", {}, kernel), BT.el("div", { class: "chart wide", id: `heat-${number}`, tabindex: "0", role: "region", "aria-label": `Heat maps of ${kernel}` })),
     )),

@@ -24,7 +24,9 @@ def curve(resource: str) -> Spec:
 
     The data set `curve` has the steps, `here` the kernel as a large dot and its compiled neighbours as small ones.
     """
-    whole = {"values": alt.ExprRef("sequence(1, 17)")} if resource == "stages" else {}
+    whole = (
+        {"values": alt.ExprRef("sequence(ceil(domain('x')[0]), domain('x')[1] + 1)")} if resource == "stages" else {}
+    )
     axis = alt.Axis(format="d", **whole)
     x = alt.X("x:Q", title=RESOURCES[resource], scale=alt.Scale(zero=False, nice=False), axis=axis)
     y = alt.Y("blocks:Q", title="blocks/SM", scale=alt.Scale(zero=True), axis=alt.Axis(values=TICKS, format="d"))

@@ -14,12 +14,12 @@ CELL = 38
 class Measure:
     """What the colour of a cell says.
 
-    scheme: of the colours. format: of a cell's number. middle: the value of the neutral colour, where there is one.
+    scheme: of the colours.
+    middle: the value of the neutral colour, where there is one.
     """
 
     title: str
     scheme: str
-    format: str
     middle: float | None = None
 
     @property
@@ -32,10 +32,10 @@ class Measure:
 
 
 MEASURES = {
-    "tflops": Measure(title="TFLOP/s, measured", scheme=MEASURED, format=".0f"),
-    "share": Measure(title="% of the best, measured", scheme=MEASURED, format=".0f"),
-    "predicted": Measure(title="TFLOP/s, predicted", scheme=PREDICTED, format=".0f"),
-    "error": Measure(title="model's error, %", scheme=DIVERGING, format="+.0f", middle=0.0),
+    "tflops": Measure(title="TFLOP/s, measured", scheme=MEASURED),
+    "share": Measure(title="% of the best, measured", scheme=MEASURED),
+    "predicted": Measure(title="TFLOP/s, predicted", scheme=PREDICTED),
+    "error": Measure(title="model's error, %", scheme=DIVERGING, middle=0.0),
 }
 
 FACTS = {
@@ -54,8 +54,8 @@ FACTS = {
 def heat_map(measure: Measure) -> Spec:
     """Return the maps of one kernel.
 
-    Of the data set `cells`, rows with the `state` "timed" have a `value`. Others are hatched and say why in `reason`. A
-    triangle marks spilled registers.
+    Of the data set `cells`, rows with the `state` "timed" have a `value`, and a `number` that says it. Others are
+    hatched and say why in `reason`. A triangle marks spilled registers.
     """
     x = alt.X("block_n:O", title="block_n", axis=alt.Axis(labelAngle=0))
     y = alt.Y("block_m:O", title="block_m", sort="descending")
@@ -80,7 +80,7 @@ def heat_map(measure: Measure) -> Spec:
     numbers = timed.mark_text(fontSize=10, cursor="pointer").encode(
         x=x,
         y=y,
-        text=alt.Text("value:Q", format=measure.format),
+        text="number:N",
         color=alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff")),
         tooltip=tooltip,
     )

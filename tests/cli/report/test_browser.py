@@ -54,6 +54,9 @@ def test_a_slider_changes_the_blocks(page: Page) -> None:
     assert page.text("#answer-A .next") == "−38,912 B of shared memory → 3 blocks"
     page.page.locator("#gpu-A").select_option(label="NVIDIA A100-SXM4-40GB (8.0)")
     assert page.text("#answer-A .big") == "1 block/SM"
+    page.settle()
+    for resource in ("registers", "shared", "warps", "stages", "carveout"):
+        assert page.page.locator(f"#curve-{resource} .mark-line path").count() == 2
     page.page.locator("#gpu-A").select_option(label="NVIDIA H200 (9.0)")
 
 
