@@ -86,5 +86,5 @@ BT.configList = () => {
 };
 
 BT.onChange((names) => {
-  if (BT.table && names.includes("brush") && !names.includes("sweep") && !BT.views.get("sweeps").stale) BT.drawConfigs();
+  if (!BT.nothing() && names.includes("brush") && !names.includes("sweep") && !BT.views.get("sweeps").stale) BT.drawConfigs();
 });

@@ -116,7 +116,9 @@ BT.gpuChoice = (letter) =>
   );
 
 BT.drawExplorer = () => {
-  const subject = BT.explorer.source ? `Starting from ${BT.explorer.source.config}, as compiled.` : "Free numbers: no sweep is loaded.";
+  const subject = BT.explorer.source
+    ? `Starting from ${BT.explorer.source.config}, as compiled for compute capability ${BT.table.limits.cc}. Both GPUs show these resources; for another capability the compiler would choose other registers.`
+    : "Free numbers: no compiled config is loaded.";
   BT.fill(
     "occupancy-body",
     BT.el(
@@ -198,7 +200,7 @@ BT.nextStep = (result, limits) => {
 };
 
 BT.largestTiles = () => {
-  if (!BT.table) return null;
+  if (BT.nothing()) return null;
   const limits = BT.limitsOf(BT.state.gpuA);
   const columns = BT.table.columns;
   const rows = [];

@@ -2,10 +2,6 @@
 BT.MEASURES = { tflops: "TFLOP/s", share: "% of the best", predicted: "predicted", error: "model's error" };
 BT.LISTED = 12;
 
-BT.NO_SWEEP =
-  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune sweeps FOLDER` writes its file, " +
-  "and `tune report FOLDER` shows it here.";
-
 BT.measured = (row) => {
   const best = BT.table.columns.score[BT.ranked(BT.table)[0]];
   return {
@@ -61,7 +57,7 @@ BT.cellNumber = (value) => {
 };
 
 BT.drawHeatMaps = () => {
-  if (!BT.table) return BT.fill("sweeps-body", BT.message(BT.NO_SWEEP));
+  if (BT.nothing()) return BT.fill("sweeps-body", BT.message(BT.nothing()));
   const kernels = [...new Set(BT.ranked(BT.table).map((index) => BT.table.columns.kernel[index]))];
   const maps = kernels.map((kernel) => [kernel, BT.cellsOf(kernel)]);
   const values = maps.flatMap(([, cells]) => cells.filter((cell) => cell.state === "timed").map((cell) => cell.value));
@@ -151,7 +147,7 @@ BT.sweepWords = () => {
 
 BT.addView("sweeps", BT.drawHeatMaps, ["sweep", "measure"]);
 BT.onChange((names) => {
-  if (BT.table && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) {
+  if (!BT.nothing() && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) {
     BT.markCompared();
     BT.drawConfigs();
   }

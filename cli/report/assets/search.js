@@ -9,7 +9,7 @@ BT.replayChoice = () =>
   });
 
 BT.drawSearch = () => {
-  const parts = BT.table ? BT.searchParts() : [BT.message(BT.NO_SWEEP)];
+  const parts = BT.nothing() ? [BT.message(BT.nothing())] : BT.searchParts();
   const replay = BT.data.replay[BT.replay];
   BT.fill(
     "search-body",
@@ -19,7 +19,7 @@ BT.drawSearch = () => {
       ? [BT.replayChoice(), BT.el("p", { class: "quiet" }, `${replay.name}: the mean over ${replay.sweeps} sweeps, the band of the chosen strategy holds it with 95 % confidence, diamonds are the means of this sweep. The legend chooses a strategy.`), BT.el("div", { class: "chart", id: "strategies" })]
       : BT.message("No replay was given: `tune replay SWEEPS --out FILE` makes one."),
   );
-  if (BT.table) BT.drawProgress();
+  if (!BT.nothing()) BT.drawProgress();
   if (replay) BT.chart("strategies", "strategies", { strategies: BT.strategies(replay) });
 };
 

@@ -19,7 +19,7 @@ BT.drawShapes = () => {
   );
   BT.drawFleet();
   BT.data.ladder.flatMap((file) => file.rows).forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
-  if (BT.table) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() });
+  if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() });
   if (BT.data.differences?.length) BT.chart("differences", "differences", { differences: BT.data.differences });
 };
 
@@ -149,9 +149,9 @@ BT.ladderTable = (climb) =>
   BT.tableOf(["step", "time", "predicted", "TFLOP/s", "what is new"], climb.steps.map((step) => [step.name, BT.us(step.time_us), BT.us(step.predicted_us), step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–", step.problem || step.idea]), `The ladder of ${climb.label}`);
 
 BT.blockSizeParts = () =>
-  BT.table && BT.state.a !== null
+  !BT.nothing()
     ? [BT.el("p", { class: "quiet" }, `${BT.trial(BT.state.a).kernel}, ${BT.table.label}: the fastest config of each size. Time is measured; bytes (every key read from memory again) and the tail of the last wave are the model's.`), BT.el("div", { class: "chart wide", id: "block-sizes", tabindex: "0", role: "region", "aria-label": "Time and bytes over block sizes" })]
-    : BT.message(BT.NO_SWEEP);
+    : BT.message(BT.nothing());
 
 BT.blockSizes = () => {
   const { kernel } = BT.trial(BT.state.a);

@@ -27,6 +27,19 @@ BT.chooseSweep = async (index) => {
   BT.change({ sweep: index, a: order[0] ?? null, b: BT.rival(order), brush: null });
 };
 
+// Why views 2 to 4 have nothing to show; empty where they have something.
+BT.nothing = () => {
+  if (!BT.table) return BT.NO_SWEEP;
+  if (BT.state.a !== null) return "";
+  const outcomes = [...new Set(BT.table.columns.outcome)].map((each) => each.replaceAll("_", " "));
+  const errors = BT.table.columns.error_text.filter(Boolean);
+  return `No config of ${BT.table.label} has a time: ${outcomes.join(", ")}. ${errors[0] ?? ""}`;
+};
+
+BT.NO_SWEEP =
+  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune sweeps FOLDER` writes its file, " +
+  "and `tune report FOLDER` shows it here.";
+
 // The trials with a time, fastest first.
 BT.ranked = (table) => {
   const scores = table.columns.score;

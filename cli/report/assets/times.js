@@ -1,6 +1,6 @@
 // View 3: lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
-  if (!BT.table) return BT.fill("times-body", BT.message(BT.NO_SWEEP));
+  if (BT.nothing()) return BT.fill("times-body", BT.message(BT.nothing()));
   const pair = ["a", "b"].filter((letter) => BT.state[letter] !== null).map((letter) => [letter.toUpperCase(), BT.trial(BT.state[letter])]);
   BT.fill(
     "times-body",

@@ -1,13 +1,16 @@
 """The report in a real browser: every view opens, sliders and clicks work, the keyboard reaches everything."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blocktune.db.records.records import Outcome
+from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep
 from tests.support.browser import Page, chromium
-from tests.support.reports import HOSTILE, RESULTS, hostile_bench, write_report
+from tests.support.reports import HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
 
@@ -148,6 +151,16 @@ def test_views_without_data_say_what_would_fill_them(browser: Any, tmp_path: Pat
         assert "No sweep was given" in opened.text(f"#{view}-body")
     assert "No bench was given" in opened.text("#shapes-body")
     assert "blocks/SM" in opened.text("#answer-A")
+    opened.close()
+
+
+def test_a_sweep_without_a_time_says_why(browser: Any, tmp_path: Path) -> None:
+    sweep = load_sweep(WIDE)
+    failed = tuple(trial for trial in sweep.trials if trial.outcome is not Outcome.OK)
+    opened = Page(browser, write_report(tmp_path / "failed.html", save_sweep(replace(sweep, trials=failed), tmp_path)))
+    assert opened.problems == []
+    for view in ("sweeps", "times", "search"):
+        assert "No config of b4 h8 s4096 d256 bf16 causal has a time: compile error." in opened.text(f"#{view}-body")
     opened.close()
 
 
