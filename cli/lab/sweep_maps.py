@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -74,6 +74,25 @@ def sweep_lines(sweep: "Sweep", width: int) -> Iterator[Text]:
         yield Text(name, style="bold")
         for group in _rows_of_maps(maps, width):
             yield from _side_by_side(group, low, high)
+
+
+def sweep_json(sweep: "Sweep") -> dict[str, Any]:
+    """Return the fastest config of every tile as plain values, the fastest tile first."""
+    scores = sweep.scores
+    ranked = sorted(sweep.timed.values(), key=lambda trial: scores[trial.config])
+    tiles: dict[Place, Trial] = {}
+    for trial in ranked:
+        tiles.setdefault(place_of(trial.config), trial)
+    return {
+        "device": sweep.device.name,
+        "shape": sweep.shape.to_json() | {"label": sweep.shape.label},
+        "configs": len(sweep.trials),
+        "timed": len(ranked),
+        "tiles": [
+            {"config": trial.config.to_json(), "time_us": trial.time_us, "tflops": _rate(sweep, trial)}
+            for trial in tiles.values()
+        ],
+    }
 
 
 def _words(text: str, width: int) -> Iterator[Text]:

@@ -31,22 +31,37 @@ class Sweeps(TyperGroup):
         return parsed
 
 
-app = typer.Typer(cls=Sweeps, no_args_is_help=True, rich_markup_mode=None, help="Write recorded sweeps, or show one.")
+app = typer.Typer(cls=Sweeps, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def group() -> None:
+    """Write recorded sweeps, or show one.
+
+    \b
+    tune sweeps results/sweeps
+    tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
+    """
 
 
 @app.command("show")
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep that `tune sweeps FOLDER` wrote.")],
+    as_json: AsJson = False,
 ) -> None:
     """Show a recorded sweep as heat maps: TFLOP/s of every tile by kernel, warps and stages.
 
     \b
     tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
     """
-    from blocktune.cli.lab.sweep_maps import sweep_lines
+    from blocktune.cli.lab.sweep_maps import sweep_json, sweep_lines
     from blocktune.tuner.lab.sweep_file import load_sweep
 
-    print_styled(sweep_lines(load_sweep(file), terminal_width()))
+    sweep = load_sweep(file)
+    if as_json:
+        print_json(sweep_json(sweep))
+        return
+    print_styled(sweep_lines(sweep, terminal_width()))
 
 
 @app.command(WRITE)

@@ -86,6 +86,18 @@ def test_a_sweep_is_shown_as_heat_maps(tune) -> None:
     assert any("*" in line for line in lines[6:])
 
 
+def test_the_tiles_of_a_sweep_as_json_begin_with_the_fastest(tune) -> None:
+    found = json.loads(tune("sweeps", "show", WIDE, "--json").stdout)
+    sweep = load_sweep(WIDE)
+    best = min(sweep.timed.values(), key=lambda trial: sweep.scores[trial.config])
+    assert (found["configs"], found["timed"]) == (len(sweep.trials), len(sweep.timed))
+    assert found["tiles"][0] == {
+        "config": best.config.to_json(),
+        "time_us": best.time_us,
+        "tflops": sweep.shape.flops / (best.time_us or 1) / 1e6,
+    }
+
+
 def test_a_config_without_a_time_is_marked(tune) -> None:
     result = tune("sweeps", "show", WIDE)
     failed = [trial.config for trial in load_sweep(WIDE).trials if trial.outcome is not Outcome.OK]
