@@ -1,4 +1,4 @@
-"""What `tune doctor` looks at: one function a subject, each returning findings."""
+"""What `tune doctor` looks at: one function per topic, each returning findings."""
 
 import os
 import platform

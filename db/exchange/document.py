@@ -46,7 +46,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
 from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.values.columns import plain_values
+from blocktune.kernels.values.column_kinds import plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 

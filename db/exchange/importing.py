@@ -13,7 +13,7 @@ from blocktune.db.records.records import Best, Environment, Outcome, Regime, Tel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.export_file import seal_of
-from blocktune.kernels.values.columns import Kind, Prose, Real, Several, Whole, Word, columns_of
+from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape

@@ -120,7 +120,7 @@ def climb(
         )
     steps = [
         _modelled(step, shape, device, compiler)
-        for step in (Step(name=STANDARD), *planned_steps(shape, device.limits, known, preset))
+        for step in (Step(name=STANDARD), *listed_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
@@ -130,7 +130,7 @@ def climb(
     return Ladder(shape=shape, device=device, steps=compared, measured=clock is not None, rounds=len(rounds))
 
 
-def planned_steps(
+def listed_steps(
     shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig], preset: Preset | None = None
 ) -> list[Step]:
     """Every step with a kernel and the config that it takes, or why it has none."""

@@ -26,7 +26,7 @@ from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_ins
 from blocktune.tuner.cost.term_texts import lifts_of
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes
@@ -52,7 +52,7 @@ class Analysis:
     rooflines: empty where rates of the device are unknown.
     block_intensity: FLOP per byte that a block reads while it walks along keys; None where it walks along queries.
     density: the share of blocks that a block mask is taken to leave.
-    budget: None for kernels whose tiles are not listed.
+    on_chip: None for kernels whose tiles are not listed.
     standard_problem: why standard attention would not fit this device.
     shared: how the compiled loop reads shared memory, None where that is not known.
     measured_us: of this very config on this device, None if that is not known.
@@ -71,7 +71,7 @@ class Analysis:
     rooflines: Mapping[str, Roofline] = field(hash=False)
     block_intensity: float | None
     density: float
-    budget: OnChip | None
+    on_chip: OnChip | None
     standard_problem: str | None
     shared: SharedAccesses | None
     measured_us: float | None
@@ -132,7 +132,7 @@ class Analysis:
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
             "block_intensity": self.block_intensity,
             "density": self.density,
-            "on_chip": self.budget and self.budget.to_json(),
+            "on_chip": self.on_chip and self.on_chip.to_json(),
             "standard_problem": self.standard_problem,
             "shared_accesses": self.shared and self.shared.report(),
             "measured_us": self.measured_us,
@@ -191,7 +191,7 @@ def analyse(
         rooflines=lines,
         block_intensity=block_intensity(folded, blocks.block_m) if walks_keys else None,
         density=density,
-        budget=budget_of(kernel, config, shape, device.limits),
+        on_chip=on_chip_of(kernel, config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),
         measured_us=measured_us,
     )

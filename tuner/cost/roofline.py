@@ -17,7 +17,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.breakdown import CostBreakdown
-from blocktune.tuner.cost.rounds import matrix_rate
+from blocktune.tuner.cost.iterations import matrix_rate
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves
 from blocktune.tuner.traffic.model import Traffic
 

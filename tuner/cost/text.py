@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis
+from blocktune.tuner.cost.iterations import OLDER_MMA_SHARE
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
-from blocktune.tuner.cost.rounds import OLDER_MMA_SHARE
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.occupancy.text import explain as explain_occupancy
 
@@ -180,17 +180,17 @@ def _cache(analysis: Analysis) -> list[str]:
 
 
 def _on_chip(analysis: Analysis) -> list[str]:
-    budget, resources = analysis.budget, analysis.occupied.resources
-    if budget is None:
+    on_chip, resources = analysis.on_chip, analysis.occupied.resources
+    if on_chip is None:
         return []
-    other = resources.shared_bytes - budget.shared_bytes
+    other = resources.shared_bytes - on_chip.shared_bytes
     beside = f", {other:,} B besides the tiles (barriers, conversions of layouts)" if other > 0 else ""
     has = f"the code has {resources.registers}"
-    if budget.num_warps < resources.num_warps:
+    if on_chip.num_warps < resources.num_warps:
         has += ", and warps that copy leave most of theirs to those that compute"
     return [
-        f"Tiles fill at least {budget.least_registers} registers per thread ({has}) and "
-        f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
+        f"Tiles fill at least {on_chip.least_registers} registers per thread ({has}) and "
+        f"{on_chip.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
     ]
 
 
@@ -204,7 +204,7 @@ def _bank_conflicts(analysis: Analysis) -> list[str]:
         through = f", but through descriptors of {unit}" if unit in ("wgmma", "tcgen05") else ""
         return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
     counted = (
-        f"In a round of the loop a warp loads from shared memory {found.loads} times, which takes "
+        f"In an iteration of the loop a warp loads from shared memory {found.loads} times, which takes "
         f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} per load"
     )
     if not found.load_excess:

@@ -22,15 +22,15 @@ from blocktune.tuner.lab.sweep_file import Sweep
 
 BOUNDS = {
     "load_latency_cycles": (300.0, 1500.0),
-    "held_rounds": (0.05, 1.0),
-    "round_latency_cycles": (60.0, 500.0),
+    "held_iterations": (0.05, 1.0),
+    "iteration_latency_cycles": (60.0, 500.0),
     "row_operations": (50.0, 300.0),
     "softmax_overlap": (1.0, 3.0),
     "cross_warp_cycles": (100.0, 1000.0),
     "second_warpgroup": (0.1, 1.0),
     "block_start_cycles": (2000.0, 10_000.0),
     "next_tile_cycles": (100.0, 2500.0),
-    "spilled_rounds": (0.1, 1.0),
+    "spilled_iterations": (0.1, 1.0),
     "uneven_end": (0.3, 2.0),
 }
 """What is fitted, and between which values. The other constants are of launches, clocks and device memory, which a

@@ -24,8 +24,8 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Finals, Measurement
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search, Subject
-from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.search.strategies import make_proposals
 
@@ -91,7 +91,7 @@ class ReplayRun:
 
 
 class Replay:
-    """What all searches of one sweep share: the problem, its scores and the model's opinions, which take a while."""
+    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while."""
 
     def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
         self.sweep = sweep
@@ -125,7 +125,7 @@ class Replay:
 
     def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
         """Search until `measurements` measurements were made, or everything was tried."""
-        problem = Problem(
+        assignment = Assignment(
             space=self._space,
             first=self._first(),
             usefulness=self._useful.__getitem__,
@@ -141,7 +141,7 @@ class Replay:
                 shape=self.sweep.shape,
                 kernels=self._kernels,
             ),
-            make_proposals(problem, strategy),
+            make_proposals(assignment, strategy),
             compiler,
             runner=runner,
             predict=lambda config, resources: self._predicted.get(config),

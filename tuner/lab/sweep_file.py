@@ -25,7 +25,7 @@ from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.values.columns import columns_of
+from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -110,17 +110,17 @@ class Sweep:
 def sweeps_of(trials: Iterable[Trial]) -> list[Sweep]:
     """The newest sweep of every shape, regime and device: of several software versions that of the youngest trial
     counts, and of several sources of a kernel likewise."""
-    by_subject: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
+    by_key: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.created_at):
         if trial.outcome is not Outcome.PREDICTED:
-            subject = trial.device.key, trial.shape, trial.environment.regime
-            by_subject.setdefault(subject, []).append(trial)
-    sweeps = [_newest(found) for found in by_subject.values()]
+            key = trial.device.key, trial.shape, trial.environment.regime
+            by_key.setdefault(key, []).append(trial)
+    sweeps = [_newest(found) for found in by_key.values()]
     return sorted(sweeps, key=lambda sweep: (sweep.device.key, *shape_order(sweep.shape), sweep.environment.regime))
 
 
 def _newest(trials: Sequence[Trial]) -> Sweep:
-    """The sweep of one subject's trials, the oldest of which comes first."""
+    """The sweep of trials of one device, shape and regime, the oldest of which comes first."""
     environment = trials[-1].environment
     hashes = {trial.config.kernel: trial.kernel_hash for trial in trials if trial.environment == environment}
     kept = {

@@ -9,7 +9,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.sampling.correction import HOPELESS, Correction, Places
+from blocktune.tuner.sampling.correction import HOPELESS, Correction, Positions
 
 OPTIMISM = 0.7
 """Standard deviations by which a point is taken to be better than expected."""
@@ -36,7 +36,7 @@ class Prospects:
 
     def __init__(self, points: Sequence[Point], space: Space, prior: Callable[[Point], float], sign: int = 1) -> None:
         self.points = points
-        self._places = {identity(point): place for place, point in enumerate(points)}
+        self._positions = {identity(point): position for position, point in enumerate(points)}
         self._sign = sign
         self._predicted = np.array([self._log(prior(point)) for point in points])
         ordered = [name for name, distribution in space.items() if _is_ordered(distribution)]
@@ -47,22 +47,22 @@ class Prospects:
             steps.reshape(len(points), len(ordered)), np.array([numbers[kind] for kind in kinds])
         )
 
-    def place(self, point: Point) -> int | None:
+    def position(self, point: Point) -> int | None:
         """Returns the index of a point, or None for one that is not among them."""
-        return self._places.get(identity(point))
+        return self._positions.get(identity(point))
 
-    def revise(self, place: int, prediction: float) -> None:
+    def revise(self, position: int, prediction: float) -> None:
         """Takes a better prediction of one point."""
-        self._predicted[place] = self._log(prediction)
+        self._predicted[position] = self._log(prediction)
 
-    def learn(self, place: int, value: float) -> None:
+    def learn(self, position: int, value: float) -> None:
         """Takes a measured value."""
-        self._correction.learn(place, self._log(value))
+        self._correction.learn(position, self._log(value))
 
-    def best(self, places: Places) -> int:
-        """Returns the place, among some, whose value may well be the best; of equals the first."""
-        mean, deviation = self._correction.at(places, self._predicted)
-        return int(places[np.argmin(self._predicted[places] + mean - OPTIMISM * deviation)])
+    def best(self, positions: Positions) -> int:
+        """Returns the position, among some, whose value may well be the best; of equals the first."""
+        mean, deviation = self._correction.at(positions, self._predicted)
+        return int(positions[np.argmin(self._predicted[positions] + mean - OPTIMISM * deviation)])
 
     def _log(self, value: float) -> float:
         """Raises:

@@ -16,7 +16,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.verdict import TIE_BAND, speedup
 
-Rounds = Mapping[KernelConfig, Sequence[float]]
+RoundsByConfig = Mapping[KernelConfig, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Rematch:
 
     winners: Mapping[KernelConfig, int]
     default: KernelConfig
-    samples_us: Rounds
+    samples_us: RoundsByConfig
     failures: Mapping[KernelConfig, str]
     disturbance: str
 
@@ -125,7 +125,7 @@ def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runn
     )
 
 
-def _by_frequency(winners: Sequence[KernelConfig], samples_us: Rounds) -> dict[KernelConfig, int]:
+def _by_frequency(winners: Sequence[KernelConfig], samples_us: RoundsByConfig) -> dict[KernelConfig, int]:
     def place(entry: tuple[KernelConfig, int]) -> tuple[int, float]:
         config, count = entry
         return -count, statistics.median(samples_us[config]) if config in samples_us else float("inf")

@@ -78,7 +78,7 @@ class Bucket:
         }
 
 
-def plan_buckets(bests: Iterable[Best], trials: Iterable[Trial], *, max_loss: float = MAX_LOSS) -> list[Bucket]:
+def choose_buckets(bests: Iterable[Best], trials: Iterable[Trial], *, max_loss: float = MAX_LOSS) -> list[Bucket]:
     """The buckets of measured winners, every one of which is in exactly one.
 
     Args:

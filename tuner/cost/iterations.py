@@ -1,8 +1,8 @@
 """What one key tile costs a multiprocessor, unit by unit, and how much of it overlaps.
 
-rounds = Rounds(shape, config, resources, device, softmax, shared, constants)
-rounds.tensor, rounds.exp            # cycles of one tile of one block
-rounds.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
+iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+iterations.tensor, iterations.exp            # cycles of one tile of one block
+iterations.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
 """
 
 import math
@@ -16,10 +16,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.constants import CostConstants
-from blocktune.tuner.cost.queueing import round_cycles
+from blocktune.tuner.cost.queueing import iteration_cycles
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
-from blocktune.tuner.traffic.visited_tiles import Visits, visits_of
+from blocktune.tuner.traffic.visited_tiles import VisitCounts, visits_of
 
 L2_BYTES_PER_CLOCK = 64.0
 """Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B per clock, 47 per SM;
@@ -49,8 +49,8 @@ OLDER_MMA_SHARE = 0.6
 """`mma.sync` reaches this share of the matrix rate where a newer instruction exists (Hopper and later)."""
 
 
-class Rounds:
-    """The rounds of a block, one a key tile. Cycles are those of one SM, for one tile of one block."""
+class KeyIterations:
+    """The iterations of a block, one per key tile. Cycles are those of one SM, for one tile of one block."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Rounds:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
-        self.visits: Visits = visits_of(shape, config.block_m, config.block_n)
+        self.visits: VisitCounts = visits_of(shape, config.block_m, config.block_n)
         share = self._computed_share()
         self.tensor = share * self._tensor_cycles()
         self.exp = share * self._scores / device.limits.exp_per_clock
         self.arithmetic = share * self._arithmetic_cycles()
-        spilled = constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
+        spilled = constants.spilled_iterations * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         # without tensor cores every operand of a product is a load; one wavefront leaves the banks per clock
         fed = shared is not None and resources.tensor_cores == "none"
@@ -92,15 +92,15 @@ class Rounds:
         """
         waiting = self._late_cycles(blocks) if late else 0.0
         if self._softmax.copying_warps:
-            cycles = self._round_cycles(blocks, 0.0) + waiting / blocks
+            cycles = self._cycles_of_iteration(blocks, 0.0) + waiting / blocks
         else:
-            cycles = self._round_cycles(blocks, waiting)
+            cycles = self._cycles_of_iteration(blocks, waiting)
         if self._softmax.adds_ahead:  # the copy engine adds meanwhile
             return joined(cycles, self.adding, self._constants.burstiness)
         return cycles + self.adding
 
     def waiting_cycles(self, blocks: int) -> float:
-        """Of a warpgroup in every round, for no unit."""
+        """Of a warpgroup in every iteration, for no unit."""
         return self._idle_cycles() + self._late_cycles(blocks)
 
     # ---- what one key tile needs
@@ -159,12 +159,12 @@ class Rounds:
         """Waiting of a warpgroup where every tile is there in time."""
         shared_rows = self._config.block_m // self._warps < MMA_ROWS and not self._softmax.lone_warps
         meets = shared_rows or self._softmax.exchanges
-        return self._constants.round_latency_cycles + (self._constants.cross_warp_cycles if meets else 0.0)
+        return self._constants.iteration_latency_cycles + (self._constants.cross_warp_cycles if meets else 0.0)
 
     def _late_cycles(self, blocks: int) -> float:
-        """Waiting for a tile, which is requested as many rounds of its block ahead as there are free buffers."""
-        held = self._constants.held_rounds if self._softmax.products_overlap else 0.0
-        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._round_cycles(blocks, 0.0)
+        """Waiting for a tile, which is requested as many iterations of its block ahead as there are free buffers."""
+        held = self._constants.held_iterations if self._softmax.products_overlap else 0.0
+        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._cycles_of_iteration(blocks, 0.0)
         memory = self._constants.load_latency_cycles + self._constants.memory_latency_cycles / self.visits.query_tiles
         latency = memory + self.load
         late = latency * math.exp(-self._constants.latency_regularity * ahead / latency)
@@ -172,7 +172,7 @@ class Rounds:
             late += self._constants.load_latency_cycles
         return late
 
-    def _round_cycles(self, blocks: int, late: float) -> float:
+    def _cycles_of_iteration(self, blocks: int, late: float) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
         per_block = self._warps / self._device.limits.sub_partitions
         # warpgroups that a copying warp feeds wait for tiles, not for each other
@@ -180,7 +180,7 @@ class Rounds:
         drift = 1.0 if apart else self._constants.second_warpgroup
         strands = blocks * (1 + (per_block - 1) * drift if per_block > 1 else per_block)
         softmax = joined(self.exp, self.arithmetic, self._constants.softmax_overlap)
-        compute = round_cycles(
+        compute = iteration_cycles(
             self.tensor / per_block,
             (softmax / per_block, (self.spill + self.shared) / per_block),
             self._idle_cycles() + late,

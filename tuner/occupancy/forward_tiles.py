@@ -1,8 +1,8 @@
 """What a block of a FlashAttention-2 forward kernel keeps on the chip, tile by tile, and where.
 
-    budget = on_chip(config, shape, limits_for((9, 0)))
-    [(tile.name, tile.bytes, str(tile.place)) for tile in budget.tiles]
-    budget.shared_bytes, budget.least_registers
+    held = on_chip(config, shape, limits_for((9, 0)))
+    [(tile.name, tile.bytes, str(tile.place)) for tile in held.tiles]
+    held.shared_bytes, held.least_registers
 
 Where a tile lives depends on the instruction of the matrix products. `wgmma` reads Q, K and V from shared memory and
 accumulates in registers. `mma` takes all operands from registers, so K and V pass through shared memory one tile
@@ -33,7 +33,7 @@ from blocktune.kernels.values.shape import AttentionShape
 
 
 def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """The budget of this config on this compute capability.
+    """Return the tiles of this config on this compute capability.
 
     Args:
         config: of a `FlashKernel`.
@@ -51,7 +51,7 @@ def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
 
 
 def plain_on_chip(config: KernelConfig, shape: AttentionShape, widths: tuple[int, int]) -> OnChip:
-    """Return the budget of plain multiply-adds over tiles of these padded widths of Q and K, and of V.
+    """Return the tiles of plain multiply-adds over tiles of these padded widths of Q and K, and of V.
 
     Their operands are float32 in shared memory: Q for the whole loop, and then whichever is larger of K and of what
     follows it. Scores of 16-bit inputs are converted before P and V come, one after the other.
