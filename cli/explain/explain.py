@@ -110,7 +110,7 @@ class _Rival:
 
     @classmethod
     def of(cls, choice: _Choice, device: "DeviceSpec") -> "_Rival":
-        """Compiles it."""
+        """Compile it."""
         try:
             breakdown = _analyse(choice, device).breakdown
         except NoFeasibleConfigError as error:
@@ -137,7 +137,7 @@ class _Rival:
 
 
 def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
-    """Compiles a config and asks every model about it.
+    """Compile a config and ask every model about it.
 
     Raises:
         NoFeasibleConfigError: it does not compile.
@@ -153,7 +153,8 @@ def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
-    """The paper's block rule as the explained kernel can express it; None where it has no config, or gives this one."""
+    """Return the paper's block rule as the explained kernel can express it; None where it has no config, or gives this
+    one."""
     from blocktune.kernels.base.paper_rule import paper_config
 
     request, winner = chosen.request, chosen.winner
@@ -168,7 +169,7 @@ def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choi
 
 
 def _measured_us(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
-    """What the config took on this device, if the database knows."""
+    """Return what the config took on this device, if the database knows."""
     if store is None:
         return None
     from blocktune.tuner.cost.analysis import measured_time_us
@@ -185,7 +186,7 @@ def _choose(
     choices: dict[str, int | None],
     own: list[str],
 ) -> _Choice:
-    """The config that the flags name, else the one that a call of this shape would get."""
+    """Return the config that the flags name, else the one that a call of this shape would get."""
     found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
     request = found.request.with_choices(choices, own)
     changed = request.config != found.request.config
@@ -203,8 +204,8 @@ def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Cho
 
 
 def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
-    """What the dispatcher's ladder has for the shape. A time that was measured on this device for this shape is shown
-    whatever the driver, compiler or source; the source line says which differs."""
+    """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
+    shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.selection.fallback import Rung
@@ -243,8 +244,8 @@ def _show(analysis: "Analysis") -> None:
 
 
 def _time_rows(analysis: "Analysis") -> list[tuple[str, str]]:
-    """What every term of the cost model takes alone, the largest first, and all of them together, which overlap: shares
-    of the whole would add up to more than it."""
+    """Return what every term of the cost model takes alone, the largest first, and all of them together, which overlap:
+    shares of the whole would add up to more than it."""
     from blocktune.tuner.cost.term_texts import terms_of
 
     breakdown = analysis.breakdown
@@ -264,7 +265,7 @@ def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
 
 
 def _pass_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
-    """The launches in order, with their bytes by both counts."""
+    """Return the launches in order, with their bytes by both counts."""
     from blocktune.tuner.traffic.launches import Passes
 
     uncached = analysis.traffic[analysis.uncached]

@@ -63,7 +63,7 @@ def rematch(
 
 
 def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[AttentionShape, Regime], list[Best]]":
-    """The winners that every place has for this kind of GPU, by shape and regime.
+    """Return the winners that every place has for this kind of GPU, by shape and regime.
 
     Raises:
         NoFeasibleConfigError: there is none that all have.

@@ -29,7 +29,7 @@ COSTS_COLUMNS = {
 
 
 def block(path: Path) -> str:
-    """The tables of a file; nothing where there is no such file yet.
+    """Return the tables of a file; nothing where there is no such file yet.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -40,7 +40,7 @@ def block(path: Path) -> str:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -59,7 +59,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def suite_tables(document: Mapping[str, Any]) -> str:
-    """How the tests of every file did, which failed, and why some were skipped."""
+    """Return how the tests of every file did, which failed, and why some were skipped."""
     files = document["files"]
     rows = [_suite_cells(name, files[name]) for name in sorted(files)]
     total = [str(sum(len(row["failed"]) if key == "failed" else row[key] for row in files.values()))
@@ -85,7 +85,7 @@ def _suite_cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def costs_table(document: Mapping[str, Any]) -> str:
-    """Host time of a call of every kernel: medians, with the 99th percentile in brackets."""
+    """Return the host time of a call of every kernel: medians, with the 99th percentile in brackets."""
     rows = document["rows"]
     return "\n\n".join(
         (

@@ -45,7 +45,7 @@ class CompileRequest:
         return {"config": self.config.to_json(), "shape": shape_json(self.shape)}
 
     def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "CompileRequest":
-        """The same with the given choices in place of its own.
+        """Return the same with the given choices in place of its own.
 
         Args:
             choices: parameters by name; None leaves one as it is.
@@ -68,7 +68,7 @@ class CompileRequest:
         return replace(self, config=config)
 
     def compile(self) -> "CompiledCode":
-        """The code of the config, compiled in a process of its own since a compile may abort its process.
+        """Return the code of the config, compiled in a process of its own since a compile may abort its process.
 
         Raises:
             NoFeasibleConfigError: the config does not compile.

@@ -68,7 +68,7 @@ class OnChip:
     num_warps: int
 
     def bytes_in(self, place: Place) -> int:
-        """Of all tiles that live there."""
+        """Return the bytes of all tiles that live there."""
         return total_bytes(tile for tile in self.tiles if tile.place is place)
 
     @property

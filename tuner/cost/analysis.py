@@ -140,7 +140,7 @@ class Analysis:
         }
 
     def _prediction_json(self) -> dict[str, Any] | None:
-        """What binds is not known where the model is far from a measurement."""
+        """Return the prediction. What binds is not known where the model is far from a measurement."""
         if self.breakdown is None:
             return None
         return self.breakdown.to_json() | ({} if self.is_explained else {"binding": None})
@@ -156,7 +156,7 @@ def analyse(
     shared: SharedAccesses | None = None,
     measured_us: float | None = None,
 ) -> Analysis:
-    """Asks every model about a compiled config.
+    """Ask every model about a compiled config.
 
     Args:
         kernel: whose config it is.
@@ -200,7 +200,7 @@ def analyse(
 def steps_down(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> dict[str, int]:
-    """The shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
+    """Return the shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
     found = {}
     now = config.parameters
     for name, choices in kernel.parameters.items():
@@ -214,8 +214,8 @@ def steps_down(
 def measured_time_us(
     store: ResultStore, device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
 ) -> float | None:
-    """What this config of this device code took on this device: in the finals if it won them, else in its youngest
-    trial; None if it was never timed."""
+    """Return what this config of this device code took on this device: in the finals if it won them, else in its
+    youngest trial; None if it was never timed."""
     best = store.best(device, shape)
     if best is not None and best.origin is Origin.MEASURED and (best.config, best.kernel_hash) == (config, kernel_hash):
         return best.time_us
@@ -227,7 +227,7 @@ def measured_time_us(
 def _rooflines(
     shape: AttentionShape, traffic: Mapping[str, Traffic], device: DeviceSpec, density: float, instruction: str
 ) -> dict[str, Roofline]:
-    """By algorithm; standard attention is PyTorch's, whose products are not those of the code."""
+    """Return the rooflines by algorithm; standard attention is PyTorch's, whose products are not those of the code."""
     instructions = dict.fromkeys(traffic, instruction) | {"standard": library_instruction(shape.dtype)}
     return {
         name: roofline(shape, moved, device, density=density, instruction=instructions[name])
@@ -236,7 +236,7 @@ def _rooflines(
 
 
 def _traffic(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape) -> dict[str, Traffic]:
-    """By algorithm; the last two are the bounds between which the kernel lies."""
+    """Return the traffic by algorithm; the last two are the bounds between which the kernel lies."""
     backward = shape.direction is Direction.BACKWARD
     standard: dict[str, Traffic] = {
         "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)

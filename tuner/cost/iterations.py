@@ -100,14 +100,14 @@ class KeyIterations:
         return cycles + self.adding
 
     def waiting_cycles(self, blocks: int) -> float:
-        """Of a warpgroup in every iteration, for no unit."""
+        """Return the cycles that a warpgroup waits in every iteration, for no unit."""
         return self._idle_cycles() + self._late_cycles(blocks)
 
     # ---- what one key tile needs
 
     def _computed_share(self) -> float:
-        """How much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its own
-        diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
+        """Return how much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its
+        own diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
         groups = self._config.block_m // WARPGROUP_ROWS
         if not self._softmax.copying_warps or self._shape.causal is Causal.NONE or groups < 2:
             return 1.0
@@ -120,7 +120,8 @@ class KeyIterations:
         return self._config.block_m * self._config.block_n
 
     def _loaded_bytes(self) -> int:
-        """Keys and values, or where these stay, queries and what their rows leave in memory between two tiles."""
+        """Return the bytes of keys and values, or where these stay, queries and what their rows leave in memory between
+        two tiles."""
         if not self._softmax.round_trip:
             return self._config.block_n * self.row_bytes
         shape = self._shape
@@ -128,7 +129,8 @@ class KeyIterations:
         return self._config.block_m * (shape.head_dim * shape.element_bytes + travelling)
 
     def _tensor_cycles(self) -> float:
-        """Dimensions are padded to powers of two, as Triton multiplies them."""
+        """Return the cycles of the products, whose dimensions are padded to powers of two, as Triton multiplies
+        them."""
         shape, limits, width = self._shape, self._device.limits, padded_width(self._shape.head_dim)
         flops = self._softmax.products * self._scores * (width + padded_width(shape.head_dim_v))
         instruction = self._resources.tensor_cores
@@ -156,13 +158,14 @@ class KeyIterations:
     # ---- how they overlap
 
     def _idle_cycles(self) -> float:
-        """Waiting of a warpgroup where every tile is there in time."""
+        """Return the cycles that a warpgroup waits where every tile is there in time."""
         shared_rows = self._config.block_m // self._warps < MMA_ROWS and not self._softmax.lone_warps
         meets = shared_rows or self._softmax.exchanges
         return self._constants.iteration_latency_cycles + (self._constants.cross_warp_cycles if meets else 0.0)
 
     def _late_cycles(self, blocks: int) -> float:
-        """Waiting for a tile, which is requested as many iterations of its block ahead as there are free buffers."""
+        """Return the cycles of waiting for a tile, which is requested as many iterations of its block ahead as there
+        are free buffers."""
         held = self._constants.held_iterations if self._softmax.products_overlap else 0.0
         ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._cycles_of_iteration(blocks, 0.0)
         memory = self._constants.load_latency_cycles + self._constants.memory_latency_cycles / self.visits.query_tiles
@@ -191,13 +194,13 @@ class KeyIterations:
 
 
 def matrix_rate(dtype: str) -> float:
-    """Products of a type over those of 16 bits in the same time: twice as many of 8 bits, half as many of TF32, of
-    which a float32 product takes three where PyTorch's settings ask for its full precision."""
+    """Return the products of a type over those of 16 bits in the same time: twice as many of 8 bits, half as many of
+    TF32, of which a float32 product takes three where PyTorch's settings ask for its full precision."""
     if dtype == "float32":
         return 0.5 / (3 if product_precision(dtype) == THREE_PRODUCTS else 1)
     return 2.0 if dtype == "float8_e4m3fn" else 1.0
 
 
 def joined(first: float, second: float, exponent: float) -> float:
-    """Two times of which much overlaps: from their sum, with exponent 1, to the longer one."""
+    """Return the time of two that overlap much: from their sum, with exponent 1, to the longer one."""
     return float((first**exponent + second**exponent) ** (1 / exponent))

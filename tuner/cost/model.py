@@ -102,7 +102,7 @@ def predict_us(
     *,
     shared: SharedAccesses | None = None,
 ) -> float:
-    """The predicted time of a compiled config in microseconds.
+    """Return the predicted time of a compiled config in microseconds.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
@@ -146,25 +146,27 @@ def folded_forward(
 
 
 def density_of(shape: AttentionShape) -> float:
-    """The share of pairs that a block mask is taken to leave; 1 without one."""
+    """Return the share of pairs that a block mask is taken to leave; 1 without one."""
     return USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
 
 
 def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
-    """Into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every share
-    is a batch entry of its own."""
+    """Return into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every
+    share is a batch entry of its own."""
     return max(1, folded.batch // shape.batch)
 
 
 def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
-    """The rates that a prediction needs and this device lacks."""
+    """Return the rates that a prediction needs and this device lacks."""
     names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
     return tuple(name for name in names if getattr(device, name) is None)
 
 
 def require_rates(device: DeviceSpec) -> None:
-    """Raises:
-    UsageError: a rate that a prediction needs is unknown.
+    """Check that the device has every rate that a prediction needs.
+
+    Raises:
+        UsageError: a rate that a prediction needs is unknown.
     """
     missing = missing_rates(device)
     if missing:
@@ -181,7 +183,7 @@ def _moving_us(
     device: DeviceSpec,
     constants: CostConstants,
 ) -> float:
-    """Of the launches that only move bytes."""
+    """Return the time of the launches that only move bytes."""
     names = kernel.loops.moving_passes
     if not names:
         return 0.0
@@ -270,8 +272,9 @@ class _Launch:
         return visited * blocks * self._iterations.tile_cycles(blocks, late=late) + self._edge_cycles()
 
     def _makespan_cycles(self, *, late: bool) -> float:
-        """Full attention: equal blocks in waves, the last of which may be partly filled and is faster for it. Causal:
-        unequal blocks, the longest first, which leaves about a mean block uneven at the end."""
+        """Return the cycles until the last block ends. Full attention: equal blocks in waves, the last of which may be
+        partly filled and is faster for it. Causal: unequal blocks, the longest first, which leaves about a mean block
+        uneven at the end."""
         slots = self._blocks * self._device.num_sms
         mean = self._block_cycles(self._blocks, self._visits.mean, late=late)
         if self._shape.causal is not Causal.NONE:
@@ -282,8 +285,8 @@ class _Launch:
         return waves * mean + (self._block_cycles(left, self._visits.mean, late=late) if left else 0.0)
 
     def _hbm_bytes(self) -> float:
-        """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What a
-        share of the keys gave is written and read in float32: an output, its maximum and its sum."""
+        """Return every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What
+        a share of the keys gave is written and read in float32: an output, its maximum and its sum."""
         shape, row_bytes = self._shape, self._iterations.row_bytes
         queries = shape.batch * shape.num_heads * shape.seqlen_q * row_bytes
         keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * row_bytes
@@ -297,7 +300,8 @@ class _Launch:
         return max(self._least_bytes, queries + merged + keys * again)
 
     def _us(self, cycles: float) -> float:
-        """At the sustained clock, derived from the advertised matrix rate: it is given at less than the boost clock."""
+        """Return cycles in microseconds at the sustained clock, derived from the advertised matrix rate: it is given at
+        less than the boost clock."""
         device = self._device
         clock_mhz = float(device.clock_mhz or 0)
         if device.tensor_tflops and device.tensor_flops_per_clock:

@@ -17,7 +17,7 @@ service times as random, and those here hardly vary, which halves the waiting (P
 def iteration_cycles(
     tensor: float, others: Sequence[float], delay: float, strands: float, *, products_overlap: bool = False
 ) -> float:
-    """Cycles between the ends of two iterations on one multiprocessor, whichever strands they are of.
+    """Return the cycles between the ends of two iterations on one multiprocessor, whichever strands they are of.
 
     Args:
         tensor: cycles of the tensor cores that an iteration needs.

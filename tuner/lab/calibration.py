@@ -66,7 +66,7 @@ class _Measured:
         return cls(sweep, trials, times_us, weights / weights.sum())
 
     def misfit(self, constants: CostConstants) -> float:
-        """The standard deviation of the logarithm of measured over predicted time."""
+        """Return the standard deviation of the logarithm of measured over predicted time."""
         shape, device = self.sweep.shape, self.sweep.device
         predicted = [
             predict_us(get_kernel(trial.config.kernel), trial.config, shape, device, resources, constants)
@@ -79,14 +79,15 @@ class _Measured:
 
 
 def misfit(sweeps: Iterable[Sweep], constants: CostConstants = CONSTANTS) -> float:
-    """The mean over the sweeps of the weighted standard deviation of the logarithm of measured over predicted time."""
+    """Return the mean over the sweeps of the weighted standard deviation of the logarithm of measured over predicted
+    time."""
     return float(np.mean([_Measured.of(sweep).misfit(constants) for sweep in sweeps]))
 
 
 def calibrate(
     sweeps: Sequence[Sweep], *, start: CostConstants = CONSTANTS, on_round: Callable[[float], None] = lambda _: None
 ) -> CostConstants:
-    """The constants of `BOUNDS`, one after the other moved as long as the misfit falls.
+    """Return the constants of `BOUNDS`, one after the other moved as long as the misfit falls.
 
     Args:
         sweeps: what to fit to.
@@ -113,7 +114,7 @@ def calibrate(
 
 
 def _moved(constants: CostConstants, name: str, step: float) -> list[CostConstants]:
-    """One constant a step up and down, within its bounds."""
+    """Return one constant a step up and down, within its bounds."""
     low, high = BOUNDS[name]
     value = getattr(constants, name)
     changes: list[dict[str, Any]] = [

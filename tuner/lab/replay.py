@@ -47,11 +47,11 @@ class ReplayRunner:
 
     @classmethod
     def of_trials(cls, trials: Iterable[Trial]) -> Self:
-        """A replay of stored trials; the last one of a config counts."""
+        """Return a replay of stored trials; the last one of a config counts."""
         return cls({trial.config: Measurement.of_trial(trial) for trial in trials})
 
     def prepare(self) -> None:
-        """Nothing takes long to start."""
+        """Do nothing: no process has to start."""
 
     def measure(self, config: KernelConfig) -> Measurement:
         self.measured.append(config)
@@ -67,7 +67,7 @@ class ReplayRunner:
         return Measurement(outcome=self._recorded[config].outcome)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class Replay:
         )
 
     def _first(self) -> tuple[KernelConfig, ...]:
-        """What a search without neighbours tries first: the default and the paper's rule."""
+        """Return what a search without neighbours tries first: the default and the paper's rule."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
         able = self.serving
         named = [able[0].default_config(shape, limits), first_paper_config(able, shape, limits)] if able else []

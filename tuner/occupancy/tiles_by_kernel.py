@@ -39,7 +39,7 @@ def _ordinary(
 
 
 def _backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
-    """The pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
+    """Return the pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
     if limits.mma == "none" or shape.element_bytes != 2:
         return None
     m, n, stages = config.block_m, config.block_n, config.num_stages

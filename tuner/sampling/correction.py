@@ -54,7 +54,7 @@ class Correction:
         self._posterior: _Posterior | None = None
 
     def learn(self, position: int, measured: float) -> None:
-        """Takes the logarithm of a measured value."""
+        """Take the logarithm of a measured value."""
         self._known.append(position)
         self._measured.append(measured)
         same = (self._groups == self._groups[position]).astype(float)
@@ -64,8 +64,8 @@ class Correction:
         self._posterior = None
 
     def at(self, positions: Positions, predicted: Numbers) -> tuple[Numbers, Numbers]:
-        """Returns (mean, standard deviation) of the logarithm of measured over predicted value at some points, given
-        the logarithms of all predicted ones."""
+        """Return (mean, standard deviation) of the logarithm of measured over predicted value at some points, given the
+        logarithms of all predicted ones."""
         if not self._known:
             return np.zeros(len(positions)), np.zeros(len(positions))
         if self._posterior is None:
@@ -122,18 +122,19 @@ class _Posterior:
 def _shared(
     rows: Numbers, columns: Numbers, same: Numbers, near: Numbers, local: float, *, each: bool = False
 ) -> Numbers:
-    """Covariances of all rows with all columns, or of `each` with its own column; rows and columns are slopes."""
+    """Return the covariances of all rows with all columns, or of `each` with its own column; rows and columns are
+    slopes."""
     slope = rows * columns if each else np.outer(rows, columns)
     return np.asarray(COMMON_DEVIATION**2 + SLOPE_DEVIATION**2 * slope + GROUP_DEVIATION**2 * same + local**2 * near)
 
 
 def _factor(covariance: Numbers) -> Numbers:
-    """Cholesky's, a lower triangle."""
+    """Return Cholesky's factor, a lower triangle."""
     return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
 
 
 def _likelihood(factor: Numbers, values: Numbers) -> float:
-    """The logarithm of the probability density of normal values, less what does not depend on the covariance, of which
-    this is Cholesky's factor."""
+    """Return the logarithm of the probability density of normal values, less what does not depend on the covariance, of
+    which this is Cholesky's factor."""
     scaled = np.linalg.solve(factor, values)
     return float(-0.5 * (scaled @ scaled) - np.log(np.diagonal(factor)).sum())

@@ -91,14 +91,14 @@ class GuidedSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def revise(self, point: Mapping[str, Any], prediction: float) -> None:
-        """Replaces the prior at one point, as when it is compiled and more is known of it."""
+        """Replace the prior at one point, as when it is compiled and more is known of it."""
         self._revised[identity(point)] = prediction
         position = None if self._prospects is None else self._prospects.position(point)
         if self._prospects is not None and position is not None:
             self._prospects.revise(position, prediction)
 
     def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the index of the point, among some of the search space, that is worth trying first.
+        """Return the index of the point, among some of the search space, that is worth trying first.
 
         Raises:
             UsageError: one of them is not in the search space.
@@ -113,14 +113,14 @@ class GuidedSampler(BaseSampler):
         return positions.index(prospects.best(np.array(positions)))
 
     def _begin(self, space: Mapping[str, BaseDistribution]) -> None:
-        """Forgets what was learnt, which trials tell again."""
+        """Forget what was learnt, which trials tell again."""
         self._learnt_in = dict(space)
         self._prospects: Prospects | None = None
         self._asked: dict[int, int] = {}  # positions by numbers of trials
         self._finished: dict[int, int | None] = {}
 
     def _prospects_of(self, study: Study, space: Mapping[str, BaseDistribution]) -> Prospects:
-        """The prospects with everything learnt that finished trials tell."""
+        """Return the prospects with everything learnt that finished trials tell."""
         self._raise_error_if_multi_objective(study)
         if self._learnt_in != space:
             self._begin(space)
@@ -136,14 +136,14 @@ class GuidedSampler(BaseSampler):
         return found
 
     def _new_prospects(self, study: Study, trials: Sequence[FrozenTrial]) -> Prospects:
-        """Those of the search space, and of trials that were made outside of its drawn points."""
+        """Return those of the search space, and of trials that were made outside of its drawn points."""
         points = self._points if self._points is not None else points_of(self._learnt_in, self._seed)
         known = {identity(point): point for point in (*points, *filter(None, map(self._point, trials)))}
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
         return Prospects(list(known.values()), self._learnt_in, self._expected, sign)
 
     def _is_strange(self, trial: FrozenTrial, prospects: Prospects) -> bool:
-        """Whether this trial has a value at a point that is not among those to choose from."""
+        """Return whether this trial has a value at a point that is not among those to choose from."""
         point = self._point(trial)
         return trial.value is not None and bool(point) and prospects.position(point) is None
 

@@ -7,7 +7,7 @@ from blocktune.tuner.search.strategies import make_proposals
 
 
 def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment: Assignment) -> Proposals:
-    """Returns what a search asks for the next config.
+    """Return what a search asks for the next config.
 
     Args:
         sampler: a strategy, as `make_proposals` takes it.

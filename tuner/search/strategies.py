@@ -43,7 +43,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "Study | None" = None) -> "StudyProposals":
-    """Returns what a search by a strategy asks for the next config.
+    """Return what a search by a strategy asks for the next config.
 
     Args:
         assignment: what is searched, and in how many trials.
@@ -63,7 +63,7 @@ def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "St
 
 
 def require_strategy(name: str) -> None:
-    """Checks the name of a strategy without importing Optuna.
+    """Check the name of a strategy without importing Optuna.
 
     Raises:
         UsageError: it is neither a name of `STRATEGIES` nor the path of a class, or it lacks a package.
@@ -82,12 +82,12 @@ def require_strategy(name: str) -> None:
 
 
 def installed() -> list[str]:
-    """Returns the strategies that lack no package."""
+    """Return the strategies that lack no package."""
     return [name for name in STRATEGIES if not _missing(name)]
 
 
 def has_chance(name: str) -> bool:
-    """Returns whether the seed of a strategy matters; that of a class may."""
+    """Return whether the seed of a strategy matters; that of a class may."""
     return name not in STRATEGIES or STRATEGIES[name].chance
 
 

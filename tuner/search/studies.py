@@ -45,7 +45,7 @@ def sampled(
     startup: int,
     patience: int = MAX_USELESS_ASKS,
 ) -> StudyProposals:
-    """Returns a search by a sampler of Optuna's, after the first configs of an order."""
+    """Return a search by a sampler of Optuna's, after the first configs of an order."""
     study.sampler = sampler
     return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction, patience=patience)
 
@@ -53,7 +53,7 @@ def sampled(
 def sampled_by_tpe(
     study: Study, space: ConfigSpace, order: Sequence[KernelConfig], startup: int, seed: int
 ) -> StudyProposals:
-    """Returns a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
+    """Return a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
     still outstanding, and models the parameters together."""
     return sampled(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
 
@@ -84,7 +84,7 @@ def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
 
 
 def _guided(assignment: Assignment, study: Study) -> StudyProposals:
-    """Of a budget for everything, only the order matters."""
+    """Propose what may well be best; of a budget for everything, only the order matters."""
     if assignment.trials > MOST_GUIDED:
         return _model(assignment, study)
     parameters = Parameters(assignment.space)
@@ -125,7 +125,7 @@ def _in_order(assignment: Assignment, study: Study, order: Sequence[KernelConfig
 
 
 def _model(assignment: Assignment, study: Study) -> StudyProposals:
-    """The model sees the compiled code of those that are ready."""
+    """Order configs by the model, which sees the compiled code of those that are ready."""
     return _in_order(assignment, study, assignment.by_usefulness, by_prediction)
 
 

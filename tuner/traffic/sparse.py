@@ -42,7 +42,7 @@ class Blocks:
 
     @classmethod
     def of(cls, mask: "BlockMask") -> Self:
-        """Those of a mask; waits for its device."""
+        """Return those of a mask; waits for its device."""
         by_head = tuple(tuple(tuple(map(tuple, cells)) for cells in heads) for heads in mask.mask.tolist())
         return cls(block_q=mask.block_q, block_k=mask.block_k, by_head=by_head)
 
@@ -53,13 +53,13 @@ class Blocks:
         return sum(cells) / len(cells)
 
     def of_head(self, batch: int, head: int) -> HeadBlocks:
-        """Of a batch entry and query head."""
+        """Return the blocks of a batch entry and query head."""
         heads = self.by_head[batch if len(self.by_head) > 1 else 0]
         return heads[head if len(heads) > 1 else 0]
 
 
 def random_blocks(shape: AttentionShape, *, density: float = USUAL_DENSITY, block: int = USUAL_BLOCK) -> Blocks:
-    """One mask for all heads with equally many active blocks in every row of blocks, at least one."""
+    """Return one mask for all heads with equally many active blocks in every row of blocks, at least one."""
     dice = random.Random(0)
     rows, columns = -(-shape.seqlen_q // block), -(-shape.seqlen_k // block)
     chosen = (set(dice.sample(range(columns), max(1, round(density * columns)))) for _ in range(rows))
@@ -70,7 +70,7 @@ def random_blocks(shape: AttentionShape, *, density: float = USUAL_DENSITY, bloc
 def sparse_forward_traffic(
     shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """The forward: queries and output once; keys and values of the active blocks of every query tile.
+    """Count the forward: queries and output once; keys and values of the active blocks of every query tile.
 
     Args:
         shape: the problem.
@@ -95,7 +95,7 @@ def sparse_backward_traffic(
     blocks: Blocks,
     perfect_l2: bool = False,
 ) -> Passes:
-    """The backward in two kernels, as `split_backward_traffic` has it.
+    """Count the backward in two kernels, as `split_backward_traffic` has it.
 
     Args:
         shape: the problem.
@@ -110,7 +110,7 @@ def sparse_backward_traffic(
 
 
 def _keys_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:
-    """Rows of keys that all blocks of queries load together; with perfect_l2, different ones."""
+    """Return the rows of keys that all blocks of queries load together; with perfect_l2, different ones."""
     ends = keys_loaded(shape, block_m, block_n)  # where the causal mask ends each tile's walk
 
     def of_head(batch: int, head: int) -> list[range]:
@@ -120,7 +120,7 @@ def _keys_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Bloc
 
 
 def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:
-    """Rows of queries that all blocks of keys load together; with perfect_l2, different ones."""
+    """Return the rows of queries that all blocks of keys load together; with perfect_l2, different ones."""
 
     def of_head(batch: int, head: int) -> list[range]:
         return list(_query_spans(shape, blocks.of_head(batch, head), blocks, block_m, block_n))
@@ -131,8 +131,8 @@ def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: B
 def _walked(
     shape: AttentionShape, blocks: Blocks, perfect_l2: bool, of_head: Callable[[int, int], list[range]], sharing: int
 ) -> int:
-    """Rows in the spans of all heads; with perfect_l2 the different ones of every `sharing` heads that read the same.
-    A mask for all heads or entries is walked once."""
+    """Return the rows in the spans of all heads; with perfect_l2 the different ones of every `sharing` heads that read
+    the same. A mask for all heads or entries is walked once."""
     batches, heads = len(blocks.by_head), len(blocks.by_head[0])
     total = 0
     for batch in range(batches):
@@ -149,7 +149,7 @@ def _walked(
 
 
 def _key_spans(head_blocks: HeadBlocks, blocks: Blocks, ends: Sequence[int], block_m: int) -> Iterator[range]:
-    """Keys that the query tiles of a head load, block by block."""
+    """Yield the keys that the query tiles of a head load, block by block."""
     for tile, end in enumerate(ends):
         for column, active in enumerate(head_blocks[tile * block_m // blocks.block_q]):
             if active:
@@ -159,7 +159,7 @@ def _key_spans(head_blocks: HeadBlocks, blocks: Blocks, ends: Sequence[int], blo
 def _query_spans(
     shape: AttentionShape, head_blocks: HeadBlocks, blocks: Blocks, block_m: int, block_n: int
 ) -> Iterator[range]:
-    """Queries that the key tiles of a head load, block by block."""
+    """Yield the queries that the key tiles of a head load, block by block."""
     for key in range(0, shape.seqlen_k, block_n):
         first = 0 if shape.causal is Causal.NONE else max(0, key - shape.causal_offset) // block_m * block_m
         for row, cells in enumerate(head_blocks):

@@ -70,7 +70,7 @@ class Rematch:
         return max(self.over(config, fastest) for config in timed)
 
     def over(self, config: KernelConfig, other: KernelConfig) -> float:
-        """The median over the rounds of one config's time over another's."""
+        """Return the median over the rounds of one config's time over another's."""
         return speedup(self.samples_us[config], self.samples_us[other]).median
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Rematch:
 
 
 def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runner) -> Rematch:
-    """Checks the default and all winners, one a search, and times those that pass in one run of finals.
+    """Check the default and all winners, one a search, and time those that pass in one run of finals.
 
     Raises:
         NoFeasibleConfigError: the default, or the most frequent winner, does not run.
