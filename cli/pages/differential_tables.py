@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.cli.shared.json_files import read_document
 
 SUFFIX = ".differential.json"
 """How the names of such files in results/ end."""
@@ -41,17 +41,7 @@ def read_differential(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it is no differential check.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"A differential check is a JSON file, but {path} is not: {error}. Name another file."
-        ) from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
-        raise UsageError(
-            f"A differential check has the format {FORMAT!r} of schema {SCHEMA}, but {path} has not. Name another file."
-        )
-    return dict(document)
+    return read_document(path, "differential check", FORMAT, SCHEMA)
 
 
 def tables(document: Mapping[str, Any]) -> str:
