@@ -46,6 +46,7 @@ PENDING = (
     "cli/explain/store_checks.py",
     "cli/lab/calibrate.py",
     "cli/main.py",
+    "cli/pages/gpu_test_tables.py",
     "cli/pages/pages.py",
     "cli/shared/lookup.py",
     "db/sources.py",

@@ -78,7 +78,7 @@ def _suite_cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def costs_table(document: Mapping[str, Any]) -> str:
-    """Return the host time of a call of every kernel: medians, with the 99th percentile in brackets."""
+    """Host time of a call of every kernel: medians, with the 99th percentile in brackets."""
     rows = document["rows"]
     return "\n\n".join(
         (
