@@ -130,13 +130,11 @@ def _config(node: Untrusted) -> KernelConfig:
 
 
 def _resources(node: Untrusted) -> KernelResources:
-    readers = _readers(KernelResources)
-    return KernelResources(**_read(node.object(tuple(readers)), readers))
+    return KernelResources(**_read(node.object(tuple(_RESOURCE_READERS)), _RESOURCE_READERS))
 
 
 def _telemetry(node: Untrusted) -> Telemetry:
-    readers = _readers(Telemetry)
-    return Telemetry(**_read(node.object((), readers), readers))
+    return Telemetry(**_read(node.object((), _TELEMETRY_READERS), _TELEMETRY_READERS))
 
 
 def _readers(record_type: type[Any]) -> _Readers:
@@ -159,5 +157,7 @@ def _value(kind: Kind, node: Untrusted) -> Any:
             return tuple(_value(kind.of, item) for item in node.items(kind.most))
 
 
+_RESOURCE_READERS: _Readers = _readers(KernelResources)
+_TELEMETRY_READERS: _Readers = _readers(Telemetry)
 _BEST_READERS: _Readers = {"default": _config, "paper": _config, **_readers(Best)}
 _TRIAL_READERS: _Readers = {"resources": _resources, "telemetry": _telemetry, **_readers(Trial)}
