@@ -12,12 +12,12 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-    add adopt allocate allow answer append apply ask assert assign attach average begin bind bound break bring build
+    add adopt allocate allow answer append apply ask assert assign attach attend average begin bind bound break bring build
     cache call cancel capture carry catch change check choose clean clear climb close collect combine compare compile
     complete compute confirm connect convert copy count cover create cross cut decide decode define delete derive
     describe detect discard divide do draw drop encode end enqueue ensure estimate evaluate exchange execute exit expand
     explain export expose extend extract feed fetch fill filter find finish fit fix fold follow forget format forward
-    free freeze gather generate get give group guess hand handle hash have help hide hold identify ignore import
+    free freeze gather generate get give group guard guess hand handle hash have help hide hold identify ignore import
     increase index initialise insert install interrupt invite iterate join keep kill label launch lay leave let limit
     list load locate lock log look lower make map mark mask match measure merge mix move multiply name normalise note
     notice number open order own pack pad parse pass patch pick pin place plan play point poison poll predict prefer
