@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
 from blocktune.cli.shared.render import print_json, say
 from blocktune.kernels.values.errors import UsageError
@@ -61,18 +61,18 @@ def occupancy(
 
     limits, num_sms = _where(cc, device)
     if kernel is None:
-        subject = None
+        request = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
         _refuse_resources(regs, shared, static_shared, barriers)
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-        subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
-        subject = subject.with_choices(choices, param or [])
-        resources = subject.compile().resources
+        request = default_request(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
+        request = request.with_choices(choices, param or [])
+        resources = request.compile().resources
     result = compute(resources, limits, carveout_percent=carveout)
-    text = explain(result) if subject is None else _explain(subject, result, num_sms)
+    text = explain(result) if request is None else _explain(request, result, num_sms)
     if as_json:
-        print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
+        print_json(({} if request is None else request.to_json()) | result.to_json() | {"explanation": text})
     else:
         say(text)
 
@@ -130,7 +130,7 @@ def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal
     return replace(complete_shape(seq, dim, dtype=dtype, causal=causal), direction=get_kernel(kernel).direction)
 
 
-def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
+def _explain(request: CompileRequest, result: "Occupancy", num_sms: int | None) -> str:
     """The occupancy in words, with what smaller parameters would change and the waves on a device."""
     from blocktune.tuner.cost.analysis import steps_down
     from blocktune.tuner.cost.roofline import waves_of
@@ -138,7 +138,7 @@ def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
 
     waves = None
     if num_sms is not None and result.blocks_per_sm:
-        blocks, folded = subject.kernel.as_forward(subject.config, subject.shape)
+        blocks, folded = request.kernel.as_forward(request.config, request.shape)
         waves = waves_of(folded, blocks.block_m, result, num_sms)
-    alternatives = steps_down(subject.kernel, subject.config, subject.shape, subject.limits)
+    alternatives = steps_down(request.kernel, request.config, request.shape, request.limits)
     return explain(result, alternatives=alternatives, waves=waves)

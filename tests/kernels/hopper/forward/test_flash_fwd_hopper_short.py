@@ -20,7 +20,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.space import SearchSpace
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import (
     MASKS,
@@ -119,7 +119,7 @@ def test_the_output_has_the_memory_that_is_left() -> None:
     def panels(problem: AttentionShape, **changes: int) -> tuple[int, int]:
         found = config(**changes)
         assert KERNEL.violations(found, problem, HOPPER) == ()
-        on_chip = budget_of(KERNEL, found, problem, HOPPER)
+        on_chip = on_chip_of(KERNEL, found, problem, HOPPER)
         assert on_chip is not None
         (leaving,) = (tile for tile in on_chip.tiles if tile.name == "O on its way out")
         assert leaving.columns == 64 * output_panels(found, problem)

@@ -1,4 +1,4 @@
-"""What a strategy is made for: `Problem`."""
+"""What a strategy is made for: `Assignment`."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from blocktune.tuner.search.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Assignment:
     """What a strategy is made for.
 
     space: what may be proposed. first: proposed before all else, in this order; infeasible ones are left out.

@@ -1,8 +1,8 @@
-"""The on-chip budget of a config: the tiles that its kernel lists, or those of an ordinary forward or backward.
+"""What a config keeps on the chip: the tiles that its kernel lists, or those of an ordinary forward or backward.
 
-    budget_of(kernel, config, shape, limits_for((9, 0)))
+    on_chip_of(kernel, config, shape, limits_for((9, 0)))
 
-tuner/occupancy/tile_budget.py has the ordinary forward, which is that of FlashAttention-2.
+tuner/occupancy/forward_tiles.py has the ordinary forward, which is that of FlashAttention-2.
 """
 
 from dataclasses import replace
@@ -14,10 +14,10 @@ from blocktune.kernels.base.on_chip import OnChip, Place, gradient_tiles, shared
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.occupancy.tile_budget import on_chip
+from blocktune.tuner.occupancy.forward_tiles import on_chip
 
 
-def budget_of(
+def on_chip_of(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> OnChip | None:
     """Return what a block of the config keeps on the chip; None for products whose tiles are not listed."""
@@ -39,7 +39,7 @@ def _ordinary(
 
 
 def _backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
-    """The pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
+    """Return the pass over keys with 16-bit products of tensor cores, which reads tiles where `pass_bytes` says."""
     if limits.mma == "none" or shape.element_bytes != 2:
         return None
     m, n, stages = config.block_m, config.block_n, config.num_stages

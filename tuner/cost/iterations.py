@@ -1,8 +1,8 @@
 """What one key tile costs a multiprocessor, unit by unit, and how much of it overlaps.
 
-rounds = Rounds(shape, config, resources, device, softmax, shared, constants)
-rounds.tensor, rounds.exp            # cycles of one tile of one block
-rounds.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
+iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+iterations.tensor, iterations.exp            # cycles of one tile of one block
+iterations.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
 """
 
 import math
@@ -16,10 +16,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.constants import CostConstants
-from blocktune.tuner.cost.queueing import round_cycles
+from blocktune.tuner.cost.queueing import iteration_cycles
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
-from blocktune.tuner.traffic.visited_tiles import Visits, visits_of
+from blocktune.tuner.traffic.visited_tiles import VisitCounts, visits_of
 
 L2_BYTES_PER_CLOCK = 64.0
 """Of one SM: the width of its port. The L2 itself delivers less to all of them (A100: 5120 B per clock, 47 per SM;
@@ -49,8 +49,8 @@ OLDER_MMA_SHARE = 0.6
 """`mma.sync` reaches this share of the matrix rate where a newer instruction exists (Hopper and later)."""
 
 
-class Rounds:
-    """The rounds of a block, one a key tile. Cycles are those of one SM, for one tile of one block."""
+class KeyIterations:
+    """The iterations of a block, one per key tile. Cycles are those of one SM, for one tile of one block."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Rounds:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
-        self.visits: Visits = visits_of(shape, config.block_m, config.block_n)
+        self.visits: VisitCounts = visits_of(shape, config.block_m, config.block_n)
         share = self._computed_share()
         self.tensor = share * self._tensor_cycles()
         self.exp = share * self._scores / device.limits.exp_per_clock
         self.arithmetic = share * self._arithmetic_cycles()
-        spilled = constants.spilled_rounds * resources.spill_bytes * WARP_SIZE * self._warps
+        spilled = constants.spilled_iterations * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         # without tensor cores every operand of a product is a load; one wavefront leaves the banks per clock
         fed = shared is not None and resources.tensor_cores == "none"
@@ -92,22 +92,22 @@ class Rounds:
         """
         waiting = self._late_cycles(blocks) if late else 0.0
         if self._softmax.copying_warps:
-            cycles = self._round_cycles(blocks, 0.0) + waiting / blocks
+            cycles = self._cycles_of_iteration(blocks, 0.0) + waiting / blocks
         else:
-            cycles = self._round_cycles(blocks, waiting)
+            cycles = self._cycles_of_iteration(blocks, waiting)
         if self._softmax.adds_ahead:  # the copy engine adds meanwhile
             return joined(cycles, self.adding, self._constants.burstiness)
         return cycles + self.adding
 
     def waiting_cycles(self, blocks: int) -> float:
-        """Of a warpgroup in every round, for no unit."""
+        """Return the cycles that a warpgroup waits in every iteration, for no unit."""
         return self._idle_cycles() + self._late_cycles(blocks)
 
     # ---- what one key tile needs
 
     def _computed_share(self) -> float:
-        """How much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its own
-        diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
+        """Return how much of the visited tiles is computed: a warpgroup that walks on its own skips tiles right of its
+        own diagonal, which only lower ones of its block need. Rows past the end are computed like the last ones."""
         groups = self._config.block_m // WARPGROUP_ROWS
         if not self._softmax.copying_warps or self._shape.causal is Causal.NONE or groups < 2:
             return 1.0
@@ -120,7 +120,8 @@ class Rounds:
         return self._config.block_m * self._config.block_n
 
     def _loaded_bytes(self) -> int:
-        """Keys and values, or where these stay, queries and what their rows leave in memory between two tiles."""
+        """Return the bytes of keys and values, or where these stay, queries and what their rows leave in memory between
+        two tiles."""
         if not self._softmax.round_trip:
             return self._config.block_n * self.row_bytes
         shape = self._shape
@@ -128,7 +129,8 @@ class Rounds:
         return self._config.block_m * (shape.head_dim * shape.element_bytes + travelling)
 
     def _tensor_cycles(self) -> float:
-        """Dimensions are padded to powers of two, as Triton multiplies them."""
+        """Return the cycles of the products, whose dimensions are padded to powers of two, as Triton multiplies
+        them."""
         shape, limits, width = self._shape, self._device.limits, padded_width(self._shape.head_dim)
         flops = self._softmax.products * self._scores * (width + padded_width(shape.head_dim_v))
         instruction = self._resources.tensor_cores
@@ -156,15 +158,16 @@ class Rounds:
     # ---- how they overlap
 
     def _idle_cycles(self) -> float:
-        """Waiting of a warpgroup where every tile is there in time."""
+        """Return the cycles that a warpgroup waits where every tile is there in time."""
         shared_rows = self._config.block_m // self._warps < MMA_ROWS and not self._softmax.lone_warps
         meets = shared_rows or self._softmax.exchanges
-        return self._constants.round_latency_cycles + (self._constants.cross_warp_cycles if meets else 0.0)
+        return self._constants.iteration_latency_cycles + (self._constants.cross_warp_cycles if meets else 0.0)
 
     def _late_cycles(self, blocks: int) -> float:
-        """Waiting for a tile, which is requested as many rounds of its block ahead as there are free buffers."""
-        held = self._constants.held_rounds if self._softmax.products_overlap else 0.0
-        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._round_cycles(blocks, 0.0)
+        """Return the cycles of waiting for a tile, which is requested as many iterations of its block ahead as there
+        are free buffers."""
+        held = self._constants.held_iterations if self._softmax.products_overlap else 0.0
+        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._cycles_of_iteration(blocks, 0.0)
         memory = self._constants.load_latency_cycles + self._constants.memory_latency_cycles / self.visits.query_tiles
         latency = memory + self.load
         late = latency * math.exp(-self._constants.latency_regularity * ahead / latency)
@@ -172,7 +175,7 @@ class Rounds:
             late += self._constants.load_latency_cycles
         return late
 
-    def _round_cycles(self, blocks: int, late: float) -> float:
+    def _cycles_of_iteration(self, blocks: int, late: float) -> float:
         """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
         per_block = self._warps / self._device.limits.sub_partitions
         # warpgroups that a copying warp feeds wait for tiles, not for each other
@@ -180,7 +183,7 @@ class Rounds:
         drift = 1.0 if apart else self._constants.second_warpgroup
         strands = blocks * (1 + (per_block - 1) * drift if per_block > 1 else per_block)
         softmax = joined(self.exp, self.arithmetic, self._constants.softmax_overlap)
-        compute = round_cycles(
+        compute = iteration_cycles(
             self.tensor / per_block,
             (softmax / per_block, (self.spill + self.shared) / per_block),
             self._idle_cycles() + late,
@@ -191,13 +194,13 @@ class Rounds:
 
 
 def matrix_rate(dtype: str) -> float:
-    """Products of a type over those of 16 bits in the same time: twice as many of 8 bits, half as many of TF32, of
-    which a float32 product takes three where PyTorch's settings ask for its full precision."""
+    """Return the products of a type over those of 16 bits in the same time: twice as many of 8 bits, half as many of
+    TF32, of which a float32 product takes three where PyTorch's settings ask for its full precision."""
     if dtype == "float32":
         return 0.5 / (3 if product_precision(dtype) == THREE_PRODUCTS else 1)
     return 2.0 if dtype == "float8_e4m3fn" else 1.0
 
 
 def joined(first: float, second: float, exponent: float) -> float:
-    """Two times of which much overlaps: from their sum, with exponent 1, to the longer one."""
+    """Return the time of two that overlap much: from their sum, with exponent 1, to the longer one."""
     return float((first**exponent + second**exponent) ** (1 / exponent))

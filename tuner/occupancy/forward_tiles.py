@@ -1,8 +1,8 @@
 """What a block of a FlashAttention-2 forward kernel keeps on the chip, tile by tile, and where.
 
-    budget = on_chip(config, shape, limits_for((9, 0)))
-    [(tile.name, tile.bytes, str(tile.place)) for tile in budget.tiles]
-    budget.shared_bytes, budget.least_registers
+    held = on_chip(config, shape, limits_for((9, 0)))
+    [(tile.name, tile.bytes, str(tile.place)) for tile in held.tiles]
+    held.shared_bytes, held.least_registers
 
 Where a tile lives depends on the instruction of the matrix products. `wgmma` reads Q, K and V from shared memory and
 accumulates in registers. `mma` takes all operands from registers, so K and V pass through shared memory one tile
@@ -33,7 +33,7 @@ from blocktune.kernels.values.shape import AttentionShape
 
 
 def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-    """The budget of this config on this compute capability.
+    """Return the tiles of this config on this compute capability.
 
     Args:
         config: of a `FlashKernel`.
@@ -51,7 +51,7 @@ def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
 
 
 def plain_on_chip(config: KernelConfig, shape: AttentionShape, widths: tuple[int, int]) -> OnChip:
-    """Return the budget of plain multiply-adds over tiles of these padded widths of Q and K, and of V.
+    """Return the tiles of plain multiply-adds over tiles of these padded widths of Q and K, and of V.
 
     Their operands are float32 in shared memory: Q for the whole loop, and then whichever is larger of K and of what
     follows it. Scores of 16-bit inputs are converted before P and V come, one after the other.
@@ -76,8 +76,8 @@ def _held_tile(name: str, rows: int, columns: int) -> Tile:
 
 
 def _queries(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> Tile:
-    """A float32 operand of `mma` and `wgmma` is kept as two tf32 ones; float32 products of `tcgen05` have it in tensor
-    memory."""
+    """Return the queries. A float32 operand of `mma` and `wgmma` is kept as two tf32 ones; float32 products of
+    `tcgen05` have it in tensor memory."""
     unit = product_unit(config, limits)
     elsewhere = unit == "tcgen05" and shape.element_bytes == FLOAT32_BYTES
     return Tile(
@@ -91,8 +91,8 @@ def _queries(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits)
 
 
 def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[Tile]:
-    """K and V in shared memory: one buffer a stage where the products read the buffers, one fewer where they read
-    registers; and one for both, in turns, where nothing is loaded ahead."""
+    """Return K and V in shared memory: one buffer per stage where the products read the buffers, one fewer where they
+    read registers; and one for both, in turns, where nothing is loaded ahead."""
     width, width_v = operand_widths(shape)
     unit, buffers = product_unit(config, limits), buffer_depth(config, shape, limits)
     named = (("K", width), ("V", width_v))
@@ -109,7 +109,7 @@ def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) ->
 
 
 def _turns(config: KernelConfig, shape: AttentionShape) -> Tile:
-    """P, which warps exchange, or V after it."""
+    """Return P, which warps exchange, or V after it."""
     m, n, width_v = config.block_m, config.block_n, operand_widths(shape)[1]
     tile = _key_tile("V or P, in turns", width_v, 1, config, shape)
     return replace(tile, rows=m, columns=n) if m > width_v else tile
@@ -127,7 +127,7 @@ def _key_tile(name: str, width: int, count: int, config: KernelConfig, shape: At
 
 
 def _softmax(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[Tile]:
-    """Scores, probabilities, accumulator and the statistics of every row."""
+    """Return the scores, probabilities, accumulator and the statistics of every row."""
     accumulates_in = Place.TENSOR_MEMORY if product_unit(config, limits) == "tcgen05" else Place.REGISTERS
     p_place = Place.SHARED_MEMORY if exchanges_probabilities(config, shape, limits) else accumulates_in
     m, n, width_v = config.block_m, config.block_n, operand_widths(shape)[1]
