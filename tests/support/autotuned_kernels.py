@@ -1,0 +1,30 @@
+"""Kernels under `@triton.autotune`, as a library would have them; compile workers import this module."""
+
+import triton
+from triton import language as tl
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=num_warps) for block in (128, 256, 512) for num_warps in (2, 4)]
+
+
+@triton.jit
+def scaled(value, factor):
+    return value * factor
+
+
+@triton.autotune(configs=CONFIGS, key=["n"], restore_value=["x"])
+@triton.jit
+def scale_kernel(x, n, factor, BLOCK: tl.constexpr):
+    """Scale in place."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets, offsets < n)
+    tl.store(x + offsets, scaled(values, factor), offsets < n)
+
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.heuristics({"IS_EVEN": lambda named: named["n"] % named["BLOCK"] == 0})
+@triton.jit
+def sum_kernel(out, x, n, BLOCK: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Add up a vector."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets) if IS_EVEN else tl.load(x + offsets, offsets < n, other=0.0)
+    tl.atomic_add(out, tl.sum(values, 0))
