@@ -72,7 +72,7 @@ def offline() -> None:
 
     signature = {"a": "*bf16:16", "b": "*bf16:16", "c": "*bf16:16", "M": "i32:16", "N": "i32:16", "K": "i32:16"}
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3}
-    print(compiled_offline(matmul_kernel, signature, config, device_named("h200")))
+    print(compiled_offline(matmul_kernel, signature, config, device_named("h200").limits))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.call import jitted_function
 from blocktune.kernels.tuned.config import Plain
@@ -20,7 +20,7 @@ _DIVISIBLE = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True, slots=True)
 class OfflineCode:
-    """A kernel compiled with these parameters, and its occupancy on a device."""
+    """A kernel compiled with these parameters, and its occupancy there."""
 
     kernel: str
     parameters: Mapping[str, Plain]
@@ -37,16 +37,16 @@ class OfflineCode:
 
 
 def compiled_offline(
-    kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Plain], device: DeviceSpec
+    kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Plain], limits: ComputeLimits
 ) -> OfflineCode:
-    """A kernel compiled for a device.
+    """A kernel compiled for a compute capability.
 
     Args:
         kernel: a function of `triton.jit`, in decorators or bare.
         signature: the types of its arguments by name, as Triton spells them: `*bf16`, `i32`, `fp32`. A pointer divides
             by 16; a number does where `:16` follows.
         parameters: its constants and launch options.
-        device: the target.
+        limits: of the target.
 
     Raises:
         UsageError: a type or a constant is missing or names nothing.
@@ -54,13 +54,13 @@ def compiled_offline(
     """
     function = jitted_function(kernel)
     name = f"{function.fn.__module__}:{function.fn.__qualname__}"
-    compiled = compile_here(_spec(function, name, signature, parameters), device.limits.cc)
+    compiled = compile_here(_spec(function, name, signature, parameters), limits.cc)
     if compiled.resources is None:
         raise NoFeasibleConfigError(
-            f"{name} must compile for compute capability {device.limits.name}, but does not ({compiled.outcome}): "
+            f"{name} must compile for compute capability {limits.name}, but does not ({compiled.outcome}): "
             f"{compiled.error}"
         )
-    return OfflineCode(name, dict(parameters), occupancy(compiled.resources, device.limits))
+    return OfflineCode(name, dict(parameters), occupancy(compiled.resources, limits))
 
 
 def positional_signature(kernel: Any, types: list[str]) -> dict[str, str]:
