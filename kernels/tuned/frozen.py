@@ -6,6 +6,7 @@ PATH.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
+from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserWinner
 from blocktune.kernels.values.errors import UsageError
+
+logger = logging.getLogger("blocktune")
 
 VARIABLE = "BLOCKTUNE_FROZEN_KERNELS"
 
@@ -70,16 +75,52 @@ def take(document: Any) -> int:
     Raises:
         UsageError: the document is not in order; then none of it is taken.
     """
-    try:
-        rows = [(_key(document["device"], row), _winner(row)) for row in document["kernels"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"A frozen document has a device and kernels, but this one lacks something: {error!r}."
-        ) from error
+    rows = check(document)
     for key, winner in rows:
         kept = [other for other in _winners.get(key, []) if other.problem != winner.problem]
         _winners[key] = [*kept, winner]
     return len(rows)
+
+
+def check(document: Any) -> list[tuple[Key, UserWinner]]:
+    """The winners of a document, with what they belong to.
+
+    Raises:
+        UsageError: the document is not in order.
+    """
+    try:
+        return [(_key(document["device"], row), _winner(row)) for row in document["kernels"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"A frozen document has a device and kernels, but this one lacks something: {error!r}."
+        ) from error
+
+
+def known_document(device: DeviceSpec) -> dict[str, Any]:
+    """What this process knows of kernels on a device, as a document: what it was given, then what the user's store
+    holds of this device. A store that cannot be read counts as empty."""
+    rows = [
+        frozen_row(kernel, source_hash, winner.problem, winner.config, winner.time_us)
+        for (key, kernel, source_hash), winners in _winners.items()
+        for winner in winners
+        if key == device.key
+    ]
+    given = {_place(row) for row in rows}
+    return frozen_document(device.key, rows + [row for row in _stored_rows(device) if _place(row) not in given])
+
+
+def _stored_rows(device: DeviceSpec) -> list[dict[str, Any]]:
+    try:
+        found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
+    except Exception as error:  # whatever is wrong with a place or a file
+        logger.info("No stored configs of autotuned kernels: %s", error)
+        return []
+    names = ("kernel", "source_hash", "problem", "config", "time_us")
+    return [{name: row[name] for name in names} for row in found if row["device_key"] == device.key]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["kernel"], row["source_hash"], row["problem"]
 
 
 def forget_frozen() -> None:
@@ -101,7 +142,7 @@ def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConf
 
 def frozen_document(device_key: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """A document of winners, in an order that follows from them."""
-    order = sorted(rows, key=lambda row: (row["kernel"], row["source_hash"], row["problem"]))
+    order = sorted(rows, key=_place)
     return {"device": device_key, "kernels": [dict(row) for row in order]}
 
 

@@ -30,6 +30,12 @@ kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 """Those that this process has launched."""
 
 
+def forget_choices() -> None:
+    """Let every kernel of this process ask again what serves its calls."""
+    for kernel in list(kernels):
+        kernel.forget()
+
+
 class TunedKernel:
     """The choices of one autotuned kernel. Threads may share it.
 
