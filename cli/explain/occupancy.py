@@ -110,8 +110,8 @@ def _explain_autotuned(
     as_json: bool,
 ) -> None:
     """Compile a function of `triton.jit` by its name and say how many of its blocks fit a multiprocessor."""
-    from blocktune.tuner.tuned.offline import compiled_offline, positional_signature
-    from blocktune.tuner.tuned.specialization import function_named
+    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+    from blocktune.tuner.jitted.specialization import function_named
 
     sys.path.insert(0, os.getcwd())  # where a user's own modules are, as `python -m` has it
     function = function_named(name)

@@ -51,18 +51,22 @@ class CallKey:
         parts: list[Any] = []
         add = parts.append
         for role, value in zip(self._ordered, args, strict=False):
-            if isinstance(value, Tensor):
+            if type(value) is int:
+                if role == _KEY:
+                    add(value)
+                elif role == _SPECIALISED:
+                    add(2 if value == 1 else value % _ALIGNMENT == 0)
+            elif isinstance(value, Tensor):
                 add(value.dtype)
                 add(value.data_ptr() % _ALIGNMENT == 0)
-            elif role == _SPECIALISED:
-                add(_specialised(value) if type(value) is int else _kind(value))
-            elif role == _KEY:
-                add(value if type(value) is int else _hashable(value))
+            elif role != _OTHER:
+                add(_part(role, value))
         roles = self._roles
         for name, value in kwargs.items():
-            if name in roles:
+            role = roles.get(name, _OTHER)
+            if role != _OTHER or isinstance(value, Tensor):
                 add(name)
-                add(_part(roles[name], value))
+                add(_part(role, value))
         return tuple(parts)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:

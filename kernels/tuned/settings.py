@@ -44,6 +44,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.l2 not in ("cold", "warm"):
             raise UsageError(f"`l2` must be 'cold' or 'warm', but got {self.l2!r}.")
+        if self.isolate and self.expand:
+            raise UsageError(
+                "`expand` compares the results of new configs in this process, which `isolate` spares. Leave one of "
+                "them out."
+            )
         for name in ("max_spill_bytes", "wait_seconds", "expand"):
             if getattr(self, name) < 0:
                 raise UsageError(f"`{name} >= 0` must hold, but got {getattr(self, name)!r}.")

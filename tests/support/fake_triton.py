@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from blocktune.tuner.measure.protocol import rotated
-from blocktune.tuner.tuned.clock import HookedLaunch
+from blocktune.tuner.turns.clock import HookedLaunch
 
 
 @dataclass(frozen=True, slots=True)

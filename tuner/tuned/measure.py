@@ -8,15 +8,19 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.triton_config import triton_config
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.jitted.specialization import specialization_of
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.tuned.clock import TurnClock
-from blocktune.tuner.tuned.compile_ahead import CompileAhead, Compiled
 from blocktune.tuner.tuned.known import choice_of
-from blocktune.tuner.tuned.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
-from blocktune.tuner.tuned.race import Standing, race
+from blocktune.tuner.tuned.neighbours import neighbours
 from blocktune.tuner.tuned.results import Ending
-from blocktune.tuner.tuned.specialization import specialization_of
+from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.turns.isolated import IsolatedLaunches
+from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
+from blocktune.tuner.turns.outputs import OutputCheck
+from blocktune.tuner.turns.race import Standing, race
 
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
@@ -30,14 +34,23 @@ class Measuring:
         device: the GPU.
         known: how configs ended in earlier runs.
         compiler: compiles ahead.
+        isolated_command: starts the process that measures where `isolate` is set.
     """
 
     def __init__(
-        self, call: Call, device: DeviceSpec, known: Mapping[UserConfig, Ending], compiler: CompileAhead
+        self,
+        call: Call,
+        device: DeviceSpec,
+        known: Mapping[UserConfig, Ending],
+        compiler: CompileAhead,
+        isolated_command: Sequence[str],
     ) -> None:
+        self._isolated_command = isolated_command
         self._call, self._device, self._known, self._compiler = call, device, known, compiler
         self.endings: dict[UserConfig, Ending] = {}
         self._twins: dict[UserConfig, UserConfig] = {}
+        if call.settings.expand:
+            self._take_in([config for config in known if config not in call.configs])
 
     def run(self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor) -> Standing | None:
         """The end of the race among new configs and the best known ones; None if no config runs."""
@@ -46,13 +59,59 @@ class Measuring:
         contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
         if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
-        make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
-        launches = make(self._call, make_clock)
+        launches = self._launches(make_clock)
         standing = race(contenders, launches.rounds)
         self._keep(standing, launches.failures, disturbance(monitor.sample()))
+        if standing is not None and isinstance(launches, OwnLaunches) and self._call.settings.expand:
+            standing = self._expanded(standing, launches)
         if standing is not None:
             launches.close(standing.winner)
         return standing
+
+    def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
+        """The end of the race after steps around the winner, until none is faster or the budget is spent."""
+        check, left = OutputCheck(self._call), self._call.settings.expand
+        while left:
+            tried = {*self._known, *self.endings}
+            new = [config for config in neighbours(standing.winner) if config not in tried][:left]
+            left -= len(new)
+            self._take_in(new)
+            launches.call = self._call
+            runnable = self._distinct(self._compiled(new))
+            right = [config for config in runnable if self._is_right(check, config, launches)]
+            if not right:
+                break
+            found = race([standing.winner, *right], launches.rounds)
+            self._keep(found, launches.failures, "")
+            if found is None or found.winner == standing.winner:
+                break
+            standing = Standing(found.winner, {**standing.samples_us, **found.samples_us})
+        return standing
+
+    def _take_in(self, configs: Sequence[UserConfig]) -> None:
+        """Let configs that are in no list be launched, with the hook of the list's first one."""
+        hook = self._call.configs[self._call.default].pre_hook
+        made = {config: triton_config(config) for config in configs}
+        for config in made.values():
+            config.pre_hook = hook
+        self._call = replace(self._call, configs={**self._call.configs, **made})
+
+    def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
+        """Whether a config runs and computes what the list's first one does."""
+        if not launches.rounds([config], 1):
+            self.endings[config] = Ending(Outcome.RUN_ERROR, error=launches.failures[config])
+            return False
+        problem = check.problem(self._call, config)
+        if problem is not None:
+            self.endings[config] = Ending(Outcome.WRONG_RESULT, error=problem)
+        return problem is None
+
+    def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
+        """What times the configs of this call."""
+        if self._call.settings.isolate:
+            return IsolatedLaunches(self._call, self._isolated_command)
+        make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
+        return make(self._call, make_clock)
 
     def choice(self, standing: Standing, seconds: float) -> Choice:
         """The choice of the winner, as this process has measured it."""
@@ -141,6 +200,6 @@ class Measuring:
             assert standing is not None
             self.endings[config] = Ending(Outcome.OK, standing.time_us(config), samples, remark)
         for config, twin in self._twins.items():
-            ending = self.endings[twin]
+            ending = self.endings.get(twin, Ending(Outcome.RUN_ERROR, error=f"as {twin.label}"))
             same = f"measured as {twin.label}, whose code is the same"
             self.endings[config] = replace(ending, error=same if ending.time_us is not None else ending.error)

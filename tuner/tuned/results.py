@@ -13,7 +13,7 @@ from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned.known import listed_problem
-from blocktune.tuner.tuned.race import Standing
+from blocktune.tuner.turns.race import Standing
 
 logger = logging.getLogger("blocktune")
 

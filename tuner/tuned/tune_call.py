@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blocktune.db.user_store import UserKernelStore
@@ -10,12 +10,13 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.tuned.clock import CudaTurnClock, TurnClock
-from blocktune.tuner.tuned.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.tuned.measure import Measuring
 from blocktune.tuner.tuned.results import OpenStore, Results
+from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
+from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
 
 logger = logging.getLogger("blocktune")
 
@@ -25,12 +26,13 @@ class Tools:
     """What tuning needs of the machine.
 
     compiler: compiles ahead. open_store: where results are kept. make_clock: of the current device, by the state of the
-    L2 cache.
+    L2 cache. isolated_command: starts the process that measures where `isolate` is set.
     """
 
     compiler: CompileAhead = compile_ahead
     open_store: OpenStore = UserKernelStore.open
     make_clock: Callable[[Cache], TurnClock] = CudaTurnClock
+    isolated_command: Sequence[str] = ISOLATED_COMMAND
 
 
 def machine() -> Tools:
@@ -48,7 +50,7 @@ def tuned_choice(call: Call, device: DeviceSpec) -> Choice:
     started, tools = time.monotonic(), machine()
     monitor = GpuMonitor(device.uuid, own_processes=1)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
-    measuring = Measuring(call, device, results.known(), tools.compiler)
+    measuring = Measuring(call, device, results.known(), tools.compiler, tools.isolated_command)
     with gpu_lock(device.uuid, lambda message: logger.info("%s", message)):
         standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor)
     if standing is None:

@@ -9,8 +9,8 @@ import pytest
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.frozen import forget_frozen
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.tuned import decide, node_lock, tune_call
-from blocktune.tuner.tuned.compile_ahead import CompileAhead
 from blocktune.tuner.tuned.install import uninstall
 from blocktune.tuner.tuned.tune_call import Tools
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, active

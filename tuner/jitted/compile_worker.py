@@ -1,4 +1,4 @@
-"""The child process that compiles autotuned kernels: `python -m blocktune.tuner.tuned.compile_worker any PARENT`.
+"""The child process that compiles autotuned kernels: `python -m blocktune.tuner.jitted.compile_worker any PARENT`.
 
 It speaks the protocol of `tuner/compile/worker.py`. A job names the kernel, what to compile and under which key Triton
 keeps that; where this process sees another source under the name, it compiles nothing and says so.
@@ -11,7 +11,7 @@ from typing import Any
 
 from blocktune.tuner.compile.compiler import compile_key, compiled_code, resources_of
 from blocktune.tuner.compile.worker import die_with_parent, private_stdout, serve
-from blocktune.tuner.tuned.specialization import function_named, spec_of
+from blocktune.tuner.jitted.specialization import function_named, spec_of
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:

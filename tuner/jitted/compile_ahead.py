@@ -26,9 +26,9 @@ from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_
 from blocktune.tuner.compile.farm import COMPILE_TIMEOUT_S, default_workers
 from blocktune.tuner.compile.pool import Answer, WorkerPool, reason_of
 from blocktune.tuner.compile.worker import failure_of
-from blocktune.tuner.tuned.specialization import Specialization
+from blocktune.tuner.jitted.specialization import Specialization
 
-WORKER = "blocktune.tuner.tuned.compile_worker"
+WORKER = "blocktune.tuner.jitted.compile_worker"
 
 IDLE_SECONDS = 60.0
 """How long workers are kept that have no work: the next kernel of a first training step comes within that."""

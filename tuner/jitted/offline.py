@@ -12,8 +12,8 @@ from blocktune.kernels.tuned.call import jitted_function
 from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.tuner.jitted.compile_ahead import compile_here
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
-from blocktune.tuner.tuned.compile_ahead import compile_here
 
 _DIVISIBLE = [["tt.divisibility", 16]]
 

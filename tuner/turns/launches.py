@@ -7,8 +7,8 @@ from typing import Any
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.tuned.clock import TurnClock
-from blocktune.tuner.tuned.race import Samples
+from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.turns.race import Samples
 
 _OF_THE_CONFIG = (
     "OutOfResources",
@@ -52,7 +52,9 @@ class ConfigLaunch:
 
 
 class OwnLaunches:
-    """Times configs on the arguments of the call. failures: why a config does not run.
+    """Times configs on the arguments of the call.
+
+    call: may be replaced by one with further configs. failures: why a config does not run.
 
     Args:
         call: the call.
@@ -61,7 +63,7 @@ class OwnLaunches:
 
     def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
         require_restorable(call)
-        self._call, self._clock = call, make_clock()
+        self.call, self._clock = call, make_clock()
         self._ran: set[UserConfig] = set()
         self.failures: dict[UserConfig, str] = {}
 
@@ -72,17 +74,17 @@ class OwnLaunches:
             Exception: what a launch raised that is not to blame on its config.
         """
         running = [config for config in configs if config in self._ran or self._runs(config)]
-        rows = self._clock.rounds([ConfigLaunch(self._call, config) for config in running], count) if running else []
+        rows = self._clock.rounds([ConfigLaunch(self.call, config) for config in running], count) if running else []
         return {config: tuple(row[place] for row in rows) for place, config in enumerate(running)}
 
     def close(self, winner: UserConfig) -> None:
         """Leave the arguments as the launch of the winner expects them, as `triton.autotune` does when it is done."""
-        options = self._call.configs[winner].all_kwargs()
-        self._call.tuner.pre_hook({**self._call.named, **options}, reset_only=True)
+        options = self.call.configs[winner].all_kwargs()
+        self.call.tuner.pre_hook({**self.call.named, **options}, reset_only=True)
 
     def _runs(self, config: UserConfig) -> bool:
         """Launch a config for the first time, which loads its code."""
-        launch = ConfigLaunch(self._call, config)
+        launch = ConfigLaunch(self.call, config)
         launch.before()
         try:
             launch.run()
@@ -110,13 +112,13 @@ class BenchedLaunches(OwnLaunches):
         del count
         for config in configs:
             if config not in self._times_us and config not in self.failures and self._runs(config):
-                times_ms = self._call.tuner.do_bench(self._whole(config), quantiles=(0.5, 0.2, 0.8))
+                times_ms = self.call.tuner.do_bench(self._whole(config), quantiles=(0.5, 0.2, 0.8))
                 self._times_us[config] = (1e3 * (times_ms[0] if isinstance(times_ms, Sequence) else times_ms),)
         return {config: self._times_us[config] for config in configs if config in self._times_us}
 
     def _whole(self, config: UserConfig) -> Callable[[], None]:
         """A launch with its hooks, as `triton.autotune` times it."""
-        launch = ConfigLaunch(self._call, config)
+        launch = ConfigLaunch(self.call, config)
 
         def run() -> None:
             launch.before()
