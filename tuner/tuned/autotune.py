@@ -18,11 +18,14 @@ from blocktune.kernels.tuned.call_key import Bucket, power_of_two, require_names
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Cache, Settings
+from blocktune.kernels.tuned.summary import print_at_exit
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.decide import decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+print_at_exit()
 
 MAX_SPACE = 4096
 """Configs of a space. More would take hours to compile."""
