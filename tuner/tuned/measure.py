@@ -1,6 +1,7 @@
 """The measuring of a call: compile what is new, drop what cannot win, race the rest."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from blocktune.db.records.records import Outcome
@@ -52,20 +53,32 @@ class Measuring:
         if call.settings.expand:
             self._take_in([config for config in known if config not in call.configs])
 
-    def run(self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor) -> Standing | None:
-        """The end of the race among new configs and the best known ones; None if no config runs."""
+    def run(
+        self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor, alone: AbstractContextManager[None]
+    ) -> Standing | None:
+        """The end of the race among new configs and the best known ones; None if no config runs.
+
+        Args:
+            make_clock: of the GPU.
+            monitor: its state.
+            alone: held while launches are timed, so that no other process disturbs them.
+        """
         new = [config for config in self._call.configs if config not in self._known]
         runnable = self._distinct(self._compiled(new))
         contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
         if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
-        launches = self._launches(make_clock)
+        with alone:
+            return self._raced(contenders, self._launches(make_clock), monitor)
+
+    def _raced(
+        self, contenders: Sequence[UserConfig], launches: "OwnLaunches | IsolatedLaunches", monitor: GpuMonitor
+    ) -> Standing | None:
         standing = race(contenders, launches.rounds)
         self._keep(standing, launches.failures, disturbance(monitor.sample()))
         if standing is not None and isinstance(launches, OwnLaunches) and self._call.settings.expand:
             standing = self._expanded(standing, launches)
-        if standing is not None:
-            launches.close(standing.winner)
+        launches.close(self._call.default if standing is None else standing.winner)
         return standing
 
     def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:

@@ -51,8 +51,8 @@ def tuned_choice(call: Call, device: DeviceSpec) -> Choice:
     monitor = GpuMonitor(device.uuid, own_processes=1)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
     measuring = Measuring(call, device, results.known(), tools.compiler, tools.isolated_command)
-    with gpu_lock(device.uuid, lambda message: logger.info("%s", message)):
-        standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor)
+    alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
+    standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor, alone)
     if standing is None:
         raise _nothing_runs(call, measuring.reasons)
     results.save(measuring.endings, standing)
