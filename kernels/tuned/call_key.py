@@ -147,14 +147,14 @@ def _counts(role: int, value: Any) -> bool:
 
 def _type(value: Any) -> str:
     """A short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`, `=1`,
-    `i` for other numbers."""
+    `i` for other numbers, `none`."""
     if isinstance(value, Tensor):
         return dtype_word(value) + ("" if value.data_ptr() % _ALIGNMENT == 0 else "!")
     base = getattr(value, "base", None)
     if isinstance(base, Tensor):  # a tensor descriptor
         return dtype_word(base) + "d" + "x".join(str(size) for size in value.block_shape)
     if type(value) is not int:
-        return type(value).__name__
+        return "none" if value is None else type(value).__name__
     return "=1" if value == 1 else "/16" if value % _ALIGNMENT == 0 else "i"
 
 

@@ -6,6 +6,7 @@ process, which share its interpreter but not the work of the compiler.
 """
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -23,12 +24,17 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compile_process import CompileProcess
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
-from blocktune.tuner.compile.farm import COMPILE_TIMEOUT_S, default_workers
+from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.compile.pool import Answer, WorkerPool, reason_of
 from blocktune.tuner.compile.worker import failure_of
 from blocktune.tuner.jitted.specialization import Specialization
 
+logger = logging.getLogger("blocktune")
+
 WORKER = "blocktune.tuner.jitted.compile_worker"
+
+TIMEOUT_SECONDS = 300.0
+"""A compile that takes longer hangs. Large kernels of libraries take minutes on a busy machine."""
 
 IDLE_SECONDS = 60.0
 """How long workers are kept that have no work: the next kernel of a first training step comes within that."""
@@ -47,7 +53,7 @@ class Compiled:
 class CompileAhead:
     """Compiles configs at once; one serves all kernels of a process, so that workers import a library once."""
 
-    def __init__(self, workers: int | None = None, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+    def __init__(self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS) -> None:
         self._workers, self._timeout_s = workers, timeout_s
         self._pool: WorkerPool | None = None
         self._closing: threading.Timer | None = None
@@ -68,7 +74,7 @@ class CompileAhead:
                     waiting.append((each, threads.submit(compile_here, each.spec, cc)))
                 else:
                     waiting.append((each, self._submitted(kernel, each, cc, workers)))
-            ended = [(each, future.result()) for each, future in waiting]
+            ended = [(each, _ended(future)) for each, future in waiting]
             self._close_later()
             return {each.config: result or compile_here(each.spec, cc) for each, result in ended}
 
@@ -115,6 +121,15 @@ def worker_environment() -> dict[str, str]:
     """The environment of a process that imports what this one has imported, and tunes nothing itself."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "BLOCKTUNE_AUTOTUNE": "0"}
+
+
+def _ended(future: "Future[Compiled | None]") -> Compiled | None:
+    """The end of a compile; None, with a warning, where no worker comes up: then this process compiles."""
+    try:
+        return future.result()
+    except RuntimeError as error:
+        logger.warning("Configs are compiled one after another: %s", error)
+        return None
 
 
 def _answered(answer: Answer) -> Compiled | None:

@@ -1,6 +1,7 @@
 """What is compiled ahead is what a launch looks up, wherever the kernel stands."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted import compile_ahead
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
@@ -125,6 +127,25 @@ def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     hurried.close()
     assert {each.outcome for each in ended.values()} == {Outcome.COMPILE_TIMEOUT}
     assert "took more than 0.001 s" in next(iter(ended.values())).error
+
+
+def test_where_no_worker_comes_up_this_process_compiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_ahead, "WORKER", "no.such.module")
+    alone = CompileAhead(workers=1)
+    call = call_of(scale_kernel, torch.ones(500), 500, 2.0)
+    ended = alone.compile(call.name, [fresh(call)], LIMITS.cc)
+    alone.close()
+    assert [each.outcome for each in ended.values()] == [Outcome.OK]
+    assert "Configs are compiled one after another: A compile worker must start" in caplog.text
+
+
+def fresh(call: Call) -> Any:
+    """The specialization of a config that no other test has compiled."""
+    config = triton.Config({"BLOCK": 64}, num_warps=1)
+    made = replace(call, configs={user_config(call.name, config): config})
+    return specialization_of(made, made.default, LIMITS.cc)
 
 
 def test_what_is_compiled_offline_is_what_a_launch_compiles(compiler: CompileAhead) -> None:
