@@ -28,3 +28,14 @@ def sum_kernel(out, x, n, BLOCK: tl.constexpr, IS_EVEN: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + offsets) if IS_EVEN else tl.load(x + offsets, offsets < n, other=0.0)
     tl.atomic_add(out, tl.sum(values, 0))
+
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.jit
+def faulty_kernel(x, n, BLOCK: tl.constexpr):
+    """Fill with ones; with a block of 512 it also writes where no memory is."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + offsets, 1.0, offsets < n)
+    if BLOCK == 512:
+        far = n.to(tl.int64) << 32
+        tl.store(x + far + offsets, 1.0)

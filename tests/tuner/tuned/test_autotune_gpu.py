@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import triton
 
 from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from blocktune.tuner.tuned.install import install, uninstall
+from tests.support.autotuned_kernels import CONFIGS, faulty_kernel, scale_kernel, sum_kernel
 from tests.support.programs import ROOT, python
 
 pytestmark = pytest.mark.gpu
@@ -73,3 +76,44 @@ print(json.dumps([choice.tuned, str(choice.config), x.sum().item()]))
     assert sorted(tuned for tuned, _, _ in answers) == [False, False, False, True]
     assert len({config for _, config, _ in answers}) == 1
     assert {total for _, _, total in answers} == {2_000_000.0}
+
+
+def test_a_config_that_faults_in_a_child_costs_itself() -> None:
+    install(settings=Settings(isolate=True))
+    try:
+        x = torch.zeros(100_000, device="cuda")
+        faulty_kernel[grid](x, 100_000)
+        assert torch.equal(x, torch.ones_like(x))
+        (choice,) = faulty_kernel._blocktune_kernel[1].choices.values()
+    finally:
+        uninstall()
+    assert choice.config.kwargs["BLOCK"] < 512
+    assert sum("BLOCK=512" in label for label in choice.dropped) == 2
+
+
+def test_a_search_around_the_list_is_right() -> None:
+    x = torch.ones(1 << 22, device="cuda")
+    kernel = autotune(CONFIGS[:2], ["n"], restore_value=["x"], expand=12)(scale_kernel.fn)
+    kernel[grid](x, 1 << 22, 2.0)
+    assert torch.equal(x, torch.full_like(x, 2.0))
+    (choice,) = kernel.kernel.choices.values()
+    assert len(choice.times_us) > 2
+
+
+def test_a_launch_that_is_known_costs_the_host_no_more_than_under_triton() -> None:
+    x = torch.ones(1000, device="cuda")
+    best = []
+    for make in (triton.autotune, autotune):
+        kernel = make(CONFIGS[:2], ["n"])(scale_kernel.fn)
+        launch = kernel[(4,)]
+        launch(x, 1000, 1.0)
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(10):
+            start = time.perf_counter()
+            for _ in range(200):
+                launch(x, 1000, 1.0)
+            times.append(time.perf_counter() - start)
+            torch.cuda.synchronize()
+        best.append(min(times))
+    assert best[1] <= best[0]
