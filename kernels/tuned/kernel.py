@@ -77,8 +77,18 @@ class TunedKernel:
         return tuner.fn.run(*args, **kwargs, **choice.options)
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
-        """What serves a call with these arguments, and why; a new kind of call is decided as if it were launched."""
-        return self._fast.get(self._key(args, kwargs)) or self._choice(args, kwargs)
+        """What serves a call with these arguments, and why; a new kind of call is decided as if it were launched.
+
+        Raises:
+            UsageError: the call is new, and has no `grid` to be measured with.
+        """
+        known = self._fast.get(self._key(args, kwargs))
+        if known is None and "grid" not in kwargs:
+            raise UsageError(
+                f"A new kind of call is measured with its grid, but that of {self.name} has none. Add `grid=(...)`, or "
+                "launch the kernel before."
+            )
+        return known or self._choice(args, {"warmup": False, **kwargs})
 
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""

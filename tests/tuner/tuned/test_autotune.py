@@ -259,6 +259,15 @@ def test_a_wrong_call_is_refused(gpu: FakeGpu) -> None:
         decorated(restore_value=["n"])[grid](torch.ones(8), 8, 2.0)
 
 
+def test_a_call_is_explained_without_a_launch(gpu: FakeGpu) -> None:
+    kernel, x = decorated(), torch.ones(1000)
+    with pytest.raises(UsageError, match=r"Add `grid=\(...\)`"):
+        kernel.explain(x, 1000, 2.0)
+    assert kernel.explain(x, 1000, 2.0, grid=grid).config.kwargs == {"BLOCK": 256}
+    assert kernel.kernel.calls == 0
+    assert str(kernel.explain(x, 1000, 2.0)).startswith("n=1000 (fp32 float): exact: scale_kernel BLOCK=256")
+
+
 def test_a_space_is_every_combination() -> None:
     made = blocktune.space(BLOCK=(64, 128), num_warps=(4, 8))
     assert [(config.kwargs, config.num_warps, config.num_stages) for config in made] == [
