@@ -1,5 +1,6 @@
 """Many processes, one that tunes; and what a call costs the host when its choice is known."""
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from blocktune.tuner.tuned import node_lock
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.fake_triton import FakeGpu
-from tests.support.programs import python
+from tests.support.programs import program, python
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here
@@ -52,6 +53,15 @@ def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch:
         process.kill()
         with node_lock.node_lock("a", 20.0) as held:
             assert held
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_agree_on_what_one_of_them_measures(tmp_path: Path) -> None:
+    command = [*program("autotuned_start"), str(tmp_path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = [json.loads(process.communicate(timeout=200)[0]) for process in started]
+    assert sorted(tuned for tuned, _ in answers) == [False, False, True]
+    assert len({label for _, label in answers}) == 1
 
 
 def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
