@@ -104,7 +104,7 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
     try:
         synced = SyncedConfigs.from_json(sent)
         check(sent["autotuned"])
-        return synced, {"problem": "", "digest": _digest(synced, sent["autotuned"], current_device(), strict)}
+        return synced, {"problem": "", "digest": _digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
 
@@ -113,7 +113,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def _digest(synced: SyncedConfigs, autotuned: dict[str, Any], device: DeviceSpec, strict: bool) -> str:
+def _digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
     """A hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),
