@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
 from blocktune.cli.lab import noise, rematch, replay, sweeps
-from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
+from blocktune.cli.report import report
+from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
 from blocktune.kernels.values.errors import BlocktuneError
@@ -82,6 +83,7 @@ app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("best")(best.best)
 app.command("list")(store.list_bests)
+app.command("kernels")(kernels.kernels)
 app.command("export")(store.export)
 app.command("import")(store.import_)
 app.command("freeze")(freeze.freeze)
@@ -90,10 +92,11 @@ app.command("diff")(diff.diff)
 app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
-app.command("sweeps")(sweeps.sweeps)
+app.add_typer(sweeps.app, name="sweeps")
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)
+app.command("report")(report.report)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

@@ -1,12 +1,12 @@
 """The files that a run of the GPU tests writes (`make gpu-test RECORD=results/DEVICE`), and the tables that are made
 of them: which tests passed where, and what a call costs on the host."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
 
 SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
@@ -30,7 +30,7 @@ ENTRY_COLUMNS = ("call", "ours", "PyTorch's attention", "ratio")
 
 
 def block(path: Path) -> str:
-    """The tables of a file; nothing where there is no such file yet.
+    """Return the tables of a file; nothing where there is no such file yet.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -41,26 +41,19 @@ def block(path: Path) -> str:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
     """
     wanted = next((FORMATS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A recorded run is a JSON file, but {path} is not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (wanted, SCHEMA):
-        raise UsageError(
-            f"A recorded run is named *{SUITE} or *{COSTS} and has the format that belongs to it, but {path} has not. "
-            "Name another file."
-        )
-    return dict(document)
+    if wanted is None:
+        raise UsageError(f"A recorded run is named *{SUITE} or *{COSTS}, but {path} is not. Name another file.")
+    return read_document(path, "recorded run", wanted, SCHEMA)
 
 
 def suite_tables(document: Mapping[str, Any]) -> str:
-    """How the tests of every file did, which failed, and why some were skipped."""
+    """Return how the tests of every file did, which failed, and why some were skipped."""
     files = document["files"]
     rows = [_suite_cells(name, files[name]) for name in sorted(files)]
     total = [str(sum(len(row["failed"]) if key == "failed" else row[key] for row in files.values()))

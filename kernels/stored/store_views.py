@@ -46,7 +46,7 @@ DISPATCH = StoreView(
 USER_DISPATCH = StoreView(
     "user_dispatch", ("device", "environment", "user_best"), {"e0db212a15365541": tuple(_USER_DISPATCH)}
 )
-"""The winners of tuned functions."""
+"""The winners of autotuned kernels."""
 
 
 def digest_of(definition: str) -> str:
