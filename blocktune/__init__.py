@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blocktune.kernels.api.block_sparse import block_sparse_attention
     from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels.api.flash_packed import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from blocktune.kernels.api.fp8 import attention_fp8
     from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+    from blocktune.kernels.api.partial_results import merge_partial
     from blocktune.kernels.api.rank_sync import sync_configs
+    from blocktune.kernels.api.torch_varlen import varlen_attn
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.selection.explanation import Explanation
@@ -72,11 +80,16 @@ __all__ = [
     "block_sparse_attention",
     "explain",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "install",
     "load_sweep",
     "load_trials",
+    "merge_partial",
     "occupancy",
     "space",
     "sync_configs",
@@ -84,6 +97,7 @@ __all__ = [
     "tree_words",
     "tune",
     "uninstall",
+    "varlen_attn",
 ]
 
 _HOMES = {
@@ -113,11 +127,16 @@ _HOMES = {
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_varlen_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_varlen_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
     "install": "blocktune.tuner.tuned.install",
     "load_sweep": "blocktune.tuner.report.frames",
     "load_trials": "blocktune.tuner.report.frames",
+    "merge_partial": "blocktune.kernels.api.partial_results",
     "occupancy": "blocktune.tuner.occupancy.of_block",
     "space": "blocktune.tuner.tuned.autotune",
     "sync_configs": "blocktune.kernels.api.rank_sync",
@@ -125,6 +144,7 @@ _HOMES = {
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
     "uninstall": "blocktune.tuner.tuned.install",
+    "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
 
 

@@ -7,9 +7,17 @@ import pytest
 import blocktune
 from blocktune.kernels.api.block_sparse import block_sparse_attention
 from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.api.flash_packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from blocktune.kernels.api.fp8 import attention_fp8
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+from blocktune.kernels.api.partial_results import merge_partial
 from blocktune.kernels.api.rank_sync import sync_configs
+from blocktune.kernels.api.torch_varlen import varlen_attn
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
@@ -60,11 +68,16 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "block_sparse_attention": block_sparse_attention,
         "explain": explain,
         "flash_attn_func": flash_attn_func,
+        "flash_attn_kvpacked_func": flash_attn_kvpacked_func,
+        "flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
+        "flash_attn_varlen_kvpacked_func": flash_attn_varlen_kvpacked_func,
+        "flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
         "install": install,
         "load_sweep": load_sweep,
         "load_trials": load_trials,
+        "merge_partial": merge_partial,
         "occupancy": occupancy,
         "space": space,
         "sync_configs": sync_configs,
@@ -72,6 +85,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "tree_words": tree_words,
         "tune": tune,
         "uninstall": uninstall,
+        "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),
     }
 

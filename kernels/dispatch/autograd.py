@@ -16,6 +16,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.portable.sinks.results import before_sinks, finished, gradient_of_sinks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
@@ -49,7 +50,10 @@ class GeneralPlan:
             self.launch(query, key, value, out, lse, scale, extras)
         else:
             self.launch(query, key, value, out, lse, scale)
-        return out, lse
+        if extras.sinks is None:
+            return out, lse
+        assert lse is not None  # the plan is one with log-sum-exp
+        return finished(out, lse, extras.sinks)
 
     def backward(
         self,
@@ -64,8 +68,10 @@ class GeneralPlan:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of query, key and value, laid out as these are."""
         self.calls += 1
+        if extras.sinks is not None and query.dtype is torch.float32:
+            grad, extras = before_sinks(grad, lse, extras)
         gradients = new_gradients(query, key, value, packed=self._is_packed)
-        if self._takes_extras:
+        if self._takes_extras or extras.grad_lse is not None:
             self.launch(query, key, value, out, lse, grad, *gradients, scale, extras)
         else:
             self.launch(query, key, value, out, lse, grad, *gradients, scale)
@@ -170,7 +176,7 @@ class Served:
             extras = self.extras_of(tensors, block_mask, *(draw(query.device) if self.drops else (0, 0)))
         if self.backward is None:
             return self.run(query, key, value, extras)
-        found = _apply(query, key, value, self, extras)
+        found = _apply(query, key, value, extras.sinks, self, extras)
         return found if self.lse else (found, None)
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, extras: Extras) -> tuple[Tensor, Tensor | None]:
@@ -213,48 +219,57 @@ def draw(device: torch.device) -> tuple[int, int]:
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
     """Output of a call, and log-sum-exp if it is wanted, by the plan of either direction. The gradients have none
-    themselves, and the log-sum-exp has none."""
+    themselves.
+
+    The sinks are those of the extras, named apart since they may require a gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, served: Served, extras: Extras) -> Any:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, served: Served, extras: Extras
+    ) -> Any:
+        del sinks
         out, lse = served.run(query, key, value, extras)
         ctx.save_for_backward(query, key, value, out, lse, *served.tensors_of(extras))
         ctx.served, ctx.of_call = served, (extras.block_mask, extras.seed, extras.offset)
         ctx.set_materialize_grads(False)
-        if not served.lse:
-            return out
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+        return (out, lse) if served.lse else out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None = None) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 5
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+        if grad is None and grad_lse is None:
+            return (None,) * 6
         if not torch.is_grad_enabled():
-            gradients = _gradients(ctx, grad)
+            gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
             with torch.no_grad():
-                gradients = _gradients(ctx, grad)
+                gradients = _gradients(ctx, grad, grad_lse)
             gradients = FinalGradients.apply(*(one.requires_grad_() for one in gradients))
         needs_query, needs_key, needs_value, *_ = ctx.needs_input_grad
-        dq, dk, dv = gradients
-        return dq if needs_query else None, dk if needs_key else None, dv if needs_value else None, None, None
+        dq, dk, dv, *of_sinks = gradients
+        inputs = dq if needs_query else None, dk if needs_key else None, dv if needs_value else None
+        return *inputs, *(of_sinks or (None,)), None, None
 
 
 _apply = super(torch.autograd.Function, Attention).apply
 """`Attention.apply` without its look at functorch, which is not active where a plan serves a call."""
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
+    """The gradients of query, key and value, and of sinks if they need one."""
     served: Served = ctx.served
     query, key, value, out, lse, *tensors = ctx.saved_tensors
-    plan, extras = served.backward, served.extras_of(tensors, *ctx.of_call)
+    plan, extras = served.backward, served.extras_of(tensors, *ctx.of_call).with_grad_lse(grad_lse)
     assert plan is not None  # or autograd would not have recorded the call
-    if served.layout is Layout.HEADS_FIRST:
-        return plan.backward(query, key, value, out, lse, grad, served.scale, extras)
-    query, key, value, out, grad = served.layout.inside(query, key, value, out, grad)
-    gradients = plan.backward(query, key, value, out, lse, grad, served.scale, extras)
-    return tuple([served.layout.outside(one) for one in gradients])
+    grad = torch.zeros_like(out) if grad is None else grad
+    if served.layout is not Layout.HEADS_FIRST:
+        query, key, value, out, grad = served.layout.inside(query, key, value, out, grad)
+    gradients: tuple[Tensor, ...] = plan.backward(query, key, value, out, lse, grad, served.scale, extras)
+    if served.layout is not Layout.HEADS_FIRST:
+        gradients = tuple([served.layout.outside(one) for one in gradients])
+    if ctx.needs_input_grad[3]:
+        gradients += (gradient_of_sinks(out, lse, grad, grad_lse, extras.sinks),)
+    return gradients
 
 
 class FinalGradients(torch.autograd.Function):  # type: ignore[misc]

@@ -25,6 +25,7 @@ EXTRA_TENSORS = (
     "scale_q",
     "scale_k",
     "scale_v",
+    "sinks",
 )
 """The extras that are tensors."""
 
@@ -36,6 +37,8 @@ class Call:
     """One call of attention without its query [batch, num_heads, seqlen_q, head_dim], key and value.
 
     lengths: (batch, longest seqlen_q, longest seqlen_k) where the tensors do not say them: packed sequences, caches.
+    num_splits: a power of two takes a config with this number of splits that does not depend on the batch; 0 takes the
+    best one.
     """
 
     causal: Causal
@@ -43,6 +46,7 @@ class Call:
     features: Features = NO_FEATURES
     extras: Extras = NO_EXTRAS
     lengths: tuple[int, int, int] | None = None
+    num_splits: int = 0
 
     @classmethod
     def of(
@@ -57,6 +61,7 @@ class Call:
         page_size: int = 0,
         block_mask: BlockMask | None = None,
         lengths: Sequence[int] | None = None,
+        num_splits: int = 0,
         **tensors: Tensor | None,
     ) -> Self:
         """The call with these arguments; which features it has follows from them.
@@ -86,7 +91,9 @@ class Call:
         if lengths is not None:
             batch, seqlen_q, seqlen_k = lengths
             lengths = batch, seqlen_q, seqlen_k
-        return cls(causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths)
+        return cls(
+            causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths, num_splits=num_splits
+        )
 
     def features_of(self, direction: Direction) -> Features:
         """Only a backward can be deterministic or not: every forward is."""
@@ -135,7 +142,7 @@ class Call:
             for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True)
             if tensor is not None
         )
-        return own, self.causal, self.features, self.block_sizes, kinds
+        return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
     def place(
         self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool

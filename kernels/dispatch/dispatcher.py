@@ -87,13 +87,13 @@ class Dispatcher(Engine):
 
         query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
         heads, L, Ev] has the dimension order of the query. attn_mask is boolean (True where the query sees the key) or
-        added to the scores, and broadcasts to [batch, heads, L, S]. Gradients are computed by our kernels where both
-        directions have one. What they do not run (a mask that requires a gradient, tensors on the CPU, ...) is computed
-        by PyTorch; `explain` with the same arguments says so.
+        added to the scores, and broadcasts to [batch, heads, L, S]. PyTorch computes tensors of other ranks and nested
+        ones. Gradients are computed by our kernels where both directions have one. What they do not run (a mask that
+        requires a gradient, tensors on the CPU, ...) is computed by PyTorch; `explain` with the same arguments says so.
 
         Raises:
-            UsageError: attn_mask has another shape or data type, or dropout_p is outside [0, 1]. It is a RuntimeError,
-                as PyTorch's is.
+            UsageError: dropout_p is outside [0, 1], or attn_mask of tensors with four dimensions has another shape or
+                data type. It is a RuntimeError, as PyTorch's is.
             TooFewDimensionsError: attn_mask has fewer than two dimensions. It is an IndexError as well.
             Exception: PyTorch's own, for all other wrong arguments: a TypeError for one of another type, a RuntimeError
                 for tensors that do not fit each other. attn_mask together with is_causal is computed or refused as the

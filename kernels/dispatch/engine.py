@@ -142,8 +142,8 @@ class Engine:
         remember: Remember | None = None,
         **asked: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, laid out like the query, and the log-sum-exp, which has no gradient, and without `lse` may
-        be missing. Differentiable. Autocast converts as it does for PyTorch's attention.
+        """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
+        Differentiable, both. Autocast converts as it does for PyTorch's attention.
 
         Args:
             remember: gets what serves the call, where our kernels do, to leave a short way to it.
@@ -198,12 +198,12 @@ class Engine:
         """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
         which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
-        if needs_gradients(query, key, value):
+        if needs_gradients(query, key, value, call.extras.sinks):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
             if isinstance(found, Explanation):
                 return found
             backward = found
-        sums = lse or backward is not None
+        sums = lse or backward is not None or call.extras.sinks is not None
         forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
         return forward if isinstance(forward, Explanation) else (forward, backward)
 
@@ -248,18 +248,23 @@ class Engine:
         grad: Tensor,
         call: Call,
         *,
+        grad_lse: Tensor | None = None,
         remember: Remember | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
+        """The gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever computes
+        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
         resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, *plans, lse=True))
-            return plans[1].backward(query, key, value, out, lse, grad, call.scale, call.extras)
+            extras = call.extras.with_grad_lse(grad_lse)
+            return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
         with torch.enable_grad(), autograd_within_an_op():
-            again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
-            found = torch.autograd.grad(again, leaves, grad)
+            wants_lse = call.features.dropout or grad_lse is not None
+            again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
+            outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
+            found = torch.autograd.grad(outputs, leaves, grads)
         dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
         return dq, dk, dv
 

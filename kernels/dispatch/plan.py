@@ -151,6 +151,8 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
     """Why nothing can be launched for these tensors now, whoever asks; or None."""
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
+    if any(tensor.is_nested for tensor in tensors):
+        return "an argument is nested"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
@@ -179,9 +181,10 @@ def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor
     return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
-def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> bool:
     """Whether autograd records this call."""
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:

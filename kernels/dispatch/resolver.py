@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung, climb_down
+from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.config import KernelConfig
@@ -141,17 +143,20 @@ class Resolver:
             inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out))
             arguments = (*inputs, *gradients, call.scale, *extras)
         blocks = call.block_sizes
-        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, blocks), blocks)
+        attempt = partial(self._tried_once, shape=shape, arguments=arguments, call=call)
+        return self.climb(shape, index, attempt, blocks, call.num_splits)
 
     def _tried_once(
-        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], block_sizes: Any
+        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], call: Call
     ) -> Launch | str:
         """A launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
-            return _launched(get_kernel(config.kernel).bind(config, shape), arguments)
+            kernel = get_kernel(config.kernel)
+            bind = kernel.bind_batch_invariant if call.num_splits else kernel.bind
+            return _launched(bind(config, shape), arguments)
 
-        return self._guarded(config, shape, arguments[:3], attempt, block_sizes)
+        return self._guarded(config, shape, arguments[:3], attempt, call.block_sizes)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """What serves a shape on a device, the current one by default, without launching anything."""
@@ -187,18 +192,20 @@ class Resolver:
         index: int | None,
         attempt: Callable[[KernelConfig], Launch | str],
         block_sizes: tuple[int, int] | None = None,
+        num_splits: int = 0,
     ) -> tuple[Explanation, Launch] | Explanation:
         """Return the first config down the ladder that launches on the device with this CUDA index; or why none does.
 
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
-        of the blocks of a block mask, if there is one.
+        of the blocks of a block mask, if there is one. num_splits: only configs with this number of splits, unless 0.
         """
         device = self.device(index)
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
-        for step in climb_down(table, shape, device.limits, strict=self._strict):
+        steps = climb_down(table, shape, device.limits, strict=self._strict)
+        for step in fixed_splits(shape, num_splits, device.limits) if num_splits else steps:
             if isinstance(step, Candidate) and block_sizes is not None:
                 step = within_blocks(step, block_sizes, shape, device.limits)
             if isinstance(step, Rejection):

@@ -15,7 +15,8 @@ NOTHING = float("-inf")
 class Problem:
     """What is to be computed: query [batch, heads, rows, columns], key and value with heads_kv of them.
 
-    seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64.
+    seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64. sinks: [heads], a
+    logit that joins the softmax of every row of a head.
     """
 
     query: Tensor
@@ -25,6 +26,7 @@ class Problem:
     seen: Tensor | None = None
     bias: Tensor | None = None
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """The same in another type."""
@@ -84,7 +86,7 @@ def _finite(problem: Problem) -> Problem:
 
 
 def _weights(problem: Problem) -> Tensor:
-    """The probabilities; rows that see no key are zero."""
+    """The probabilities of the keys; rows that see none are zero."""
     key = _repeated(problem.key, problem)
     scores = problem.query @ key.mT * problem.scale
     if problem.softcap:
@@ -96,8 +98,12 @@ def _weights(problem: Problem) -> Tensor:
     if not scores.shape[-1]:
         return scores
     highest = scores.detach().amax(-1, keepdim=True)
-    raised = torch.exp(scores - torch.where(highest == NOTHING, 0.0, highest))
+    sinks = None if problem.sinks is None else problem.sinks.to(scores.dtype)[None, :, None, None]
+    highest = highest if sinks is None else torch.maximum(highest, sinks)
+    highest = torch.where(highest == NOTHING, 0.0, highest)
+    raised = torch.exp(scores - highest)
     total = raised.sum(-1, keepdim=True)
+    total = total if sinks is None else total + torch.exp(sinks - highest)
     return raised / torch.where(total == 0, 1.0, total)
 
 

@@ -100,12 +100,16 @@ class BackwardLaunch(BackwardLauncher):
             described = q, k, v, dout, (sums, rows.count), dk, dv, (lse_log2, rows.count), (delta, rows.count)
             if plain:
                 before(out, dout, lse, lse_log2, delta, sums, counter)
+                if extras.grad_lse is not None:
+                    subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, None)
                 middle(*described, counter, scale, scale_log2)
                 after(sums, dq, scale)
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
             before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, *rest)
+            if extras.grad_lse is not None:
+                subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             middle(*described, counter, scale, scale_log2, *sizes, *bounds)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
@@ -173,6 +177,27 @@ def _space_of(spaces: dict[int, tuple[Rows, Workspace]], shape: AttentionShape, 
         spaces.clear()
     spaces[tokens] = made
     return made
+
+
+def row_sums_in(space: Workspace, memory: Any) -> Any:
+    """The row sums of out * dout in memory of a workspace."""
+    return space.parts(memory, as_addresses=False)[1]
+
+
+def subtract_rows(delta: Any, values: Any, rows: Rows, begins: Any) -> None:
+    """Subtract values [batch, num_heads, seqlen_q], or packed [num_heads, tokens], from the workspace's row sums."""
+    import torch
+
+    by_head = delta.view(-1, rows.of_head)
+    if begins is None:
+        by_head[:, : values.shape[-1]].sub_(values.flatten(0, 1))
+        return
+    token, begins = torch.arange(values.shape[1], device=values.device), begins.long()
+    sequence = (torch.searchsorted(begins, token, right=True) - 1).clamp(max=begins.shape[0] - 2)
+    outside = token >= begins[-1]
+    first = (begins[sequence] + sequence * BLOCK_M) // BLOCK_M * BLOCK_M
+    places = (first + token - begins[sequence]).masked_fill(outside, 0)
+    by_head.index_add_(1, places, -values.masked_fill(outside, 0.0))
 
 
 def sums_descriptor(sums: Any, elements: int, part: int) -> Any:

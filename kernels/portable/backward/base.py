@@ -40,6 +40,11 @@ def row_sums(out: Any, dout: Any, *, pins: bool) -> Step:
     return Step(delta_kernel, grid, rest, {"num_warps": DELTA_WARPS}, pins=pins)
 
 
+def subtract_rows(space: Workspace, memory: Any, values: Any) -> None:
+    """Subtract values like the log-sum-exp from row sums, which are the first part of a workspace in memory."""
+    space.parts(memory, as_addresses=False)[0].view(values.shape).sub_(values)
+
+
 def row_sums_spec(shape: AttentionShape) -> CompileSpec:
     """The compilation of `row_sums`."""
     tensor = TensorArgument(shape.dtype)
@@ -95,8 +100,9 @@ class BackwardInputs:
         return memory, self._space.parts(memory, as_addresses=take_addresses(*self._ahead, *passes))
 
     def arguments(
-        self, parts: list[Any], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float, extras: Extras
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        self, memory: Any, parts: list[Any], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float,
+        extras: Extras,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
         """Enqueues what runs ahead, and returns the tensors that both passes take before the gradients, and features
         with their strides after them.
 
@@ -107,6 +113,8 @@ class BackwardInputs:
         tensors = mask_bytes(extras.mask), extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
         features = *tensors, *run_time_numbers(extras, scale), *self._of_features
         self._ahead[0](out, dout, delta)
+        if extras.grad_lse is not None:
+            subtract_rows(self._space, memory, extras.grad_lse)
         if highest is None:
             return (q, k, v, dout, lse, delta), features
         self._ahead[1](q, k, v, dout, highest, delta, divided, *features)

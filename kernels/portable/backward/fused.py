@@ -78,7 +78,7 @@ class FusedBackwardLaunch(BackwardLauncher):
         ) -> None:  # fmt: skip
             sums = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
             memory, parts = inputs.new(keys)
-            tensors, features = inputs.arguments(parts, q, k, v, out, lse, dout, scale, extras)
+            tensors, features = inputs.arguments(memory, parts, q, k, v, out, lse, dout, scale, extras)
             keys(*tensors, dk, dv, sums, *features)
             del memory
             torch.mul(sums, scale, out=dq)

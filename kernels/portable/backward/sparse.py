@@ -25,7 +25,13 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.portable.backward.base import gradient_strides, launch_options, row_sums, row_sums_spec
+from blocktune.kernels.portable.backward.base import (
+    gradient_strides,
+    launch_options,
+    row_sums,
+    row_sums_spec,
+    subtract_rows,
+)
 from blocktune.kernels.portable.backward.shared_memory import (
     least_pass_columns,
     most_pass_bytes,
@@ -84,6 +90,8 @@ class SparseBackwardLaunch(BackwardLauncher):
             memory = space.new(device)
             (delta,) = space.parts(memory, as_addresses=take_addresses(sums, of_queries, of_keys))
             sums(out, dout, delta)
+            if extras.grad_lse is not None:
+                subtract_rows(space, memory, extras.grad_lse)
             inputs = q, k, v, dout, lse, delta
             of_queries(*inputs, dq, *_listing(mask, mask.rows, scales))
             of_keys(*inputs, dk, dv, *_listing(mask, mask.columns, scales))

@@ -74,7 +74,7 @@ class SplitBackwardLaunch(BackwardLauncher):
             extras: Extras = NO_EXTRAS,
         ) -> None:  # fmt: skip
             memory, parts = inputs.new(keys, queries)
-            tensors, features = inputs.arguments(parts, q, k, v, out, lse, dout, scale, extras)
+            tensors, features = inputs.arguments(memory, parts, q, k, v, out, lse, dout, scale, extras)
             keys(*tensors, dk, dv, None, *features)
             queries(*tensors, dq, *features)
             del memory

@@ -74,8 +74,9 @@ def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launc
     return launch
 
 
-def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
-    """The launch of a config for tensors of this shape."""
+def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
+    """The launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the batch
+    is."""
     sizes, splits = first_sizes(config, shape), config.parameters["splits"]
     workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
     return DecodeLaunch(
@@ -84,7 +85,7 @@ def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         leading=partial(_leading, workspace),
         trailing=partial(_trailing, (*sizes.values(), *first_constants(config, shape).values())),
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        merge=_merge_launch(config, shape) if splits > 1 else None,
+        merge=_merge_launch(config, shape, batch_invariant) if splits > 1 else None,
     )
 
 
@@ -114,8 +115,8 @@ def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple
     return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
 
 
-def _merge_launch(config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-    arguments = merge_arguments(config, shape)
+def _merge_launch(config: KernelConfig, shape: AttentionShape, batch_invariant: bool) -> TritonLaunch:
+    arguments = merge_arguments(config, shape, batch_invariant=batch_invariant)
     splits, part = arguments["SPLITS"], arguments["BLOCK_D"]
     early = {"launch_pdl": 1} if arguments["OVERLAP"] else {}
     return TritonLaunch(
@@ -137,16 +138,18 @@ def _merge_trailing(fixed: tuple[Any, ...], work: Any, k: Any, v: Any, out: Any)
     return *out.stride()[:3], *fixed
 
 
-def merge_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs."""
+def merge_arguments(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> dict[str, Any]:
+    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs, and
+    so are all where the batch must not decide: the width of a part says in which order the splits are added up."""
     rows = shape.batch * shape.num_heads * shape.seqlen_q
+    narrow = rows < PROGRAMS or batch_invariant
     return {
         "num_heads": shape.num_heads,
         "seqlen_q": shape.seqlen_q,
         "total_rows": rows,
         "SPLITS": config.parameters["splits"],
         "HEAD_DIM_V": shape.head_dim_v,
-        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if rows < PROGRAMS else 128),
+        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if narrow else 128),
         "OVERLAP": config.parameters["overlap"] == 1,
     }
 

@@ -3,6 +3,7 @@
 The device functions that decide this are plain arithmetic; here they run as Python, against masks written out.
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from blocktune.kernels.hopper.backward import bounds as hopper_bwd_bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
+from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
     GENERAL,
@@ -225,3 +227,30 @@ def test_a_soft_cap_goes_into_two_factors() -> None:
     assert scale_arguments(shape(64, 64), 0.0, Extras())[1] == pytest.approx(1e-30 * log2_e)
     capped = scale_arguments(shape(64, 64, features="softcap"), 0.5, Extras(softcap=20.0))
     assert capped == pytest.approx((0.5, 20.0 * log2_e, 2 * log2_e * 0.5 / 20.0))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_values_are_subtracted_where_rows_of_the_workspace_lie(batch: int) -> None:
+    own = shape(100, 100, batch=batch, num_heads=2, num_heads_kv=2)
+    rows, values = Rows.of(own, 100), torch.rand(batch, 2, 100)
+    delta = torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, None)
+    for entry in range(batch):
+        for head in range(2):
+            first = (entry * 2 + head) * rows.of_head
+            assert torch.equal(delta[first : first + 100], -values[entry, head])
+    assert int((delta != 0).sum()) == values.numel()
+
+
+def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
+    """Whole blocks for every sequence, an empty one too; what comes after the last token is left alone."""
+    begins, tokens = [0, 70, 70, 71, 200], 210
+    own = shape(130, 130, features="varlen", batch=4, num_heads=2, num_heads_kv=2)
+    rows, values = Rows.of(own, tokens), torch.rand(2, tokens)
+    delta, wanted = torch.zeros(rows.count), torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, torch.tensor(begins, dtype=torch.int32))
+    for head in range(2):
+        for entry, (begin, end) in enumerate(pairwise(begins)):
+            first = head * rows.of_head + (begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M
+            wanted[first : first + end - begin] -= values[head, begin:end]
+    assert torch.equal(delta, wanted)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.api.kv_cache import _append_rows
+from blocktune.kernels.api.cache_appending import positions_from
+from blocktune.kernels.api.cache_rows import CacheRows
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from tests.support.triton_modes import DEVICE, runs
 
@@ -38,7 +39,7 @@ def test_rows_come_after_those_that_are_there(new: int, heads: int, number: int 
     lengths = int32(0, 9, 27) if number is None else int32(7, 7, 7)
     wanted = k_cache.clone(), v_cache.clone()
     for cache, rows in zip(wanted, (k, v), strict=True):
-        _append_rows(cache, rows, lengths, None)
+        CacheRows().write(cache, rows, positions_from(lengths, new))
     after = torch.empty_like(lengths)
     AppendLaunch(32, 0)(k_cache, v_cache, k, v, lengths if number is None else None, None, after, number or 0)
     assert torch.equal(k_cache, wanted[0])
@@ -52,7 +53,7 @@ def test_rows_of_pages_and_over_their_ends() -> None:
     lengths, table = int32(0, 14, 30), int32([3, 0, 8], [5, 1, 7], [2, 6, 4])
     wanted = k_cache.clone(), v_cache.clone()
     for cache, rows in zip(wanted, (k, v), strict=True):
-        _append_rows(cache, rows, lengths, table)
+        CacheRows(table=table).write(cache, rows, positions_from(lengths, 5))
     after = torch.empty_like(lengths)
     AppendLaunch(48, 16)(k_cache, v_cache, k, v, lengths, table, after, 0)
     assert torch.equal(k_cache, wanted[0])
