@@ -12,9 +12,11 @@ from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
+from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, device_of, document_of, trial_of
+from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
@@ -28,7 +30,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
+from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 __all__ = ["ResultStore", "default_store_path"]
@@ -72,7 +74,7 @@ class ResultStore:
         if read_only:
             require_current(engines)
         else:
-            make_current(engines)
+            make_current(engines, fill_checksums)
         return cls(engines, read_only=read_only)
 
     @classmethod
@@ -82,7 +84,9 @@ class ResultStore:
         place = StoreTarget.of(target)
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         if not is_current(engines):
-            make_current(open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS))
+            make_current(
+                open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS), fill_checksums
+            )
         return cls(engines, read_only=True)
 
     @property
@@ -163,7 +167,7 @@ class ResultStore:
 
     def devices(self) -> list[DeviceSpec]:
         """The devices that have trials or winners, without their uuid."""
-        return self._read(select(DeviceRow).order_by(DeviceRow.key), device_of)
+        return self._read(select(DeviceRow).order_by(DeviceRow.key), whole_device)
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
         """The winners of one device with what they compete against today, and on request all trials, in the format of
@@ -196,7 +200,7 @@ class ResultStore:
                 trials do not count as made here.
         """
         believed = [source if trust else unverified(source) for source in sources]
-        return self._write(lambda writer: merge_into(writer, self._records(writer.best_rows(), best_of), believed))
+        return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))
 
     def remove_best(self, best: Best) -> None:
         """Forgets the winner of this shape on this device, since it must not be used; another config that has won
@@ -250,20 +254,10 @@ class ResultStore:
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         def transaction() -> list[Record]:
             with Session(self._engines.reader) as session:
-                return self._records(session.scalars(query), convert)
+                return readable_records(session, query, convert, self.label)
 
         with translated(self._engines.target):
             return kept_up(transaction)
-
-    def _records(self, rows: Iterable[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        """The records of rows, none of which is believed before it has passed the bounds of its record."""
-        try:
-            return [convert(row) for row in rows]
-        except UNREADABLE as error:
-            raise StoreCorruptError(
-                f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: "
-                f"{shown(str(error), 500)} `tune doctor --recover` saves the others."
-            ) from error
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:

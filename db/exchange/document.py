@@ -20,7 +20,8 @@
           "paper": {...} | null, "paper_time_us",
           "speedup_over_default", "speedup_low", "speedup_high",
           "trials": 120,                  how many candidates were tried
-          "created_at": "2026-11-20T12:00:00+00:00"
+          "created_at": "2026-11-20T12:00:00+00:00",
+          "checksum": "<16 hex>"          of row, device and environment; an edited row goes without
         }
       ],
       "trials": [...],                    only on request: the fields of Trial in db/records/records.py
@@ -44,7 +45,8 @@ from typing import Any, NoReturn
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
+from blocktune.kernels.stored.checksums import CHECKSUM
+from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
@@ -65,9 +67,15 @@ def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tr
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
         "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
-        "bests": [_best_json(best) for best in bests],
+        "bests": [_checked(device, best, _best_json(best)) for best in bests],
     }
-    return document if trials is None else document | {"trials": [_trial_json(trial) for trial in kept]}
+    if trials is not None:
+        document["trials"] = [_checked(device, trial, _trial_json(trial)) for trial in kept]
+    return document
+
+
+def _checked(device: DeviceSpec, record: Best | Trial, row: Document) -> Document:
+    return row | {CHECKSUM: exported_checksum(row, device.key, record.environment.to_json())}
 
 
 def _digest(environment: Environment) -> str:

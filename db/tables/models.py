@@ -10,8 +10,8 @@ A value that another room owns (a device, a shape, a config) is stored whole as 
 with sorted keys and no spaces, so that equal values have equal text. The other columns repeat what queries need.
 
 The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
-device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver. It and the tables
-are created by `migrations/versions/0001_initial.py`.
+device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver, power_limit_w and
+the checksum of these. It is created by `migrations/versions/0005_checksums.py`.
 """
 
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    null,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -63,6 +64,12 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {datetime: Moment(), float: Double()}
 
 
+def checksum_column() -> Mapped[str | None]:
+    """A column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older blocktune
+    that broke a rule when the column came."""
+    return mapped_column(String(16), server_default=null())
+
+
 class DeviceRow(Base):
     """One kind of GPU, by `DeviceSpec.key`. The document has no uuid: trials say on which piece they ran."""
 
@@ -75,6 +82,7 @@ class DeviceRow(Base):
     num_sms: Mapped[int]
     source: Mapped[str] = mapped_column(String(16))
     document: Mapped[str] = mapped_column(Text)
+    checksum: Mapped[str | None] = checksum_column()
 
 
 class EnvironmentRow(Base):
@@ -194,6 +202,7 @@ class TrialRow(Base):
     power_w: Mapped[float | None]
     throttle_reasons: Mapped[int | None] = mapped_column(BigInteger)
     other_processes: Mapped[int | None]
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")
@@ -231,6 +240,8 @@ class BestRow(Base):
     speedup_low: Mapped[float | None]
     speedup_high: Mapped[float | None]
     trials: Mapped[int]
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")

@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 
-CURRENT = "0004"
+CURRENT = "0005"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"
@@ -60,8 +61,12 @@ def _version(engines: StoreEngines) -> str | None:
         return version_of(connection, engines.target)
 
 
-def make_current(engines: StoreEngines) -> None:
+def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
     """Creates or upgrades the schema where it is not current. Any number of processes may do so at once.
+
+    Args:
+        engines: of the store.
+        fill: gives rows of an older schema what the present one adds, in the same transaction.
 
     Raises:
         StoreError: the place cannot be written; or one of the errors of `version_of`.
@@ -78,6 +83,7 @@ def make_current(engines: StoreEngines) -> None:
             # Whoever held the lock before may have done the work.
             if version_of(connection, engines.target) != CURRENT:
                 _upgrade(connection)
+                fill(connection)
 
 
 def version_of(connection: Connection, target: StoreTarget) -> str | None:

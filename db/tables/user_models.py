@@ -2,7 +2,8 @@
 
 A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
 canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,
-problem, config, time_us, triton, ptxas, driver. All are created by `migrations/versions/0002_user_kernels.py`.
+problem, config, time_us, triton, ptxas, driver and their checksum. The tables are created by
+`migrations/versions/0002_user_kernels.py`, the view as it is now by `0005_checksums.py`.
 """
 
 from datetime import datetime
@@ -11,7 +12,7 @@ from sqlalchemy import JSON, CheckConstraint, ForeignKey, String, Text, UniqueCo
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from blocktune.db.tables.models import Base as Base
-from blocktune.db.tables.models import DeviceRow, EnvironmentRow
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow, checksum_column
 
 
 class UserTrialRow(Base):
@@ -41,6 +42,7 @@ class UserTrialRow(Base):
     relative_to_anchor: Mapped[float | None]
     samples_us: Mapped[list[float]] = mapped_column(JSON)
     seconds: Mapped[float]
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
@@ -71,6 +73,8 @@ class UserBestRow(Base):
     speedup_low: Mapped[float | None]
     speedup_high: Mapped[float | None]
     trials: Mapped[int]
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
