@@ -55,7 +55,7 @@ class ResultStore:
     @classmethod
     def open(
         cls,
-        target: str | Path | None = None,
+        target: str | Path | StoreTarget | None = None,
         *,
         read_only: bool = False,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
@@ -70,7 +70,8 @@ class ResultStore:
             SchemaTooNewError: a newer blocktune wrote it.
             StoreError: it is locked, damaged, out of reach or, to be only read, missing.
         """
-        engines = open_engines(StoreTarget.of(target), read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        place = target if isinstance(target, StoreTarget) else StoreTarget.of(target)
+        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
         if read_only:
             require_current(engines)
         else:
@@ -90,9 +91,19 @@ class ResultStore:
         return cls(engines, read_only=True)
 
     @property
+    def target(self) -> StoreTarget:
+        """Where it is."""
+        return self._engines.target
+
+    @property
     def label(self) -> str:
         """The place as people may see it, without a password."""
         return self._engines.target.label
+
+    def with_timeout(self, lock_timeout_seconds: float) -> Self:
+        """The same store, whose writers wait for so long."""
+        engines = open_engines(self.target, read_only=False, lock_timeout_seconds=lock_timeout_seconds)
+        return type(self)(engines, read_only=False)
 
     def record(self, trial: Trial) -> None:
         """Stores one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
@@ -101,6 +112,22 @@ class ResultStore:
             UsageError: the trial breaks a rule, such as a time that is not positive or an outcome `ok` without one.
         """
         self._write(lambda writer: writer.put_trial(trial))
+
+    def put_all(self, trials: Iterable[Trial], bests: Iterable[Best]) -> None:
+        """Stores what was measured here as `record` and `set_best` do, in one transaction: all of it or nothing.
+
+        Raises:
+            UsageError: a trial or winner breaks a rule.
+        """
+        kept_trials, kept_bests = tuple(trials), tuple(bests)
+
+        def put(writer: BulkWriter) -> None:
+            for trial in kept_trials:
+                writer.put_trial(trial)
+            for best in kept_bests:
+                writer.put_best(best)
+
+        self._write(put)
 
     def set_best(self, best: Best) -> bool:
         """Stores the winner of a shape on a device and returns whether it was stored.

@@ -45,13 +45,19 @@ def miss_path() -> Path | None:
         return None
     if named:
         return _expanded(named)
+    state = state_directory()
+    return None if state is None else state / "misses.jsonl"
+
+
+def state_directory() -> Path | None:
+    """`blocktune` in the user's state directory, or None for a user without a home."""
     try:
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
             state = Path.home() / ".local" / "state"
     except RuntimeError:
         return None
-    return state / "blocktune" / "misses.jsonl"
+    return state / "blocktune"
 
 
 def _expanded(named: str) -> Path:
