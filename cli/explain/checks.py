@@ -89,7 +89,8 @@ THROTTLING: Mapping[int, tuple[str, str]] = {
 
 
 def _state(uuid: str | None) -> Iterator[Finding]:
-    from blocktune.tuner.measure.telemetry import GpuMonitor, driver_version
+    from blocktune.kernels.hardware.nvml import driver_version
+    from blocktune.tuner.measure.telemetry import GpuMonitor
 
     if driver_version():
         yield Finding(name="driver", value=driver_version())

@@ -37,7 +37,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +48,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.values.columns import plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -105,34 +106,18 @@ def _provenance_json(record: Best | Trial) -> Document:
 def _best_json(best: Best) -> Document:
     return _provenance_json(best) | {
         "origin": str(best.origin),
-        "time_us": best.time_us,
-        "predicted_us": best.predicted_us,
         "default": None if best.default is None else best.default.to_json(),
-        "default_time_us": best.default_time_us,
         "paper": None if best.paper is None else best.paper.to_json(),
-        "paper_time_us": best.paper_time_us,
-        "speedup_over_default": best.speedup_over_default,
-        "speedup_low": best.speedup_low,
-        "speedup_high": best.speedup_high,
-        "trials": best.trials,
+        **plain_values(best),
     }
 
 
 def _trial_json(trial: Trial) -> Document:
     return _provenance_json(trial) | {
         "outcome": str(trial.outcome),
-        "resources": None if trial.resources is None else trial.resources.to_json(),
-        "blocks_per_sm": trial.blocks_per_sm,
-        "occupancy": trial.occupancy,
-        "limiters": list(trial.limiters),
-        "predicted_us": trial.predicted_us,
-        "time_us": trial.time_us,
-        "relative_to_anchor": trial.relative_to_anchor,
-        "samples_us": list(trial.samples_us),
-        "error": trial.error,
-        "compile_seconds": trial.compile_seconds,
-        "bench_seconds": trial.bench_seconds,
-        "telemetry": asdict(trial.telemetry),
+        "resources": None if trial.resources is None else plain_values(trial.resources),
+        "telemetry": plain_values(trial.telemetry),
+        **plain_values(trial),
     }
 
 

@@ -1,18 +1,19 @@
 """Writes records as rows, in one transaction of the store's single writer: looking up and then adding cannot race."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.bounds import MAX_ERROR, require_sound_best, require_sound_trial
+from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, Best, Environment, Trial
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
 from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, config_columns, document_of, shape_columns
+from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
     BestRow,
@@ -26,10 +27,9 @@ from blocktune.db.tables.models import (
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.columns import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
-
-_RESOURCES = tuple(field.name for field in fields(KernelResources))
 
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
 V = TypeVar("V", Environment, AttentionShape, KernelConfig, DeviceSpec)
@@ -198,30 +198,22 @@ def _assign(row: Base, columns: Mapping[str, Any]) -> None:
 
 def trial_columns(trial: Trial) -> dict[str, Any]:
     """Return the values of a trial's row, without what it refers to."""
-    resources = dict.fromkeys(_RESOURCES) if trial.resources is None else trial.resources.to_json()
+    resources = trial.resources
+    absent = dict.fromkeys(column.name for column in columns_of(KernelResources))
     return {
         "created_at": trial.created_at,
         "gpu_uuid": IMPORTED if trial.imported else trial.device.uuid,
         "outcome": str(trial.outcome),
-        "error": trial.error,
-        "time_us": trial.time_us,
-        "relative_to_anchor": trial.relative_to_anchor,
-        "predicted_us": trial.predicted_us,
-        "samples_us": list(trial.samples_us),
-        "compile_seconds": trial.compile_seconds,
-        "bench_seconds": trial.bench_seconds,
-        "blocks_per_sm": trial.blocks_per_sm,
-        "occupancy": trial.occupancy,
-        "limiters": list(trial.limiters),
-        **resources,
-        **asdict(trial.telemetry),
+        **plain_values(trial),
+        **(absent if resources is None else plain_values(resources)),
+        **plain_values(trial.telemetry),
         "checksum": record_checksum(trial),
     }
 
 
 def storable(text: str) -> str:
     """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
-    return shown(text[:MAX_ERROR], MAX_ERROR)[:MAX_ERROR]
+    return shown(text[: ERROR.longest], ERROR.longest)[: ERROR.longest]
 
 
 def best_columns(best: Best) -> dict[str, Any]:
@@ -230,14 +222,7 @@ def best_columns(best: Best) -> dict[str, Any]:
         "created_at": best.created_at,
         "gpu_uuid": best.device.uuid,
         "origin": str(best.origin),
-        "time_us": best.time_us,
-        "predicted_us": best.predicted_us,
-        "default_time_us": best.default_time_us,
-        "paper_time_us": best.paper_time_us,
-        "speedup_over_default": best.speedup_over_default,
-        "speedup_low": best.speedup_low,
-        "speedup_high": best.speedup_high,
-        "trials": best.trials,
+        **plain_values(best),
         "checksum": record_checksum(best),
         "served_checksum": served_checksum(best),
     }

@@ -24,12 +24,11 @@ from blocktune.db.tables.models import (
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.columns import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
-_RESOURCES = tuple(field.name for field in fields(KernelResources))
-_TELEMETRY = tuple(field.name for field in fields(Telemetry))
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 IMPORTED = "imported"
@@ -135,7 +134,7 @@ def trial_of(row: TrialRow) -> Trial:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
-    resources = {name: getattr(row, name) for name in _RESOURCES}
+    compiled = record_values(KernelResources, row)
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
         device=device_of(row.device, None if imported else row.gpu_uuid),
@@ -144,20 +143,11 @@ def trial_of(row: TrialRow) -> Trial:
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
         outcome=Outcome(row.outcome),
-        resources=None if row.registers is None else KernelResources(**resources),
-        blocks_per_sm=row.blocks_per_sm,
-        occupancy=row.occupancy,
-        limiters=tuple(row.limiters),
-        predicted_us=row.predicted_us,
-        time_us=row.time_us,
-        relative_to_anchor=row.relative_to_anchor,
-        samples_us=tuple(row.samples_us),
-        error=row.error,
-        compile_seconds=row.compile_seconds,
-        bench_seconds=row.bench_seconds,
-        telemetry=Telemetry(**{name: getattr(row, name) for name in _TELEMETRY}),
+        resources=None if compiled["registers"] is None else KernelResources(**compiled),
+        telemetry=Telemetry(**record_values(Telemetry, row)),
         created_at=row.created_at,
         imported=imported,
+        **record_values(Trial, row),
     )
     require_sound_trial(trial)
     require_as_written(trial, row.checksum)
@@ -178,17 +168,10 @@ def best_of(row: BestRow) -> Best:
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
         origin=Origin(row.origin),
-        time_us=row.time_us,
-        predicted_us=row.predicted_us,
         default=None if row.default_config is None else _parsed_config(row.default_config.document),
-        default_time_us=row.default_time_us,
         paper=None if row.paper_config is None else _parsed_config(row.paper_config.document),
-        paper_time_us=row.paper_time_us,
-        speedup_over_default=row.speedup_over_default,
-        speedup_low=row.speedup_low,
-        speedup_high=row.speedup_high,
-        trials=row.trials,
         created_at=row.created_at,
+        **record_values(Best, row),
     )
     require_sound_best(best)
     require_as_written(best, row.checksum)

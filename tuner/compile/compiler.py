@@ -18,7 +18,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored import provenance as identity
+from blocktune.kernels.stored import provenance
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
@@ -131,7 +131,7 @@ def has_code(spec: CompileSpec, key: str) -> bool:
 
 def ptxas_version(cc: tuple[int, int]) -> str:
     """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty without one."""
-    return identity.ptxas_version(limits_for(cc).sm_arch)
+    return provenance.ptxas_version(limits_for(cc).sm_arch)
 
 
 def tensor_cores_in(ptx: str) -> str:

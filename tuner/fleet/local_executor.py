@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
 from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE, processors
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
-from blocktune.tuner.measure.telemetry import canonical_uuid
 
 MAX_TAKEOVERS = 2
 """A job that cost three workers is to blame itself."""

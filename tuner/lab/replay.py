@@ -48,20 +48,7 @@ class ReplayRunner:
     @classmethod
     def of_trials(cls, trials: Iterable[Trial]) -> Self:
         """A replay of stored trials; the last one of a config counts."""
-        return cls(
-            {
-                trial.config: Measurement(
-                    outcome=trial.outcome,
-                    time_us=trial.time_us,
-                    relative_to_anchor=trial.relative_to_anchor,
-                    samples_us=trial.samples_us,
-                    error=trial.error,
-                    seconds=trial.bench_seconds,
-                    telemetry=trial.telemetry,
-                )
-                for trial in trials
-            }
-        )
+        return cls({trial.config: Measurement.of_trial(trial) for trial in trials})
 
     def prepare(self) -> None:
         """Nothing takes long to start."""

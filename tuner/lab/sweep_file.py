@@ -2,7 +2,8 @@
 
 The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold
 a list for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is
-absent. What all trials share is written once, next to `columns`. Numbers are cut to what a clock can tell (`DECIMALS`).
+absent. What all trials share is written once, next to `columns`. Numbers are cut to what a clock can tell, and what a
+model derives is left out, as db/tables/columns.py says.
 Equal sweeps give equal bytes. Reading goes the same way back, through the same checks as an import.
 """
 
@@ -20,9 +21,11 @@ from blocktune.db.exchange.document import FORMAT_VERSION as EXPORT_VERSION
 from blocktune.db.exchange.document import document_from, save_bytes, shape_order
 from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
-from blocktune.db.records.records import Environment, Outcome, Regime, Trial
+from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.values.columns import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -39,19 +42,11 @@ MAX_COLUMNS = 64
 FIRST_RACED = 2
 """The first version of the measuring protocol in which candidates race."""
 
-DECIMALS = {
-    "time_us": 3,
-    "samples_us": 3,
-    "relative_to_anchor": 6,
-    "compile_seconds": 3,
-    "bench_seconds": 3,
-    "telemetry.power_w": 1,
-}
-"""Digits after the point that are kept: nanoseconds, where CUDA's events resolve half a microsecond."""
-
-DERIVED = ("blocks_per_sm", "occupancy", "limiters", "predicted_us")
-"""Fields that follow from the others, by models that may have changed since."""
-
+_PARTS = {"": Trial, "resources.": KernelResources, "telemetry.": Telemetry}
+_DECIMALS = {f"{path}{column.name}": column.decimals for path, part in _PARTS.items() for column in columns_of(part)}
+_DERIVED = tuple(
+    f"{path}{column.name}" for path, part in _PARTS.items() for column in columns_of(part) if column.derived
+)
 _SHARED = ("shape", "environment")
 _NESTED = ("config", "resources", "telemetry")
 
@@ -197,16 +192,15 @@ def _flat(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in trial.items():
         if name in _NESTED:
             yield from ((f"{name}.{inner}", _cut(f"{name}.{inner}", part)) for inner, part in (value or {}).items())
-        elif name not in (*_SHARED, *DERIVED):
+        elif name not in (*_SHARED, *_DERIVED):
             yield name, _cut(name, value)
 
 
 def _cut(name: str, value: Any) -> Any:
-    if name not in DECIMALS or value is None:
+    decimals = _DECIMALS.get(name)
+    if decimals is None or value is None:
         return value
-    if isinstance(value, list):
-        return [round(item, DECIMALS[name]) for item in value]
-    return round(value, DECIMALS[name])
+    return [round(item, decimals) for item in value] if isinstance(value, list) else round(value, decimals)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.tuner.compile.compiler import ptxas_version
 from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
-from blocktune.tuner.measure.telemetry import GpuMonitor, driver_version
+from blocktune.tuner.measure.telemetry import GpuMonitor
 
 
 def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime = Regime.SUSTAINED) -> Environment:

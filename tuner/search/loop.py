@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -227,7 +227,7 @@ class Search:
     def _finish(self, ready: _Ready) -> None:
         """Measures a compiled config and keeps the trial."""
         found = occupancy(ready.resources, self._subject.device.limits)
-        compiled = {
+        compiled: dict[str, Any] = {
             "resources": ready.resources,
             "blocks_per_sm": found.blocks_per_sm,
             "occupancy": found.fraction,
@@ -237,16 +237,14 @@ class Search:
         }
         twin = self._twin(ready)
         if twin is not None:
-            measured = {
-                name: getattr(twin, name) for name in ("time_us", "relative_to_anchor", "samples_us", "telemetry")
-            }
-            error = f"same machine code as {twin.config.label}; measured once"
-            self._keep(self._trial(ready.config, twin.outcome, error=error, **compiled, **measured))
+            remark = f"same machine code as {twin.config.label}; measured once"
+            measured = dataclasses.replace(Measurement.of_trial(twin), error=remark, seconds=0.0)
+            self._keep(self._trial(ready.config, **compiled, **measured.values_for(Trial)))
         elif self._runner is None:
             self._keep(self._trial(ready.config, Outcome.PREDICTED, **compiled))
         else:
             measurement = self._runner.measure(ready.config)
-            self._keep(self._trial(ready.config, measurement.outcome, **compiled, **_fields(measurement)))
+            self._keep(self._trial(ready.config, **compiled, **measurement.values_for(Trial)))
 
     def _twin(self, ready: _Ready) -> Trial | None:
         """A measured config with the same machine code. Only the number of stages may differ, because everything else
@@ -304,15 +302,3 @@ class Search:
         ends = self._last + (total - len(self.trials)) * pace
         self._promised = min(self._promised, ends, now + self._seconds_left())
         return self._promised - now if self._promised > now else None
-
-
-def _fields(measurement: Measurement) -> dict[str, object]:
-    """A measurement as fields of a trial."""
-    return {
-        "time_us": measurement.time_us,
-        "relative_to_anchor": measurement.relative_to_anchor,
-        "samples_us": measurement.samples_us,
-        "error": measurement.error,
-        "bench_seconds": measurement.seconds,
-        "telemetry": measurement.telemetry,
-    }

@@ -174,12 +174,7 @@ class UserRun:
             problem=self._problem,
             config=config,
             source_hash=self._function.source_hash,
-            outcome=measured.outcome,
-            time_us=measured.time_us,
-            relative_to_anchor=measured.relative_to_anchor,
-            samples_us=measured.samples_us,
-            error=measured.error,
-            seconds=measured.seconds,
+            **measured.values_for(UserTrial),
         )
         self._store.record(trial)
         self._trials[config] = trial

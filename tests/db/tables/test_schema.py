@@ -34,6 +34,14 @@ def test_the_migrations_make_what_the_models_say(target: str) -> None:
             assert {item["name"] for item in inspect(connection).get_check_constraints(name)} == checks
 
 
+def test_the_models_name_columns_in_the_order_of_the_file(sqlite_store: ResultStore, path: Path) -> None:
+    """What is recovered of a damaged file knows a value by its place in the row alone."""
+    with closing(sqlite3.connect(path)) as connection:
+        for name, table in Base.metadata.tables.items():
+            rows = connection.execute(f"PRAGMA table_info({name})")
+            assert [column.name for column in table.columns] == [row[1] for row in rows], name
+
+
 def test_the_newest_revision_is_the_one_that_is_asked_for() -> None:
     config = Config()
     config.set_main_option("script_location", "blocktune.db:migrations")

@@ -26,8 +26,7 @@ from blocktune.kernels import registry
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import ConfigTable
-from blocktune.kernels.stored import provenance as identity
-from blocktune.kernels.stored import store_file
+from blocktune.kernels.stored import provenance, store_file
 from blocktune.kernels.stored.background import BackgroundRead
 from blocktune.kernels.stored.export_file import rows_in_file
 from blocktune.kernels.stored.json_pieces import canonical_text
@@ -153,8 +152,8 @@ def test_the_store_is_not_changed_by_reading(store: Path) -> None:
 def test_what_a_row_is_worth_here(
     tmp_path: Path, changes: dict[str, Any], found: tuple[Origin, Reuse | None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(identity, "power_limit_w", lambda uuid: 700)
+    monkeypatch.setattr(provenance, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(provenance, "power_limit_w", lambda uuid: 700)
     path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
     assert [(row.origin, row.reuse) for row in SqliteConfigs(path).configs(H200)] == ([] if found is None else [found])
 

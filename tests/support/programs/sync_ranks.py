@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from blocktune.kernels import registry
-from blocktune.kernels.api import rank_sync as sync
+from blocktune.kernels.api import rank_sync
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored.sources import SqliteConfigs
@@ -48,12 +48,12 @@ def current_device_is(*devices: DeviceSpec | None) -> Callable[[int], None]:
             raise NoDeviceError("A GPU is required here.")
         return device
 
-    return lambda rank: setattr(sync, "current_device", lambda: current(rank))
+    return lambda rank: setattr(rank_sync, "current_device", lambda: current(rank))
 
 
 def other_triton(rank: int) -> None:
     if rank == 2:
-        sync.triton_version = lambda: "3.9.9"
+        rank_sync.triton_version = lambda: "3.9.9"
 
 
 def other_kernel(rank: int) -> None:
@@ -62,7 +62,7 @@ def other_kernel(rank: int) -> None:
 
 
 def nonsense(rank: int) -> None:
-    sync.rows_within = lambda source, device: ([object()], [])
+    rank_sync.rows_within = lambda source, device: ([object()], [])
 
 
 H100 = device_named("h100_sxm5")
@@ -90,7 +90,7 @@ def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
     answer: dict[str, Any] = {"before": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
     if members is None or rank in members:
         try:
-            answer["hash"] = sync.sync_configs(group, dispatcher=dispatcher)
+            answer["hash"] = rank_sync.sync_configs(group, dispatcher=dispatcher)
         except UsageError as error:
             answer["error"] = str(error)
     return answer | {"after": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
@@ -98,7 +98,7 @@ def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
 
 def be_rank(scenario: Scenario, rank: int, folder: Path) -> None:
     registry.KERNELS = {"plain": PlainKernel()}
-    sync.current_device = lambda: H200
+    rank_sync.current_device = lambda: H200
     scenario.prepare(rank)
     meeting, patience = f"file://{folder}/meeting", timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=scenario.ranks, timeout=patience)

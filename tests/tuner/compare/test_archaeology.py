@@ -36,7 +36,7 @@ from blocktune.tuner.compare.standard_attention import standard_attention, stand
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
@@ -105,7 +105,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
-    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
     monkeypatch.setattr(line_up, "ROUNDS_SECONDS", 1e-3)
 
     def climbed(shape: AttentionShape = SMALL, **given: Any) -> Ladder:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocktune.tuner.cost import queueing as overlap
+from blocktune.tuner.cost import queueing
 from blocktune.tuner.cost.queueing import round_cycles
 
 pytestmark = pytest.mark.triton_free
@@ -18,14 +18,14 @@ def test_many_strands_take_as_long_as_the_busiest_unit() -> None:
 
 def test_two_equal_units_follow_the_known_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     # Closed network of two equal stations: n strands finish n / (n + 1) rounds in the time of one visit.
-    monkeypatch.setattr(overlap, "QUEUEING", 1.0)  # of random service times
+    monkeypatch.setattr(queueing, "QUEUEING", 1.0)  # of random service times
     for strands in range(1, 9):
         assert round_cycles(100.0, (100.0,), 0.0, strands) == pytest.approx(100.0 * (strands + 1) / strands)
 
 
 def test_regular_times_wait_less_than_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     regular = round_cycles(100.0, (100.0,), 0.0, 2)
-    monkeypatch.setattr(overlap, "QUEUEING", 1.0)
+    monkeypatch.setattr(queueing, "QUEUEING", 1.0)
     assert 100.0 < regular < round_cycles(100.0, (100.0,), 0.0, 2)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
-from blocktune.kernels.hopper.backward import launch as hopper_bwd_launch
+from blocktune.kernels.hopper.backward import launch as backward_launch
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.common.descriptors import describe, is_describable
 from blocktune.kernels.registry import KERNELS
@@ -223,10 +223,10 @@ WIDE_NAMES = ("prepare_rows_kernel", "flash_bwd_hopper_wide_kernel", "finish_row
 
 @pytest.fixture
 def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
-    made = {name: Recorder(getattr(hopper_bwd_launch, name)) for name in {*NAMES, *GENERAL_NAMES, *WIDE_NAMES}}
+    made = {name: Recorder(getattr(backward_launch, name)) for name in {*NAMES, *GENERAL_NAMES, *WIDE_NAMES}}
     for name, recorder in made.items():
-        monkeypatch.setattr(hopper_bwd_launch, name, recorder)
-    monkeypatch.setattr(hopper_bwd_launch.BackwardLaunch, "_grid", lambda launch, device: (1,))
+        monkeypatch.setattr(backward_launch, name, recorder)
+    monkeypatch.setattr(backward_launch.BackwardLaunch, "_grid", lambda launch, device: (1,))
     return made
 
 
@@ -255,7 +255,7 @@ def assert_compiled_ahead_as_launched(
     KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1, extras_of(problem))
     launched = {name: recorders[name].specialized() for name in names}
     for name, recorder in recorders.items():
-        monkeypatch.setattr(hopper_bwd_launch, name, recorder.function)
+        monkeypatch.setattr(backward_launch, name, recorder.function)
     before, after = KERNEL.further_specs(best, problem)
     specs: dict[str, CompileSpec] = dict(zip(names, (before, KERNEL.compile_spec(best, problem), after), strict=True))
     for name, spec in specs.items():
@@ -306,7 +306,7 @@ def test_packed_descriptors_cancel_in_64_bits() -> None:
     """Row 3 of the sequence that begins at 100 and is 7 long lies where it would without the two more dimensions."""
     problem = shape(64, features=Features(varlen=True))
     tensor = torch.empty(1, 500, 4, 64, dtype=torch.float16).transpose(1, 2)
-    made = hopper_bwd_launch._described(tensor, 64, problem)
+    made = backward_launch._described(tensor, 64, problem)
     made.__post_init__()  # its own checks
     begin, length, row, head, column = 100, 7, 3, 2, 8
     coordinates = (1 << 30, begin + length, head, (1 << 30) - length + row, column)
