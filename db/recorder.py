@@ -13,6 +13,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.records.row_writer import sound_trial
 from blocktune.db.spool import Left, Spool, left_files, left_records
 from blocktune.db.store import ResultStore
+from blocktune.db.tables.backups import DAY_SECONDS
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 logger = logging.getLogger("blocktune")
@@ -41,6 +42,7 @@ class Recorder:
         self._pause, self._not_before = FIRST_PAUSE_SECONDS, 0.0
 
     def __enter__(self) -> Self:
+        self._store.back_up(unless_within_seconds=DAY_SECONDS)
         fold_left(self._store)
         return self
 

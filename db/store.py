@@ -18,6 +18,7 @@ from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
+from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
@@ -233,6 +234,11 @@ class ResultStore:
         """Forgets the winner of this shape on this device, since it must not be used; another config that has won
         meanwhile stays."""
         self._write(lambda writer: writer.remove_best(best))
+
+    def back_up(self, *, unless_within_seconds: float = 0.0) -> None:
+        """Makes a backup of a SQLite file next to it, as db/tables/backups.py says, unless there is one of this age."""
+        if self.target.path is not None:
+            back_up(self.target.path, unless_within_seconds=unless_within_seconds)
 
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
         """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the

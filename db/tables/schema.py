@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
+from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
@@ -77,12 +78,17 @@ def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> N
     if version == CURRENT:
         return
     with translated(engines.target):
-        if version is None and engines.target.path is not None:
-            _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
+        if engines.target.path is not None:
+            if version is None:
+                _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
+            else:
+                back_up(engines.target.path)
         with engines.writer.begin() as connection:
             # Whoever held the lock before may have done the work.
-            if version_of(connection, engines.target) != CURRENT:
+            found = version_of(connection, engines.target)
+            if found != CURRENT:
                 _upgrade(connection)
+            if found not in (None, CURRENT):
                 fill(connection)
 
 

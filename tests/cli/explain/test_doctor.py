@@ -13,8 +13,11 @@ import pytest
 from blocktune.cli.explain import checks, store_checks
 from blocktune.cli.explain.findings import Level
 from blocktune.db.exchange.document import frozen_document, save_text
+from blocktune.db.recovery import drill as drill_module
+from blocktune.db.recovery.drill import drill
 from blocktune.db.spool import Spool, left_files
 from blocktune.db.store import ResultStore
+from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
@@ -172,3 +175,23 @@ def test_what_a_killed_search_left_is_stored(tune, winner) -> None:
     assert "measurements that waited" not in findings(tune)
     with ResultStore.open(tune.db) as store:
         assert store.bests() == [winner()]
+
+
+def test_the_command_says_what_was_lost(tune, winner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill_module, "WAYS", 10)
+    monkeypatch.setitem(drill.__kwdefaults__, "ways", 10)
+    tune.store(winner())
+    assert "10 damaged copies" in tune("doctor", "--drill").stdout
+    told = json.loads(tune("doctor", "--drill", "--json").stdout)
+    assert (told["copies"], told["rows"], told["wrong"], told["understated"]) == (10, 1, 0, 0)
+    assert tune("doctor", "--drill", "--recover").exit_code == 2
+
+
+def test_a_backup_is_put_in_place(tune, winner) -> None:
+    tune.store(winner())
+    back_up(tune.db)
+    tune.db.write_bytes(b"damaged")
+    assert "restored 1 trials and winners" in tune("doctor", "--restore").stderr
+    assert json.loads(tune("list", "--json").stdout)["bests"]
+    told = json.loads(tune("doctor", "--restore", "--json").stdout)
+    assert (told["rows"], told["newer"]) == (1, 0)
