@@ -25,9 +25,9 @@ from blocktune.db.exchange.document import document_from
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.selection.miss_file import state_directory
 from blocktune.kernels.stored.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.stored.json_pieces import canonical_text
-from blocktune.kernels.stored.miss_file import state_directory
 from blocktune.kernels.stored.ownership import doubts, is_owner_believed
 from blocktune.kernels.values.errors import StoreError
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.dispatch import canary
 from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import (
@@ -178,7 +179,15 @@ class Resolver:
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
         """Return a plan with the first config down the ladder that launches; or why no config does."""
         shape = shape_of(query, key, value, is_causal)
-        found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
+
+        def checked(config: KernelConfig, launch: Launch) -> Launch | str:
+            problem = canary.problem_of(config, launch, shape, query, key, value)
+            if problem is not None:
+                self._failures[_kind(config, shape, query)] = problem
+            return problem or launch
+
+        index = query.device.index
+        found = self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value), check=checked)
         if isinstance(found, Explanation):
             return found
         explanation, launch = found
@@ -190,11 +199,14 @@ class Resolver:
         index: int | None,
         attempt: Callable[[KernelConfig], Launch | str],
         block_sizes: tuple[int, int] | None = None,
+        *,
+        check: Callable[[KernelConfig, Launch], Launch | str] | None = None,
     ) -> tuple[Explanation, Launch] | Explanation:
         """Return the first config down the ladder that launches on the device with this CUDA index; or why none does.
 
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
-        of the blocks of a block mask, if there is one.
+        of the blocks of a block mask, if there is one. check: of a launcher whose config was not measured for exactly
+        this; returns it, or why it is not used.
         """
         device = self.device(index)
         if isinstance(device, str):
@@ -208,6 +220,8 @@ class Resolver:
                 passed_over.append(step)
                 continue
             launch = attempt(step.config)
+            if check is not None and step.rung is not Rung.EXACT and not isinstance(launch, str):
+                launch = check(step.config, launch)
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
@@ -249,8 +263,7 @@ class Resolver:
         problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
-        kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
+        kind = _kind(config, shape, tensors[0], block_sizes)
         if kind in self._failures:
             return self._failures[kind]
         try:
@@ -293,6 +306,12 @@ class Resolver:
             self.plans.clear()
         self.plans[place] = plan
         watch(plan)
+
+
+def _kind(config: KernelConfig, shape: AttentionShape, query: Tensor, block_sizes: Any = None) -> tuple[Any, ...]:
+    """What a failure of a config holds for."""
+    sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
+    return (config, query.device, *sizes, shape.causal, shape.features)
 
 
 def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:

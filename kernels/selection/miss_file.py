@@ -92,6 +92,20 @@ def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
         file.truncate()  # last, so that a process that is killed here leaves too many lines rather than none
 
 
+def append_private_line(path: Path, line: str, max_bytes: int) -> None:
+    """Adds a line to a file that no other user can read, unless it has grown to a bound. Makes a missing directory.
+
+    Raises:
+        OSError: the place cannot be written, or another process writes at this moment.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
+        size = file.seek(0, os.SEEK_END)
+        added = line.encode() + b"\n"
+        if size + len(added) <= max_bytes:
+            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+
+
 def read_misses(path: Path) -> Counter[Miss]:
     """Return how often each shape was missed on each device. Invalid lines are passed over; no file means no misses.
 
