@@ -97,7 +97,7 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
         return None, {"problem": sent["problem"], "digest": ""}
     try:
         synced = SyncedConfigs.from_json(sent)
-        return synced, {"problem": "", "digest": _digest(synced, current_device(), strict)}
+        return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict)}
     except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
 
@@ -106,7 +106,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def _digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool) -> str:
     """A hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),

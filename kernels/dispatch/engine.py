@@ -75,6 +75,11 @@ class Engine:
         """Whether only exact measurements are taken."""
         return self._strict
 
+    @property
+    def resolver(self) -> Resolver:
+        """What has been decided so far; another one takes its place when configs have come."""
+        return self._resolver
+
     def use(self, source: ConfigSource) -> None:
         """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
 

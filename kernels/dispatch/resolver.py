@@ -60,6 +60,17 @@ class Resolver:
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
         self._failures: dict[tuple[Any, ...], str] = {}
 
+    @property
+    def counted_plans(self) -> list[Plan | GeneralPlan]:
+        """Return all plans, which count their calls."""
+        found = [*self.plans.values(), *self.general_plans.values()]
+        return [plan for plan in found if not isinstance(plan, Explanation)]
+
+    @property
+    def disabled(self) -> int:
+        """Return how many configs did not launch or computed a wrong result."""
+        return len({kind[0] for kind in list(self._failures)})
+
     def renewed(self) -> "Resolver":
         """A resolver that knows what this one does, but for the plans: configs have come that they do not know of.
 
