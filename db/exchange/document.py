@@ -25,7 +25,8 @@
         }
       ],
       "trials": [...],                    only on request: the fields of Trial in db/records/records.py
-      "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
+      "sha256": "<64 hex>",               only in a frozen file: of the document's canonical text without this field
+      "signature": "<128 hex>"            only in a signed one: Ed25519 of the hash
     }
 
 One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.

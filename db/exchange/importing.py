@@ -32,7 +32,9 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
-    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials", "sha256"))
+    top = Untrusted(document).object(
+        ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature")
+    )
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:

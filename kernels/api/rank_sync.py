@@ -19,6 +19,7 @@ from blocktune.kernels.dispatch.snapshot import rows_within
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
+from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
@@ -83,7 +84,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
-        rows, problems = rows_within(dispatcher.source, device)
+        rows, problems = rows_within(dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None)
         for problem in problems:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json()

@@ -19,6 +19,7 @@ from blocktune.kernels.stored.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
 from blocktune.kernels.stored.ownership import require_trusted
+from blocktune.kernels.stored.signature import SIGNATURE, require_signature
 from blocktune.kernels.values.errors import StoreError
 
 logger = logging.getLogger("blocktune")
@@ -44,13 +45,22 @@ EXPORTED_ONLY = "trials"
 """What every export says of a winner, and no frozen file."""
 
 
-def rows_in_file(path: str | Path) -> list[dict[str, Any]]:
+def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dict[str, Any]]:
     """The bests in a results file as rows like those of the store's `dispatch` view.
 
+    Args:
+        path: of the file.
+        signed_by: a public key; only a file that its owner signed is taken.
+
     Raises:
-        StoreError: the file cannot be read, is no results file, or was changed after it was frozen.
+        StoreError: the file cannot be read, is no results file, was changed after it was frozen, or is not signed.
+        UsageError: the key cannot be read, or `cryptography` is not installed.
     """
-    return _rows(str(path), _parsed(str(path), _text(file_path(path))))
+    document = _parsed(str(path), _text(file_path(path)))
+    rows = _rows(str(path), document)
+    if signed_by is not None:
+        require_signature(str(path), document, document.get(_SEAL) or "", signed_by)
+    return rows
 
 
 def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -62,9 +72,9 @@ def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
-    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
+    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash and the signature."""
     digest = hashlib.sha256()
-    for piece in canonical_pieces({name: value for name, value in document.items() if name != _SEAL}):
+    for piece in canonical_pieces({name: value for name, value in document.items() if name not in (_SEAL, SIGNATURE)}):
         digest.update(piece.encode())
     return digest.hexdigest()
 

@@ -1,6 +1,7 @@
 """What a dispatcher does, read from its plans when it is asked for."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_opentelemetry_gets_them(dispatcher: Dispatcher) -> None:
     ("module", "make"),
     [
         ("prometheus_client", PrometheusCollector),
-        ("opentelemetry.metrics", lambda given: observe_with_opentelemetry(None, given)),
+        ("opentelemetry.metrics", partial(observe_with_opentelemetry, None)),
     ],
 )
 def test_what_is_missing_is_named(
