@@ -7,7 +7,7 @@
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
-# make fault-test   the tests of a store under fire with their full counts, and their record, results/faults.json
+# make fault-test   the tests of a store under fire with their full counts, and their record in results/
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
@@ -80,7 +80,7 @@ sanitize:
 
 fault-test: $(VENV)/.installed-test
 	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/faults.json
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages

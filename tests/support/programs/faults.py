@@ -1,4 +1,4 @@
-"""The store under fire, with counts: python -m tests.support.programs.faults --out results/faults.json
+"""The store under fire, with counts: python -m tests.support.programs.faults --out results/store.faults.json
 
 Every case says how often it was tried and what went wrong: rows lost that had been acknowledged, losses that a recovery
 understated, wrong rows that were believed, and commands that did not end as they should. PostgreSQL
