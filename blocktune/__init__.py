@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.tree_mask import tree_words
     from blocktune.tuner.cost.explain import explain
     from blocktune.tuner.occupancy.of_block import occupancy
+    from blocktune.tuner.report.frames import load_sweep, load_trials
     from blocktune.tuner.sampling.guided_sampler import GuidedSampler
     from blocktune.tuner.search.report import Budget
     from blocktune.tuner.search.tune import tune
@@ -70,6 +71,8 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "load_sweep",
+    "load_trials",
     "occupancy",
     "sync_configs",
     "tree_attention",
@@ -106,6 +109,8 @@ _HOMES = {
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "load_sweep": "blocktune.tuner.report.frames",
+    "load_trials": "blocktune.tuner.report.frames",
     "occupancy": "blocktune.tuner.occupancy.of_block",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
 from blocktune.cli.lab import noise, rematch, replay, sweeps
+from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
@@ -90,10 +91,11 @@ app.command("diff")(diff.diff)
 app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
-app.command("sweeps")(sweeps.sweeps)
+app.add_typer(sweeps.app, name="sweeps")
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)
+app.command("report")(report.report)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

@@ -41,8 +41,9 @@ TIERS = {
         ("sampling",),
         ("search",),
         ("compare", "fleet", "upkeep", "lab", "tuned"),
+        ("report",),
     ),
-    "cli": (("shared",), ("tune", "results", "explain", "lab"), (".",), ("pages",)),
+    "cli": (("shared",), ("tune", "results", "explain", "lab"), ("report",), (".",), ("pages",)),
 }
 """A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
 FAMILIES = ("kernels/portable", "kernels/hopper")

@@ -23,6 +23,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
 from blocktune.tuner.cost.explain import explain
 from blocktune.tuner.occupancy.of_block import occupancy
+from blocktune.tuner.report.frames import load_sweep, load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
@@ -58,6 +59,8 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "load_sweep": load_sweep,
+        "load_trials": load_trials,
         "occupancy": occupancy,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,

@@ -5,13 +5,16 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from blocktune.cli.shared.tables import EMPTY, table_lines, wrapped_lines
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 SCHEMA = 1
 """Version of every JSON object that a command prints; it rises when a field changes its meaning or goes."""
@@ -51,6 +54,22 @@ def print_table(
         say(title)
     head, *body = ([row[index] for index in kept] for row in (columns, *cells))
     _write("\n".join(table_lines(head, body, _width(sys.stdout), optional)), sys.stdout)
+
+
+def print_styled(lines: "Iterable[Text]") -> None:
+    """Print lines on stdout, in colours where that is a terminal. Their text went through `shown` before."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    with console.capture() as capture:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    _write(capture.get().rstrip("\n"), sys.stdout)
+
+
+def terminal_width(usual: int = 80) -> int:
+    """Return the columns of the terminal that shows stdout; `usual` where no terminal limits it."""
+    return _width(sys.stdout) or usual
 
 
 def _write(text: str, stream: TextIO | None) -> None:

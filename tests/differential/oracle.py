@@ -72,12 +72,12 @@ def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
         gradients = torch.autograd.grad(out, leaves, grad.double(), materialize_grads=True)
     with torch.no_grad():
         finite = _finite(exact)
-        magnitudes = _magnitudes(finite, None if grad is None else grad.double())
+        magnitudes = _magnitudes(finite, _weights(exact).nan_to_num(0.0), None if grad is None else grad.double())
         return Truth((out.detach(), *gradients), magnitudes, _score_size(finite))
 
 
 def _finite(problem: Problem) -> Problem:
-    """The problem with 0 for what is not finite: it changes nothing that is finite in the result."""
+    """The problem with 0 for what is not finite."""
     tensors = (torch.where(one.isfinite(), one, 0.0) for one in (problem.query, problem.key, problem.value))
     query, key, value = tensors
     return replace(problem, query=query, key=key, value=value)
@@ -128,9 +128,11 @@ def _score_size(problem: Problem) -> Tensor:
     return size
 
 
-def _magnitudes(problem: Problem, grad: Tensor | None) -> tuple[Tensor, ...]:
-    """The sums that make output and gradients, of magnitudes: what rounding of the terms can change."""
-    weights = _weights(problem)
+def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple[Tensor, ...]:
+    """The sums that make output and gradients, of magnitudes: what rounding of the terms can change.
+
+    problem: finite. weights: of the problem as it was given, in which an infinite key may leave all weight to others.
+    """
     value, key = (_repeated(tensor, problem).abs() for tensor in (problem.value, problem.key))
     out = weights @ value
     if grad is None:

@@ -53,6 +53,10 @@ def test_magnitudes_bound_what_they_belong_to() -> None:
     truth = truth_of(problem, inputs.grad)
     for tensor, magnitude in zip(truth.tensors, truth.magnitudes, strict=True):
         assert bool((tensor.abs() <= magnitude + 1e-12).all())
+    problem.key[:, :, 1] = float("-inf")
+    hidden = truth_of(replace(problem, query=problem.query.abs()), None)
+    assert bool((hidden.tensors[0].abs() <= hidden.magnitudes[0] + 1e-12).all())
+    problem.key[:, :, 1] = 0.0
     scores = (problem.query @ problem.key.repeat_interleave(2, 1).mT * problem.scale).abs().amax(-1, keepdim=True)
     assert bool((scores <= truth.score_size + 1e-6).all())
 

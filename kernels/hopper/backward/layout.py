@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
-from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, UPPER
+from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -85,6 +85,7 @@ def form_of(shape: AttentionShape) -> int:
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
         PACKED: features.varlen,
+        TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
         GENERAL: True,
     }
     return sum(bit for bit, wanted in bits.items() if wanted)

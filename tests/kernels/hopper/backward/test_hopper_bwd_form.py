@@ -19,6 +19,7 @@ from blocktune.kernels.hopper.backward.layout import (
     ORDERED,
     PACKED,
     SOFTCAP,
+    TAIL,
     UPPER,
     Rows,
     bounds_of,
@@ -89,7 +90,7 @@ def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python:
             assert not columns[:first].any(), problem.label
             assert not columns[end:].any(), problem.label
             assert columns[low:high].all(), problem.label
-            assert low == high or n0 + block_n <= problem.seqlen_k
+            assert low == high or (n0 + block_n <= problem.seqlen_k and high <= problem.seqlen_q)
             if not any_seen:
                 assert low == high or not columns.numel()
                 assert not columns[first:end].any()
@@ -132,10 +133,12 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
 
 QUESTIONS = {
     "is_general": GENERAL,
+    "has_tail": TAIL,
     "has_upper": UPPER,
     "has_lower": LOWER,
     "has_edge": EDGE,
     "has_masks": UPPER | LOWER | EDGE,
+    "has_last_masks": LOWER | TAIL,
     "has_moving_bounds": MOVING,
     "has_softcap": SOFTCAP,
     "is_ordered": ORDERED,
@@ -147,7 +150,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
     answer = getattr(backward_form, question)
-    assert [answer(1 << bit) for bit in range(8)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(8)]
+    assert [answer(1 << bit) for bit in range(9)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(9)]
     assert answer(QUESTIONS[question])
     assert not answer(0)
 
@@ -176,7 +179,7 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
 
 
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
-    for form in (GENERAL | PACKED | EDGE, GENERAL | PACKED | EDGE | UPPER | LOWER | MOVING):
+    for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
         first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
         assert (first, end) == (0, BLOCK_M)
         assert low == high == end  # masked
@@ -188,7 +191,7 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(128, 256), 0),
         (shape(256, 256, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
         (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
-        (shape(100, 256), GENERAL),
+        (shape(100, 256), GENERAL | TAIL),
         (shape(256, 100), GENERAL | EDGE),
         (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL),
         (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
@@ -197,10 +200,10 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
         (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
         (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED),
-        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE),
-        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | UPPER),
-        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | UPPER | MOVING),
-        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | LOWER | MOVING),
+        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
+        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
+        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),
+        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | TAIL | LOWER | MOVING),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "",
 )
