@@ -129,7 +129,7 @@ _DIGEST = "The digest of what this process recommends; equal on ranks that decid
 
 
 def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -> None:
-    """Makes observable instruments of a meter of OpenTelemetry, which is asked for the numbers at every export.
+    """Makes observable instruments of a meter of OpenTelemetry, which reads the numbers at every export.
 
     Raises:
         UsageError: `opentelemetry-api` is not installed.

@@ -59,12 +59,12 @@ class Nvml:
         return self._code(function, *arguments) == _SUCCESS
 
     def number(self, function: str, kind: type[Any], *arguments: Any) -> int | None:
-        """Return the number of this ctypes kind that a function writes behind its arguments."""
+        """Return the number of this ctypes kind that a function writes after its arguments."""
         answer = kind()
         return answer.value if self.succeeds(function, *arguments, ctypes.byref(answer)) else None
 
     def text(self, function: str, *arguments: Any) -> str | None:
-        """Return the text that a function writes behind its arguments."""
+        """Return the text that a function writes after its arguments."""
         answer = ctypes.create_string_buffer(_TEXT_BYTES)
         answered = self.succeeds(function, *arguments, answer, ctypes.c_uint(_TEXT_BYTES))
         return answer.value.decode(errors="replace") if answered else None
