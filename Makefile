@@ -1,6 +1,6 @@
 # make run          set up a virtual environment and tune one shape
 # make test         set up and pass the tests that need no GPU
-# make test-all     the same, and what compiles many cases of one kind: continuous integration runs it
+# make test-all     the same, and many more cases of the same kinds: continuous integration runs it
 # make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
@@ -49,7 +49,7 @@ test: check
 	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive"
 
 test-all: test
-	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive" tests/kernels
+	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive"
 
 width-test: $(VENV)/.installed-test
 	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
-    from blocktune.kernels.tuned.function import tuned
+    from blocktune.kernels.tuned.settings import Settings
     from blocktune.kernels.values.block_mask import BlockMask
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.errors import (
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from blocktune.tuner.sampling.guided_sampler import GuidedSampler
     from blocktune.tuner.search.report import Budget
     from blocktune.tuner.search.tune import tune
-    from blocktune.tuner.tuned.tune_function import tune_function
+    from blocktune.tuner.tuned.autotune import autotune, space
+    from blocktune.tuner.tuned.install import install, uninstall
 
     __version__: str
 
@@ -59,27 +60,30 @@ __all__ = [
     "KernelConfig",
     "NoDeviceError",
     "NoFeasibleConfigError",
+    "Settings",
     "SqliteConfigs",
     "StoreError",
     "UsageError",
     "__version__",
     "attention",
     "attention_fp8",
+    "autotune",
     "best_config",
     "block_sparse_attention",
     "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "install",
     "load_sweep",
     "load_trials",
     "occupancy",
+    "space",
     "sync_configs",
     "tree_attention",
     "tree_words",
     "tune",
-    "tune_function",
-    "tuned",
+    "uninstall",
 ]
 
 _HOMES = {
@@ -98,31 +102,34 @@ _HOMES = {
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",
     "NoFeasibleConfigError": "blocktune.kernels.values.errors",
+    "Settings": "blocktune.kernels.tuned.settings",
     "SqliteConfigs": "blocktune.kernels.stored.sources",
     "StoreError": "blocktune.kernels.values.errors",
     "UsageError": "blocktune.kernels.values.errors",
     "attention": "blocktune.kernels.dispatch.dispatcher",
     "attention_fp8": "blocktune.kernels.api.fp8",
+    "autotune": "blocktune.tuner.tuned.autotune",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "install": "blocktune.tuner.tuned.install",
     "load_sweep": "blocktune.tuner.report.frames",
     "load_trials": "blocktune.tuner.report.frames",
     "occupancy": "blocktune.tuner.occupancy.of_block",
+    "space": "blocktune.tuner.tuned.autotune",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
-    "tune_function": "blocktune.tuner.tuned.tune_function",
-    "tuned": "blocktune.kernels.tuned.function",
+    "uninstall": "blocktune.tuner.tuned.install",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used, and keeps it."""
+    """Load a public name when it is first used, and keeps it."""
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
 from blocktune.cli.lab import noise, rematch, replay, sweeps
 from blocktune.cli.report import report
-from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
+from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
 from blocktune.kernels.stored.foreign_text import shown
@@ -88,6 +88,7 @@ app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("best")(best.best)
 app.command("list")(store.list_bests)
+app.command("kernels")(kernels.kernels)
 app.command("export")(store.export)
 app.command("import")(store.import_)
 app.command("freeze")(freeze.freeze)

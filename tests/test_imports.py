@@ -29,7 +29,7 @@ def test_values_need_no_torch(name: str) -> None:
 
 
 def test_optuna_is_loaded_when_a_search_begins() -> None:
-    assert "optuna" not in loaded_after("from blocktune import tune, tune_function; import blocktune.cli.tune.run")
+    assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 
 
 def test_attention_needs_torch_and_triton_only() -> None:

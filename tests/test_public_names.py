@@ -14,7 +14,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_co
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
-from blocktune.kernels.tuned.function import tuned
+from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
@@ -27,7 +27,8 @@ from blocktune.tuner.report.frames import load_sweep, load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.tuned.tune_function import tune_function
+from blocktune.tuner.tuned.autotune import autotune, space
+from blocktune.tuner.tuned.install import install, uninstall
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -48,26 +49,29 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "KernelConfig": KernelConfig,
         "NoDeviceError": NoDeviceError,
         "NoFeasibleConfigError": NoFeasibleConfigError,
+        "Settings": Settings,
         "SqliteConfigs": SqliteConfigs,
         "StoreError": StoreError,
         "UsageError": UsageError,
         "attention": attention,
         "attention_fp8": attention_fp8,
+        "autotune": autotune,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
         "explain": explain,
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "install": install,
         "load_sweep": load_sweep,
         "load_trials": load_trials,
         "occupancy": occupancy,
+        "space": space,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
         "tune": tune,
-        "tune_function": tune_function,
-        "tuned": tuned,
+        "uninstall": uninstall,
         "__version__": importlib.metadata.version("blocktune"),
     }
 

@@ -95,7 +95,7 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
 
 
 def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":
-    """The devices to freeze, each of which has winners.
+    """Return the devices to freeze, each of which has winners.
 
     Raises:
         NoFeasibleConfigError: there is nothing to freeze.
@@ -119,5 +119,5 @@ def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "lis
 
 
 def _file_name(device: "DeviceSpec") -> str:
-    """A name for a file from what tells devices apart; device names may come from anywhere."""
+    """Return a name for a file from what tells devices apart; device names may come from anywhere."""
     return re.sub(r"[^a-z0-9]+", "-", device.key.lower()).strip("-")[:120]

@@ -37,7 +37,7 @@ def gc(
 
 
 def present_rules() -> "Rules":
-    """The kernels and the protocol as they are now."""
+    """Return the kernels and the protocol as they are now."""
     from blocktune.db.tables.cleaning import Rules
     from blocktune.kernels.registry import KERNELS
     from blocktune.tuner.measure.protocol import PROTOCOL_VERSION

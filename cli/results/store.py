@@ -163,7 +163,7 @@ def _read(file: str) -> Any:
 
 
 def show_imported(counts: "ImportCounts", as_json: bool) -> None:
-    """What an import or a merge did."""
+    """Say what an import or a merge did."""
     if as_json:
         print_json(asdict(counts))
         return

@@ -93,7 +93,7 @@ def _write(text: str, stream: TextIO | None) -> None:
 
 
 def _fitted(text: str, stream: TextIO | None) -> str:
-    """The text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
+    """Return the text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
     width = _width(stream)
     if width is None:
         return text
@@ -102,7 +102,7 @@ def _fitted(text: str, stream: TextIO | None) -> str:
 
 
 def _width(stream: TextIO | None) -> int | None:
-    """The columns of the terminal that shows the stream; None where no terminal limits it."""
+    """Return the columns of the terminal that shows the stream; None where no terminal limits it."""
     if stream is None or not stream.isatty():
         return None
     named = os.environ.get("COLUMNS", "")
@@ -113,15 +113,15 @@ def _width(stream: TextIO | None) -> int | None:
 
 
 def microseconds(time_us: float | None) -> str:
-    """A time for people; a dash where there is none."""
+    """Return a time for people; a dash where there is none."""
     return "-" if time_us is None else f"{time_us:,.1f} µs"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction for people; a dash where there is none."""
+    """Return a fraction for people; a dash where there is none."""
     return "-" if fraction is None else f"{100 * fraction:.4g} %"
 
 
 def counts(outcomes: Mapping[Any, int]) -> str:
-    """Counts by outcome for people, such as `31 ok, 2 compile error`."""
+    """Return the counts by outcome for people, such as `31 ok, 2 compile error`."""
     return ", ".join(f"{count} {str(name).replace('_', ' ')}" for name, count in outcomes.items() if count) or "none"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape", ...]:
-    """The shapes that were missed on this device and have no measurement in the store or the package, most frequent
-    first.
+    """Return the shapes that were missed on this device and have no measurement in the store or the package, most
+    frequent first.
 
     Raises:
         UsageError: the counting is switched off.

@@ -49,7 +49,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.values.columns import plain_values
+from blocktune.kernels.values.column_kinds import plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 

@@ -14,7 +14,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import exported_checksum, seal_of
-from blocktune.kernels.values.columns import Kind, Prose, Real, Several, Whole, Word, columns_of
+from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
@@ -144,13 +144,11 @@ def _config(node: Untrusted) -> KernelConfig:
 
 
 def _resources(node: Untrusted) -> KernelResources:
-    readers = _readers(KernelResources)
-    return KernelResources(**_read(node.object(tuple(readers)), readers))
+    return KernelResources(**_read(node.object(tuple(_RESOURCE_READERS)), _RESOURCE_READERS))
 
 
 def _telemetry(node: Untrusted) -> Telemetry:
-    readers = _readers(Telemetry)
-    return Telemetry(**_read(node.object((), readers), readers))
+    return Telemetry(**_read(node.object((), _TELEMETRY_READERS), _TELEMETRY_READERS))
 
 
 def _readers(record_type: type[Any]) -> _Readers:
@@ -173,5 +171,7 @@ def _value(kind: Kind, node: Untrusted) -> Any:
             return tuple(_value(kind.of, item) for item in node.items(kind.most))
 
 
+_RESOURCE_READERS: _Readers = _readers(KernelResources)
+_TELEMETRY_READERS: _Readers = _readers(Telemetry)
 _BEST_READERS: _Readers = {"default": _config, "paper": _config, **_readers(Best)}
 _TRIAL_READERS: _Readers = {"resources": _resources, "telemetry": _telemetry, **_readers(Trial)}

@@ -13,7 +13,7 @@ from typing import Any
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.kernels.tuned.config import MAX_CONFIG_TEXT
-from blocktune.kernels.values.columns import Kind, Prose, Real, Several, Whole, Word, columns_of
+from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
 

@@ -27,7 +27,7 @@ from blocktune.db.tables.models import (
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.foreign_text import shown
-from blocktune.kernels.values.columns import columns_of, plain_values
+from blocktune.kernels.values.column_kinds import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 

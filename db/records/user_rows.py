@@ -14,7 +14,7 @@ from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.values.columns import plain_values, record_values
+from blocktune.kernels.values.column_kinds import plain_values, record_values
 
 
 class UserRowWriter(RowWriter):

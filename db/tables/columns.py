@@ -9,7 +9,7 @@ follow these in the tables. A new field needs a migration, and whoever measures 
 from dataclasses import dataclass
 from typing import Annotated
 
-from blocktune.kernels.values.columns import Derived, Prose, Real, Several, Whole, Word
+from blocktune.kernels.values.column_kinds import Derived, Prose, Real, Several, Whole, Word
 
 TIME = Real(1e-3, 1e10, decimals=3)  # up to nearly three hours for one call; CUDA's events resolve 0.5 us
 RATIO = Real(1e-6, 1e6)

@@ -39,7 +39,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column,
 
 from blocktune.db.tables.columns import BestColumns, Telemetry, TrialColumns
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.columns import LARGEST_COUNT, Kind, Prose, Real, Several, Whole, Word, columns_of
+from blocktune.kernels.values.column_kinds import LARGEST_COUNT, Kind, Prose, Real, Several, Whole, Word, columns_of
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -1,4 +1,4 @@
-"""The tables of users' kernels (`@tuned`): the same devices and environments, other problems and configs.
+"""The tables of users' autotuned kernels: the same devices and environments, other problems and configs.
 
 A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
 canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,

@@ -46,6 +46,11 @@ def length_of(name: str, given: Any) -> int:
     return length
 
 
+def sides(window: Any) -> Any:
+    """The window as a part of a key; what is no list stays what it is."""
+    return tuple(window) if type(window) is list else window
+
+
 def window_of(given: Any) -> tuple[int, int]:
     """Return (left, right) of a `window_size`.
 

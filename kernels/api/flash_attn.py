@@ -5,8 +5,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import length_of, real_number, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.dispatch.autograd import Layout
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -23,7 +25,7 @@ from blocktune.kernels.values.shape import Causal
 UNBOUNDED = (UNLIMITED, UNLIMITED)
 """No window."""
 
-Attended: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+Attended: TypeAlias = Tensor | tuple[Tensor, Tensor | None, None]
 
 
 def flash_attn_func(
@@ -59,6 +61,12 @@ def flash_attn_func(
         TooFewDimensionsError: q, k or v has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes))
+        return (out, lse, None) if return_attn_probs else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
@@ -68,7 +76,13 @@ def flash_attn_func(
         options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
         return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
     out, lse = dispatcher.attend(
-        query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
+        query,
+        key,
+        value,
+        lse=return_attn_probs,
+        deterministic=_is_deterministic(deterministic),
+        remember=lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST)),
+        **asked,
     )
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
@@ -115,8 +129,15 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise NotImplementedError("`block_table` of flash_attn_varlen_func is not served. Leave it out.")
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, *numbers)
+    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k)
+        return (out, lse, None) if return_attn_probs else out
     check_dimensions("[tokens, heads, dim]", q=q, k=k, v=v)
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+    query, key, value = Layout.PACKED.inside(q, k, v)
     check_sizes(query, key, value, names="q, k and v")
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -129,9 +150,10 @@ def flash_attn_varlen_func(
         lse=return_attn_probs,
         deterministic=_is_deterministic(deterministic),
         lengths=lengths,
+        remember=lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.PACKED)),
         **asked,
     )
-    out = out[0].transpose(0, 1)
+    out = Layout.PACKED.outside(out)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -162,6 +184,13 @@ def _asked(
         "softcap": softcap,
         "alibi_slopes": check_slopes(slopes, batch, query.shape[1], query),
     }
+
+
+def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
+    """The slopes as `check_slopes` returns them, if there are any."""
+    if slopes is None:
+        return ()
+    return (slopes if slopes.dim() == 2 else slopes.unsqueeze(0),)
 
 
 def _is_deterministic(asked: bool) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
@@ -110,19 +111,38 @@ def transformers_attention(
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
-        out, _ = dispatcher.attend(
-            query,
-            key,
-            value,
-            causal=_diagonal(queries, causal, is_windowed),
-            scale=scale_of(query, scaling),
-            window=window,
-            softcap=softcap or 0.0,
-            dropout_p=dropout,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            mask=attention_mask,
-        )
+        diagonal = _diagonal(queries, causal, is_windowed)
+        way = ("transformers", str(diagonal), scaling, window, softcap, dropout)
+        out = _attended(dispatcher, way, (query, key, value, attention_mask), diagonal)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attended(
+    dispatcher: Dispatcher,
+    way: tuple[Any, ...],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    diagonal: Causal,
+) -> Tensor:
+    """The output of a call with a window or a soft cap; way: its options, by which the next one is served."""
+    query, key, value, mask = tensors
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        return served(query, key, value, *(() if mask is None else (mask,)))[0]
+    *_, scaling, window, softcap, dropout = way
+    out, _ = dispatcher.attend(
+        query,
+        key,
+        value,
+        causal=diagonal,
+        scale=scale_of(query, scaling),
+        window=window,
+        softcap=softcap or 0.0,
+        dropout_p=dropout,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        mask=mask,
+        remember=lambda ways, served: ways.add(way, tensors, served),
+    )
+    return out
 
 
 def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import real_number, whole_number, window_of
+from blocktune.kernels.api.flash_arguments import real_number, sides, whole_number, window_of
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.autograd import Layout, Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes, check_slopes, check_softcap
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
+from blocktune.kernels.dispatch.plan import is_capturing, needs_gradients, on_its_device, scale_of, trace_obstacle
+from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
@@ -65,6 +68,14 @@ def flash_attn_with_kvcache(
     del rotary_interleaved
     _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
     _refuse(num_splits=num_splits or None)
+    way = ("flash_attn_with_kvcache", softmax_scale, causal, sides(window_size), softcap, return_softmax_lse)
+    given = cache_seqlens if isinstance(cache_seqlens, Tensor) else None
+    tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes)
+    number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = _again(served, number, *tensors)
+        return (out, lse) if return_softmax_lse else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     lengths = _lengths(cache_seqlens, q, k_cache, block_table)
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
@@ -79,12 +90,16 @@ def flash_attn_with_kvcache(
     asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
     asked |= {"window": window_of(window_size), "softcap": softcap, "alibi_slopes": slopes}
     keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    ahead = None
     if k is not None and v is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
-        _append(k_cache, k, lengths - k.shape[1], block_table)
-        _append(v_cache, v, lengths - k.shape[1], block_table)
-    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
+        all_have = capacity_of(k_cache, block_table) if number is None else number
+        ahead = _append(k_cache, v_cache, k, v, lengths, given, all_have, block_table)
+    remember = None
+    if k is None or ahead is not None:
+        remember = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST, ahead))  # noqa: E731
+    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, remember=remember, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -111,6 +126,11 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
+    served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
+    if served is not None:
+        keys, values = Layout.LENGTH_FIRST.inside(key_cache, value_cache)
+        return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     batch, _, drafts, _ = query.shape
@@ -124,7 +144,8 @@ def tree_attention(
     _check_cache(query, key_cache, value_cache, block_table)
     asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
     keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    remember = lambda ways, served: ways.add(("tree_attention", scale), tensors, served)  # noqa: E731
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
 def _refuse(**given: object) -> None:
@@ -137,9 +158,8 @@ def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor
     """cache_seqlens as int32 [batch]; q is [batch, ...] and cache [entries, rows, ...]."""
     if table is not None:
         check_dimensions("[batch, max_pages]", block_table=table)
-    capacity = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
     if not isinstance(given, Tensor):
-        rows = capacity if given is None else whole_number("cache_seqlens", given)
+        rows = capacity_of(cache, table) if given is None else whole_number("cache_seqlens", given)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
     if given.dtype != torch.int32 or given.shape != (q.shape[0],):
         raise UsageError(
@@ -149,7 +169,68 @@ def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor
     return given
 
 
-def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
+def _again(
+    served: Served,
+    number: int | None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    given: Tensor | None,
+    table: Tensor | None,
+    slopes: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Output and log-sum-exp of a call of a kind that was served before, in at most two launches.
+
+    Args:
+        given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
+    """
+    lengths, all_have = given, capacity_of(k_cache, table) if number is None else number
+    if served.ahead is not None:
+        lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
+        served.ahead(k_cache, v_cache, k, v, given, table, lengths, all_have)
+    elif lengths is None:
+        lengths = torch.full((q.shape[0],), all_have, dtype=torch.int32, device=q.device)
+    tensors = [lengths] if table is None else [lengths, table]
+    if slopes is not None:
+        tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
+    return served(q, k_cache, v_cache, *tensors)
+
+
+def _append(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    after: Tensor,
+    given: Tensor | None,
+    all_have: int,
+    table: Tensor | None,
+) -> Launch | None:
+    """Write new rows [batch, new, ...] into the caches, which hold `after` rows per entry then; before, `given` per
+    entry, or without it all_have in each.
+
+    Returns:
+        what does so again in one launch for such tensors; None where it takes several.
+    """
+    tensors = (k_cache, v_cache, k, v)
+    if k.device.type != "cuda" or trace_obstacle(*tensors) or append_obstacle(*tensors) or is_capturing(k):
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            _append_rows(cache, new, after - new.shape[1], table)
+        return None
+    launch = AppendLaunch(capacity_of(k_cache, table), 0 if table is None else k_cache.shape[1])
+    with torch.cuda.device_of(k):
+        short = launch.pinned(*tensors, given, table, torch.empty_like(after), all_have)
+    return on_its_device(short, k.device.index)
+
+
+def capacity_of(cache: Tensor, table: Tensor | None) -> int:
+    """Keys that an entry has room for; cache [entries or pages, rows, ...]."""
+    return int(cache.shape[1]) if table is None else int(table.shape[1] * cache.shape[1])
+
+
+def _append_rows(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
     """Write new rows [batch, new, ...] after the present ones, whose number `lengths` gives per entry."""
     entries = torch.arange(new.shape[0], device=new.device)[:, None]
     places = lengths.long()[:, None] + torch.arange(new.shape[1], device=new.device)[None]
@@ -164,14 +245,13 @@ def _asked(
 ) -> dict[str, Any]:
     """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
     page_size = 0 if table is None else k_cache.shape[1]
-    capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
         "scale": scale_of(query, None if scale is None else real_number("softmax_scale", scale)),
         "cache_seqlens": lengths,
         "block_table": table,
         "page_size": page_size,
-        "lengths": (query.shape[0], query.shape[2], capacity),
+        "lengths": (query.shape[0], query.shape[2], capacity_of(k_cache, table)),
     }
 
 

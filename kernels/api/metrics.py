@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.kernels.api.rank_sync import SyncedConfigs, config_digest
-from blocktune.kernels.dispatch import canary
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.snapshot import Snapshot
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.tuned.frozen import known_document
 from blocktune.kernels.values.errors import UsageError
 
 
@@ -80,13 +83,13 @@ class MetricsReader:
         rows = {device: snapshot.begin(device).rows(0.0)[0] for device in snapshot.devices}
         state = id(snapshot), tuple((device.key, len(found)) for device, found in rows.items())
         if self._digested is None or self._digested[0] != state:
-            strict = self._dispatcher.strict
-            made = {
-                device.key: config_digest(SyncedConfigs(device.key, tuple(found)), device, strict)
-                for device, found in rows.items()
-            }
+            made = {device.key: self._digest(device, found) for device, found in rows.items()}
             self._digested = state, made
         return self._digested[1]
+
+    def _digest(self, device: DeviceSpec, rows: list[TunedConfig]) -> str:
+        synced = SyncedConfigs(device.key, tuple(rows))
+        return config_digest(synced, device, self._dispatcher.strict, known_document(device))
 
 
 class PrometheusCollector:

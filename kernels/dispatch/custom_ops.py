@@ -9,7 +9,7 @@ drop the same pairs for ever. Their tag says so to `torch.compile(mode="reduce-o
 before and after them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -24,7 +24,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 
 if TYPE_CHECKING:
+    from blocktune.kernels.dispatch.autograd import Served
     from blocktune.kernels.dispatch.engine import Engine
+    from blocktune.kernels.dispatch.ways import Ways
 
 _TENSORS = (*EXTRA_TENSORS, "drawn", "blocks")
 _INPUTS = "Tensor query, Tensor key, Tensor value"
@@ -125,14 +127,56 @@ def _call(
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, lse: bool, dispatcher: int, *asked: Any
-) -> tuple[Tensor, Tensor]:
-    return _engine(dispatcher).forward(query, key, value, _call(*asked), lse=lse)
+) -> tuple[Tensor, Tensor | None]:
+    engine, options, tensors = _engine(dispatcher), _options("forward", *asked), (query, key, value, *_extras(asked))
+    served = None if options is None else engine.way(options, *tensors)
+    if served is not None:
+        return served(query, key, value, *(tensor for tensor in tensors[3:] if tensor is not None))
+    return engine.forward(query, key, value, _call(*asked), lse=lse, remember=_remember(options, tensors))
 
 
 def _backward(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, dispatcher: int, *asked: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _engine(dispatcher).backward(query, key, value, out, lse, grad, _call(*asked))
+    engine, options, tensors = _engine(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
+    served = None if options is None else engine.way(options, *tensors)
+    if served is not None and served.backward is not None:
+        extras = served.extras_of([tensor for tensor in tensors[3:] if tensor is not None])
+        return served.backward.backward(query, key, value, out, lse, grad, served.scale, extras)
+    remember = _remember(options, tensors)
+    return engine.backward(query, key, value, out, lse, grad, _call(*asked), remember=remember)
+
+
+def _options(
+    op: str,
+    causal: str,
+    scale: float,
+    window: Sequence[int],
+    softcap: float,
+    dropout_p: float,
+    deterministic: bool,
+    page_size: int,
+    blocks_of: Sequence[int],
+    lengths: Sequence[int] | None,
+    *tensors: Tensor | None,
+) -> tuple[Any, ...] | None:
+    """The options of the short way to what serves an op; None for what has a seed or a block mask in it."""
+    if dropout_p or tensors[-1] is not None:
+        return None
+    del blocks_of
+    known = None if lengths is None else tuple(lengths)
+    return op, causal, scale, tuple(window), softcap, deterministic, page_size, known
+
+
+def _extras(asked: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """The tensors of `EXTRA_TENSORS` among the arguments of an op."""
+    return asked[-len(_TENSORS) : -len(_TENSORS) + len(EXTRA_TENSORS)]
+
+
+def _remember(
+    options: tuple[Any, ...] | None, tensors: tuple[Tensor | None, ...]
+) -> Callable[["Ways", "Served"], None] | None:
+    return None if options is None else lambda ways, served: ways.add(options, tensors, served)
 
 
 def _fake_forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:

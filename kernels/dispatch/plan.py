@@ -73,9 +73,10 @@ Plan = KernelPlan | SdpaPlan
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
     """A new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
-    dtype = torch.bfloat16 if query.dtype is EIGHT_BITS else query.dtype
+    is_short = query.dtype is EIGHT_BITS
+    dtype = torch.bfloat16 if is_short else query.dtype
     if head_dim_v == query.shape[-1]:
-        return torch.empty_like(query, dtype=dtype)
+        return torch.empty_like(query, dtype=dtype) if is_short else torch.empty_like(query)
     shape = (*query.shape[:-1], head_dim_v)
     return query.new_empty_strided(shape, strides_like(query.stride(), shape), dtype=dtype)
 

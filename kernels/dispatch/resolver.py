@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.precision import product_precision
-from blocktune.kernels.dispatch import canary
-from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
+from blocktune.kernels.dispatch.autograd import GeneralPlan, new_gradients, new_results, takes_extras
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import (
     KernelPlan,
@@ -25,8 +23,10 @@ from blocktune.kernels.dispatch.plan import (
 )
 from blocktune.kernels.dispatch.plan_table import PlanTable
 from blocktune.kernels.dispatch.snapshot import Snapshot
+from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung, climb_down
@@ -51,6 +51,7 @@ class Resolver:
     def __init__(self, snapshot: Snapshot, *, strict: bool = False) -> None:
         self.plans = PlanTable()
         self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
+        self.ways = Ways()  # to the general plans
         self.snapshot = snapshot
         self.late = snapshot.late  # what comes after that makes the plans out of date
         self._strict = strict
@@ -110,7 +111,7 @@ class Resolver:
         return plan
 
     def resolve_general(
-        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, sums: bool
     ) -> GeneralPlan | Explanation:
         """The plan for calls of this `Call.place`, or why PyTorch has to compute them.
 
@@ -127,27 +128,29 @@ class Resolver:
         shape = call.shape(query, key, value, direction)
         if is_capturing(query):
             return self._earlier_general.get(place) or self._while_capturing(shape, query)
-        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
-        result = found if isinstance(found, Explanation) else GeneralPlan(*found)
+        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call, sums)
+        result = found if isinstance(found, Explanation) else GeneralPlan(*found, call, direction, sums)
         if len(self.general_plans) >= MAX_PLANS:
             self.general_plans.clear()
+            self.ways = Ways()
         self.general_plans[place] = result
         if isinstance(result, GeneralPlan):
             watch(result)
         return result
 
     def _climb_general(
-        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call
+        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, sums: bool
     ) -> tuple[Explanation, Launch] | Explanation:
         """The first config down the ladder that launches this call in this direction."""
-        index, (out, lse) = query.device.index, new_results(query, value, call)
-        extras = extras_of(call, shape.direction)
+        packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
+        index, (out, lse) = query.device.index, new_results(query, value, packed=packed, sums=sums or is_backward)
+        extras = (call.extras,) if takes_extras(call, shape.direction) else ()
         if shape.direction is Direction.FORWARD and not extras:
             return self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
         arguments: tuple[Any, ...] = (query, key, value, out, lse, call.scale, *extras)
-        if shape.direction is Direction.BACKWARD:
-            gradients = new_gradients(query, key, value, call)
-            inputs = (query, key, value, out.zero_(), lse.zero_(), torch.zeros_like(out))
+        if is_backward:
+            gradients = new_gradients(query, key, value, packed=packed)
+            inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out))
             arguments = (*inputs, *gradients, call.scale, *extras)
         blocks = call.block_sizes
         return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, blocks), blocks)
@@ -158,13 +161,7 @@ class Resolver:
         """A launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
-            launch, query = get_kernel(config.kernel).bind(config, shape), arguments[0]
-            with torch.cuda.device_of(query):
-                if isinstance(launch, ExtrasLaunch) and not shape.features.varlen:
-                    launch = launch.pinned(*arguments)  # a plan of packed sequences serves any number of tokens
-                else:
-                    launch(*arguments)
-            return on_its_device(launch, query.device.index)
+            return _launched(get_kernel(config.kernel).bind(config, shape), arguments)
 
         return self._guarded(config, shape, arguments[:3], attempt, block_sizes)
 
@@ -192,7 +189,7 @@ class Resolver:
         shape = shape_of(query, key, value, is_causal)
 
         def checked(config: KernelConfig, launch: Launch) -> Launch | str:
-            problem = canary.problem_of(config, launch, shape, query, key, value)
+            problem = canary.problem_of(config, launch, shape, query, key, value, empty_output(query, shape.head_dim_v))
             if problem is not None:
                 self._failures[_kind(config, shape, query)] = problem
             return problem or launch
@@ -254,7 +251,7 @@ class Resolver:
 
         def attempt() -> Launch:
             out = empty_output(query, shape.head_dim_v)
-            return _launched(get_kernel(config.kernel).bind(config, shape), query, key, value, out, lse)
+            return _launched(get_kernel(config.kernel).bind(config, shape), (query, key, value, out, lse, 1.0))
 
         return self._guarded(config, shape, (query, key, value), attempt)
 
@@ -325,16 +322,14 @@ def _kind(config: KernelConfig, shape: AttentionShape, query: Tensor, block_size
     return (config, query.device, *sizes, shape.causal, shape.features)
 
 
-def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
-    """The shortest launcher of a bound config, after it has computed these tensors."""
-    arguments = (query, key, value, out, lse, 1.0)
-    launch = bound
+def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
+    """The shortest launcher of a bound config, after it has computed these arguments, whose first one is the query."""
+    query = arguments[0]
     with torch.cuda.device_of(query):
-        if isinstance(bound, TritonLaunch):
-            launch = bound.pinned(*arguments)
-        else:
-            bound(*arguments)
-    return on_its_device(launch, query.device.index)
+        if hasattr(bound, "pinned"):
+            return on_its_device(bound.pinned(*arguments), query.device.index)
+        bound(*arguments)
+    return on_its_device(bound, query.device.index)
 
 
 def _nothing_fits(

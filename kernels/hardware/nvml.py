@@ -14,11 +14,23 @@ from functools import cache
 from typing import Any, Self
 
 LIBRARY = "libnvidia-ml.so.1"
-_SUCCESS, _INSUFFICIENT_SIZE = 0, 7
+_SUCCESS = 0
 _TEXT_BYTES = 96  # as large as the largest of NVML's own sizes of a text
 _MILLI = 1000  # NVML counts milliwatts and millijoules
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
+_MOST_PROCESSES = 256
+
+
+class _Process(ctypes.Structure):
+    """`nvmlProcessInfo_t` of the functions `_v2` and `_v3`."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +68,19 @@ class Nvml:
 
     def succeeds(self, function: str, *arguments: Any) -> bool:
         """Call a function; say whether this driver has it and it answered."""
-        return self._code(function, *arguments) == _SUCCESS
+        call = getattr(self.library, function, None)
+        return call is not None and call(*arguments) == _SUCCESS
 
     def number(self, function: str, kind: type[Any], *arguments: Any) -> int | None:
-        """Return the number of this ctypes kind that a function writes after its arguments."""
+        """Return the number of this ctypes kind that a function writes through its last argument."""
         answer = kind()
         return answer.value if self.succeeds(function, *arguments, ctypes.byref(answer)) else None
 
     def text(self, function: str, *arguments: Any) -> str | None:
-        """Return the text that a function writes after its arguments."""
+        """Return the text that a function writes through its last argument."""
         answer = ctypes.create_string_buffer(_TEXT_BYTES)
         answered = self.succeeds(function, *arguments, answer, ctypes.c_uint(_TEXT_BYTES))
         return answer.value.decode(errors="replace") if answered else None
-
-    def count(self, function: str, *arguments: Any) -> int | None:
-        """Return how many items a function has that fills an array. It gets no array, and says which size it needs."""
-        needed = ctypes.c_uint(0)
-        code = self._code(function, *arguments, ctypes.byref(needed), None)
-        return needed.value if code in (_SUCCESS, _INSUFFICIENT_SIZE) else None
-
-    def _code(self, function: str, *arguments: Any) -> int | None:
-        call = getattr(self.library, function, None)
-        return None if call is None else call(*arguments)
 
     def _gpu(self, function: str, key: Any) -> "NvmlGpu | None":
         handle = ctypes.c_void_p()
@@ -141,7 +144,12 @@ class NvmlGpu:
     @property
     def num_processes(self) -> int | None:
         """How many processes compute on it."""
-        return self.nvml.count("nvmlDeviceGetComputeRunningProcesses_v3", self.handle)
+        # an array that is too small, or missing, gets the size to make it, which is more than there are
+        count = ctypes.c_uint(_MOST_PROCESSES)
+        array = (_Process * _MOST_PROCESSES)()
+        pair = ctypes.byref(count), array
+        told = self.nvml.succeeds("nvmlDeviceGetComputeRunningProcesses_v3", self.handle, *pair)
+        return count.value if told else None
 
 
 @cache

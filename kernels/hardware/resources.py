@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from blocktune.kernels.values.columns import Whole, Word
+from blocktune.kernels.values.column_kinds import Whole, Word
 
 _INSTRUCTION = Word(32, "[a-z0-9_]{1,32}", "the name of an instruction or `none`")
 _SHA256 = Word(64, "([0-9a-f]{64})?", "64 hexadecimal digits or empty")

@@ -56,7 +56,7 @@ USER_DISPATCH = StoreView(
         "097440330c66e04a": (*_USER_DISPATCH, CHECKSUM),
     },
 )
-"""The winners of tuned functions."""
+"""The winners of autotuned kernels."""
 
 
 def digest_of(definition: str) -> str:

@@ -138,7 +138,7 @@ def test_differences_say_what_changed(bests: list[Best]) -> None:
     later = replace(bests[2], created_at=bests[2].created_at + HOUR)  # the same result, seen again
     retimed = replace(bests[3], environment=replace(bests[3].environment, driver="600"))
     found = differences(bests[:4], [other_config, later, retimed, bests[4]])
-    assert [(each.change, each.subject.shape.seqlen_q) for each in found] == [
+    assert [(each.change, each.winner.shape.seqlen_q) for each in found] == [
         (Change.REMOVED, 512),
         (Change.CONFIG, 1024),
         (Change.RETIMED, 4096),

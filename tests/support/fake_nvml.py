@@ -64,10 +64,12 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, handle: ctypes.c_void_p, sensor: int, degrees: Any) -> int:
         return NOT_SUPPORTED
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: ctypes.c_void_p, count: Any, infos: None) -> int:
-        """Fill no array, since it gets none; this is how NVML says how large one has to be."""
-        assert infos is None
-        return self._write(count, self.users) or (INSUFFICIENT_SIZE if self.users else 0)
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: ctypes.c_void_p, count: Any, infos: Any) -> int:
+        """Fill an array; where it is too small, ask for a larger one than needed, as the driver does."""
+        if infos is None or count._obj.value < self.users:
+            return self._write(count, 2 * self.users) or INSUFFICIENT_SIZE
+        assert ctypes.sizeof(infos) == 24 * count._obj.value
+        return self._write(count, self.users)
 
     def _write(self, pointer: Any, value: int) -> int:
         if self.open <= 0:

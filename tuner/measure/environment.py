@@ -14,7 +14,7 @@ from blocktune.tuner.measure.telemetry import GpuMonitor
 
 
 def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime = Regime.SUSTAINED) -> Environment:
-    """The environment of times taken on a present GPU."""
+    """Return the environment of times taken on a present GPU."""
     import torch
 
     return Environment(
@@ -30,7 +30,7 @@ def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regim
 
 
 def predicting_environment(device: DeviceSpec) -> Environment:
-    """The environment of predictions: compilers only, no driver, no GPU."""
+    """Return the environment of predictions: compilers only, no driver, no GPU."""
     return Environment(
         triton=version("triton"),
         ptxas=ptxas_version(device.limits.cc),

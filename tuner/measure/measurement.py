@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
 from blocktune.db.records.user_records import UserTrial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
-from blocktune.kernels.values.columns import plain_values, record_values
+from blocktune.kernels.values.column_kinds import plain_values, record_values
 from blocktune.kernels.values.config import KernelConfig
 
 OUT_OF_MEMORY = "out_of_memory"

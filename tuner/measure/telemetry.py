@@ -91,7 +91,7 @@ class GpuMonitor:
 
 
 def disturbance(sample: Telemetry) -> str:
-    """What was wrong with the GPU when this was taken, for people; empty when nothing was."""
+    """Return what was wrong with the GPU when this was taken, for people; empty when nothing was."""
     words = []
     if sample.other_processes:
         words.append("another process was on the GPU")
@@ -101,7 +101,7 @@ def disturbance(sample: Telemetry) -> str:
 
 
 def disturbances(samples: Iterable[Telemetry]) -> tuple[str, ...]:
-    """What was wrong with the GPU while these were taken, for people; empty when nothing was."""
+    """Return what was wrong with the GPU while these were taken, for people; empty when nothing was."""
     taken = list(samples)
     shared = sum(bool(sample.other_processes) for sample in taken)
     hot = sum(bool((sample.throttle_reasons or 0) & _HEAT_OR_POWER_FAULT) for sample in taken)
@@ -115,7 +115,7 @@ def disturbances(samples: Iterable[Telemetry]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def gpu_lock(uuid: str | None, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Holds the GPU for measuring, among this user's processes; calls `on_wait` with a message before it has to wait.
+    """Hold the GPU for measuring, among this user's processes; calls `on_wait` with a message before it has to wait.
 
     The lock is a file that the operating system releases when the process ends, however it ends. Without a UUID there
     is nothing to lock.

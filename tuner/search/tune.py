@@ -32,11 +32,11 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
-from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import (
     Budget,
@@ -53,7 +53,7 @@ _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
 
 OnProgress = Callable[[Progress], None]
-MakeProposals = Callable[[Subject, Problem], Proposals]
+MakeProposals = Callable[[Subject, Assignment], Proposals]
 
 
 def tune(
@@ -176,7 +176,7 @@ class _Run:
         self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
     ) -> Search:
         subject = self._subject
-        problem = Problem(
+        assignment = Assignment(
             space=self._contenders.space,
             first=self._contenders.first,
             usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
@@ -185,7 +185,7 @@ class _Run:
         )
         return Search(
             subject,
-            self._make_proposals(subject, problem),
+            self._make_proposals(subject, assignment),
             compiler,
             runner=runner,
             predict=self._predict,

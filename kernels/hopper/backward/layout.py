@@ -25,6 +25,8 @@ HEAD_DIM_DIVISOR = 8
 """16 bytes, what the copy engine moves."""
 LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
+FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
+"""The arguments of the kernel that the plain form has no use for."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 
@@ -133,7 +135,7 @@ def form_arguments(
 ) -> dict[str, Any]:
     """The arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
-        return dict.fromkeys(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"))
+        return dict.fromkeys(FORM_ARGUMENTS)
     upper, lower = bounds_of(shape)
     return {
         "rows": rows.of_head,

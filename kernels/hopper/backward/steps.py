@@ -23,7 +23,7 @@ from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 @builtin
 def reduce_add(desc, coord, src, _semantic=None):
-    """Adds a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
+    """Add a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 

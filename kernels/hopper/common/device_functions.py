@@ -12,7 +12,7 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @builtin
 def reinterpret(memory, dtype, shape, layout, _semantic=None):
-    """Shared memory as another tile; the method was private before Triton 3.9."""
+    """View shared memory as another tile; the method was private before Triton 3.9."""
     method = getattr(memory, "reinterpret", None) or memory._reinterpret
     return method(dtype, shape, layout, _semantic=_semantic)
 

@@ -1,5 +1,6 @@
 """From a decoding config to its two launches: arguments, workspace and grids, on the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 
 from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.launch import TritonLaunch, launcher_of
+from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
@@ -46,27 +47,31 @@ class DecodeLaunch(TritonLaunch):
             self.merge(arguments[WORK], None, None, out, lse, scale)
         return compiled
 
-    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
-        """As `TritonLaunch.pinned`, for shapes without features."""
-        if self.merge is None:
-            return TritonLaunch.pinned(self, q, k, v, out, lse, scale)
-        compiled, work = self._launch(q, k, v, out, lse, scale), self.leading(q, k, v, out, lse, scale)[WORK]
-        merge = self.merge.pinned(work, None, None, out, lse, scale)
-        if merge is self.merge:
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
+        """As `TritonLaunch.pinned`; the tensors of the extras must keep their strides and alignment, too."""
+        arguments = (q, k, v, out, lse, scale, extras)
+        compiled = self._launch(*arguments)
+        if not can_pin(compiled):
             return self
-        leading, split = self.leading, launcher_of(compiled, self.grid, _as_they_are, self.trailing(q, k, v, out))
-
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
-            arguments = leading(q, k, v, out, lse, scale)
-            split(*arguments)
-            merge(arguments[WORK], None, None, out, lse, scale)
-
-        launch(q, k, v, out, lse, scale)
+        leading, trailing = self.leading, self.trailing(q, k, v, out)
+        if self.merge is None:
+            launch = launcher_of(compiled, self.grid, leading, trailing)
+        else:
+            merge = self.merge.pinned(leading(*arguments)[WORK], None, None, out, lse, scale)
+            launch = _in_two(leading, launcher_of(compiled, self.grid, None, trailing), merge)
+        launch(*arguments)
         return launch
 
 
-def _as_they_are(*arguments: Any) -> tuple[Any, ...]:
-    return arguments
+def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launch) -> Launch:
+    """The launch of the kernel that leaves shares in a workspace, and of the one that merges them."""
+
+    def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        arguments = leading(q, k, v, out, lse, scale, extras)
+        split(*arguments)
+        merge(arguments[WORK], None, None, out, lse, scale)
+
+    return launch
 
 
 def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:

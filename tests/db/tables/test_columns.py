@@ -14,7 +14,7 @@ from blocktune.db.records.records import Best, Telemetry, Trial
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.models import measured
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.columns import (
+from blocktune.kernels.values.column_kinds import (
     Column,
     Derived,
     Kind,

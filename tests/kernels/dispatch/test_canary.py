@@ -11,11 +11,11 @@ from torch import Tensor
 
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch import canary
-from blocktune.kernels.dispatch.canary import problem_of
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.plan import shape_of
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.selection import canary
+from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
@@ -50,7 +50,7 @@ def launcher(is_causal: bool, spoil: Any = lambda out: None) -> Any:
 
 def problem(given: tuple[Tensor, Tensor, Tensor], spoil: Any = lambda out: None, *, is_causal: bool = True) -> Any:
     shape = shape_of(*given, is_causal)
-    return problem_of(CONFIG, launcher(is_causal, spoil), shape, *given)
+    return problem_of(CONFIG, launcher(is_causal, spoil), shape, *given, torch.empty_like(given[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_named_counted_and_stored(
 
 def test_a_wrong_mask_is_seen() -> None:
     given = tensors(torch.float16)
-    assert problem_of(CONFIG, launcher(False), shape_of(*given, True), *given) is not None
+    assert problem_of(CONFIG, launcher(False), shape_of(*given, True), *given, torch.empty_like(given[0])) is not None
 
 
 def test_values_that_are_not_finite_are_not_compared() -> None:

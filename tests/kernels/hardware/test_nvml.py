@@ -38,6 +38,8 @@ def test_a_gpu_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.num_processes == 2
     library.users = 0
     assert gpu.num_processes == 0
+    library.users = 1000
+    assert gpu.num_processes is None  # more than there is room for
     assert gpu.temperature_c is None  # not supported
     assert gpu.throttle_reasons is None  # this driver has no such function
     assert opened.gpu(UUID.removeprefix("GPU-")) is not None  # torch's spelling
@@ -81,3 +83,21 @@ def test_it_tells_what_nvidia_smi_shows() -> None:
     told = {name: getattr(gpu, name) for name in ranges}
     assert {name for name, (low, high) in ranges.items() if not low <= (told[name] or 0) <= high} == set(), told
     assert None not in told.values(), told
+
+
+@pytest.mark.gpu
+def test_it_counts_the_processes_on_a_gpu() -> None:
+    import torch
+
+    from blocktune.kernels.hardware.device import current_device
+
+    uuid = current_device().uuid
+    opened = Nvml.open()
+    assert uuid is not None
+    assert opened is not None
+    gpu = opened.gpu(uuid)
+    assert gpu is not None
+    torch.ones(1, device="cuda")
+    command = ["nvidia-smi", f"--id={uuid}", "--query-compute-apps=pid", "--format=csv,noheader"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert gpu.num_processes == len(shown) >= 1
