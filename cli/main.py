@@ -19,6 +19,7 @@ from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import BlocktuneError
 
 
@@ -39,6 +40,10 @@ class Commands(TyperGroup):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
             raise typer.Exit from error
+        except Exception as error:
+            if hasattr(error, "format_message"):  # wrong use, which typer reports: it repeats words of the command line
+                vars(error)["message"] = shown(str(vars(error).get("message", "")))
+            raise
 
 
 def _reader_has_left(stream: TextIO) -> bool:

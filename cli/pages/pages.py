@@ -16,6 +16,7 @@ from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.pages import (
     bench_summary,
     differential_tables,
+    fault_tables,
     gpu_test_tables,
     noise_tables,
     shipped_tables,
@@ -56,6 +57,8 @@ def with_results(page: str, folder: Path) -> str:
             block = shipped_tables.block(path)
         elif path.name.endswith(noise_tables.SUFFIXES):
             block = noise_tables.block(path)
+        elif path.name.endswith(fault_tables.SUFFIX):
+            block = fault_tables.block(path)
         elif path.name.endswith(differential_tables.SUFFIX):
             block = differential_tables.block(path)
         elif path.name.endswith(gpu_test_tables.SUFFIXES):

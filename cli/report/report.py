@@ -86,7 +86,7 @@ def _require_charts() -> None:
 
 def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     """Add what the database holds, what ships, and which shapes the user's calls missed."""
-    from blocktune.kernels.stored.miss_file import miss_path, read_misses
+    from blocktune.kernels.selection.miss_file import miss_path, read_misses
     from blocktune.tuner.lab.sweep_file import sweeps_of
 
     if store is not None:

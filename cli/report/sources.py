@@ -13,7 +13,7 @@ from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
-from blocktune.kernels.stored.miss_file import Miss
+from blocktune.kernels.selection.miss_file import Miss
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 

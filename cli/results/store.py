@@ -142,11 +142,13 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     from blocktune.db.exchange.importing import records_from
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
+    from blocktune.db.tables.backups import MERGE_SECONDS
 
     documents = read_studies(file) if "://" in file else [_read(file)]
     records = map(records_from, documents)
     sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
     with ResultStore.open(db) as store:
+        store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
     show_imported(counts, as_json)
 

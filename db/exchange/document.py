@@ -20,11 +20,13 @@
           "paper": {...} | null, "paper_time_us",
           "speedup_over_default", "speedup_low", "speedup_high",
           "trials": 120,                  how many candidates were tried
-          "created_at": "2026-11-20T12:00:00+00:00"
+          "created_at": "2026-11-20T12:00:00+00:00",
+          "checksum": "<16 hex>"          of row, device and environment; an edited row goes without
         }
       ],
       "trials": [...],                    only on request: the fields of Trial in db/records/records.py
-      "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
+      "sha256": "<64 hex>",               only in a frozen file: of the document's canonical text without this field
+      "signature": "<128 hex>"            only in a signed one: Ed25519 of the hash
     }
 
 One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.
@@ -44,7 +46,8 @@ from typing import Any, NoReturn
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
+from blocktune.kernels.stored.checksums import CHECKSUM
+from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.column_kinds import plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
@@ -66,9 +69,15 @@ def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tr
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
         "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
-        "bests": [_best_json(best) for best in bests],
+        "bests": [_checked(device, best, _best_json(best)) for best in bests],
     }
-    return document if trials is None else document | {"trials": [_trial_json(trial) for trial in kept]}
+    if trials is not None:
+        document["trials"] = [_checked(device, trial, _trial_json(trial)) for trial in kept]
+    return document
+
+
+def _checked(device: DeviceSpec, record: Best | Trial, row: Document) -> Document:
+    return row | {CHECKSUM: exported_checksum(row, device.key, record.environment.to_json())}
 
 
 def _digest(environment: Environment) -> str:

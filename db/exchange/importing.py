@@ -12,7 +12,8 @@ from blocktune.db.records.bounds import MAX_TEXT, POWER_W
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.export_file import seal_of
+from blocktune.kernels.stored.checksums import CHECKSUM
+from blocktune.kernels.stored.export_file import exported_checksum, seal_of
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
@@ -31,7 +32,9 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
-    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials", "sha256"))
+    top = Untrusted(document).object(
+        ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature")
+    )
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:
@@ -78,18 +81,29 @@ class _Source:
     latest: datetime
 
     def best(self, node: Untrusted) -> Best:
-        parts = node.object((*_PROVENANCE, "origin"), _BEST_READERS)
+        parts = node.object((*_PROVENANCE, "origin"), (*_BEST_READERS, CHECKSUM))
         origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
         if origin is Origin.MEASURED and "time_us" not in parts:
             node.reject("an object with `time_us`, since its origin is `measured`")
-        return Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        best = Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        self._require_unchanged(node, parts, best.environment)
+        return best
 
     def trial(self, node: Untrusted) -> Trial:
-        parts = node.object((*_PROVENANCE, "outcome"), _TRIAL_READERS)
+        parts = node.object((*_PROVENANCE, "outcome"), (*_TRIAL_READERS, CHECKSUM))
         outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
         if (outcome is Outcome.OK) != ("time_us" in parts):
             node.reject("an object that has `time_us` exactly when its outcome is `ok`")
-        return Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+        trial = Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+        self._require_unchanged(node, parts, trial.environment)
+        return trial
+
+    def _require_unchanged(self, node: Untrusted, parts: dict[str, Untrusted], environment: Environment) -> None:
+        if CHECKSUM in parts:
+            checksum = exported_checksum(node.value, self.device.key, environment.to_json())
+            parts[CHECKSUM].match(
+                checksum, "the checksum of the row; leave it out of a row that was changed on purpose"
+            )
 
     def _provenance(self, parts: dict[str, Untrusted]) -> dict[str, Any]:
         digest = parts["environment"].match(_DIGEST, "an environment's digest")

@@ -1,6 +1,6 @@
 """Writes records as rows, in one transaction of the store's single writer: looking up and then adding cannot race."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -9,8 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
+from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, document_of
+from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
+from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, config_columns, document_of, shape_columns
 from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
@@ -56,7 +58,7 @@ class RowWriter:
         predicted before default, and of equal origin the younger one. Returns whether it was stored."""
         require_sound_best(best)
         row = self._best_row(best)
-        if row is not None:
+        if row is not None and _is_readable(row):
             stored, offered = ORIGIN_RANK[Origin(row.origin)], ORIGIN_RANK[best.origin]
             if stored < offered or (stored == offered and best.created_at <= row.created_at <= latest_date()):
                 return False
@@ -73,9 +75,9 @@ class RowWriter:
         else:
             _assign(row, columns)
 
-    def best_rows(self) -> Sequence[BestRow]:
-        """Return all winners, as they are while no other process writes."""
-        return self._session.scalars(select(BestRow)).all()
+    def bests(self, place: str) -> list[Best]:
+        """Return all winners of the store at a place, as they are while no other process writes."""
+        return readable_records(self._session, select(BestRow), best_of, place)
 
     def remove_best(self, best: Best) -> None:
         """Forgets the best of this shape and device, unless another config has won meanwhile."""
@@ -144,6 +146,7 @@ class RowWriter:
             "source": device.source,
             "document": document_of(replace(device, uuid=None)),
         }
+        columns["checksum"] = device_checksum(str(columns["document"]))
         found = self._id_of(DeviceRow, {"key": device.key}, columns)
         row = self._session.get_one(DeviceRow, found)
         if row.document != columns["document"] and (device.source != "catalogue" or row.source == "catalogue"):
@@ -179,14 +182,13 @@ def sound_trial(trial: Trial) -> Trial:
     return trial
 
 
-def shape_columns(shape: AttentionShape) -> dict[str, Any]:
-    """Return what queries ask of a shape; its features are in the document alone."""
-    return {name: value for name, value in shape.to_json().items() if name != "features"}
-
-
-def config_columns(config: KernelConfig) -> dict[str, Any]:
-    """Return what queries ask of a config."""
-    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
+def _is_readable(row: BestRow) -> bool:
+    """Whether a stored winner is what was written; a damaged one outranks nothing."""
+    try:
+        best_of(row)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _assign(row: Base, columns: Mapping[str, Any]) -> None:
@@ -205,6 +207,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
         **plain_values(trial),
         **(absent if resources is None else plain_values(resources)),
         **plain_values(trial.telemetry),
+        "checksum": record_checksum(trial),
     }
 
 
@@ -220,4 +223,6 @@ def best_columns(best: Best) -> dict[str, Any]:
         "gpu_uuid": best.device.uuid,
         "origin": str(best.origin),
         **plain_values(best),
+        "checksum": record_checksum(best),
+        "served_checksum": served_checksum(best),
     }

@@ -4,15 +4,21 @@ Rows may come from anyone's database, so every value that is read goes through t
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records.row_checksums import Record, device_checksum, record_checksum
 from blocktune.db.tables.models import (
+    Base,
     BestRow,
+    ConfigRow,
     DeviceRow,
     EnvironmentRow,
+    ShapeRow,
     TrialRow,
 )
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
@@ -51,13 +57,74 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
             )
 
 
-def device_of(row: DeviceRow) -> DeviceSpec:
-    """Return the device of this row.
+def require_as_written(record: Record, checksum: str | None) -> None:
+    """Checks that a record is what was stored. A row of an older blocktune may have no checksum, and is believed.
 
     Raises:
-        one of UNREADABLE: a value is out of range. blocktune does not write such values.
+        UsageError: it is not.
     """
-    return _parsed_device(row.document, None)
+    if checksum is not None and record_checksum(record) != checksum:
+        raise UsageError(
+            "A row must be as it was written, but its checksum says that it, or what it refers to, is not."
+        )
+
+
+def device_of(row: DeviceRow, uuid: str | None = None) -> DeviceSpec:
+    """Return the device of this row.
+
+    Args:
+        row: says what kind of GPU it is.
+        uuid: which piece.
+
+    Raises:
+        one of UNREADABLE: a value is out of range, or not as it was written.
+    """
+    if row.checksum not in (None, _device_checksum(row.document)):
+        raise UsageError(f"A device must be as it was written, but {row.key!r:.100} is not.")
+    return _parsed_device(row.document, uuid)
+
+
+def whole_device(row: DeviceRow) -> DeviceSpec:
+    """Return the device of this row, whose columns repeat it for queries. Raises the errors of `device_of`."""
+    device = device_of(row)
+    _require_repeated(row, {"key": device.key, "name": device.name})
+    return device
+
+
+def whole_environment(row: EnvironmentRow) -> Environment:
+    """Return the software of this row, whose digest is its own. Raises the errors of `device_of`."""
+    environment = environment_of(row)
+    _require_repeated(row, {"digest": environment.digest})
+    return environment
+
+
+def whole_shape(row: ShapeRow) -> AttentionShape:
+    """Return the shape of this row, whose columns repeat it. Raises the errors of `device_of`."""
+    shape = _parsed_shape(row.document)
+    _require_repeated(row, shape_columns(shape))
+    return shape
+
+
+def whole_config(row: ConfigRow) -> KernelConfig:
+    """Return the config of this row, whose columns repeat it. Raises the errors of `device_of`."""
+    config = _parsed_config(row.document)
+    _require_repeated(row, config_columns(config))
+    return config
+
+
+def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
+    if any(getattr(row, name) != value for name, value in columns.items()):
+        raise UsageError(f"The columns {', '.join(columns)} must repeat what the row is, but one does not.")
+
+
+def shape_columns(shape: AttentionShape) -> dict[str, Any]:
+    """Return what queries ask of a shape; its features are in the document alone."""
+    return {name: value for name, value in shape.to_json().items() if name != "features"}
+
+
+def config_columns(config: KernelConfig) -> dict[str, Any]:
+    """Return what queries ask of a config."""
+    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
 
 
 def trial_of(row: TrialRow) -> Trial:
@@ -70,7 +137,7 @@ def trial_of(row: TrialRow) -> Trial:
     compiled = record_values(KernelResources, row)
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
-        device=_parsed_device(row.device.document, None if imported else row.gpu_uuid),
+        device=device_of(row.device, None if imported else row.gpu_uuid),
         environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
@@ -83,6 +150,7 @@ def trial_of(row: TrialRow) -> Trial:
         **record_values(Trial, row),
     )
     require_sound_trial(trial)
+    require_as_written(trial, row.checksum)
     return trial
 
 
@@ -94,7 +162,7 @@ def best_of(row: BestRow) -> Best:
     """
     require_links(row)
     best = Best(
-        device=_parsed_device(row.device.document, row.gpu_uuid),
+        device=device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
@@ -106,6 +174,7 @@ def best_of(row: BestRow) -> Best:
         **record_values(Best, row),
     )
     require_sound_best(best)
+    require_as_written(best, row.checksum)
     return best
 
 
@@ -122,6 +191,11 @@ def environment_of(row: EnvironmentRow) -> Environment:
 @lru_cache(maxsize=64)
 def _parsed_device(document: str, uuid: str | None) -> DeviceSpec:
     return replace(DeviceSpec.from_json(json.loads(document)), uuid=uuid)
+
+
+@lru_cache(maxsize=64)
+def _device_checksum(document: str) -> str:
+    return device_checksum(document)
 
 
 @lru_cache(maxsize=1024)

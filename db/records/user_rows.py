@@ -7,8 +7,9 @@ from sqlalchemy import select
 
 from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
 from blocktune.db.records.records import Outcome
+from blocktune.db.records.row_checksums import record_checksum, served_user_checksum
 from blocktune.db.records.row_writer import RowWriter, storable
-from blocktune.db.records.rows import device_of, environment_of, require_links
+from blocktune.db.records.rows import device_of, environment_of, require_as_written, require_links
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -32,6 +33,7 @@ class UserRowWriter(RowWriter):
             "gpu_uuid": trial.device.uuid,
             "outcome": str(trial.outcome),
             **plain_values(trial),
+            "checksum": record_checksum(trial),
         }
         key = self._key_of(trial) | {
             "environment_id": self._environment(trial.environment),
@@ -53,6 +55,8 @@ class UserRowWriter(RowWriter):
             "created_at": best.created_at,
             "gpu_uuid": best.device.uuid,
             **plain_values(best),
+            "checksum": record_checksum(best),
+            "served_checksum": served_user_checksum(best),
         }
         self._put(UserBestRow, self._key_of(best), columns)
 
@@ -81,7 +85,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
     """
     require_links(row)
     trial = UserTrial(
-        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        device=device or device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         problem=Problem.from_document(row.problem),
         config=UserConfig.from_document(row.kernel, row.config),
@@ -91,6 +95,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
         **record_values(UserTrial, row),
     )
     require_sound_user_trial(trial)
+    require_as_written(replace(trial, device=replace(trial.device, uuid=row.gpu_uuid)), row.checksum)
     return trial
 
 
@@ -102,7 +107,7 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
     """
     require_links(row)
     best = UserBest(
-        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        device=device or device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         problem=Problem.from_document(row.problem),
         config=UserConfig.from_document(row.kernel, row.config),
@@ -112,4 +117,5 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
         **record_values(UserBest, row),
     )
     require_sound_user_best(best)
+    require_as_written(replace(best, device=replace(best.device, uuid=row.gpu_uuid)), row.checksum)
     return best

@@ -2,8 +2,8 @@
 
 The tables (db/tables/models.py), the bounds, rows and documents of the records that inherit from these classes, and
 sweep files are derived from the fields. They stand in the order of the table's columns: the recovery of a damaged file
-(db/recovery/salvage.py) has nothing else to know a column by, and a new one comes last. A new field needs a migration,
-and whoever measures it.
+(db/recovery/salvage.py) has nothing else to know a column by, and a new one comes last: after the checksums, which
+follow these in the tables. A new field needs a migration, and whoever measures it.
 """
 
 from dataclasses import dataclass

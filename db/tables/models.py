@@ -11,8 +11,8 @@ with sorted keys and no spaces, so that equal values have equal text. What was m
 db/tables/columns.py declares. The other columns repeat what queries need.
 
 The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
-device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver. It and the tables
-are created by `migrations/versions/0001_initial.py`.
+device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver, power_limit_w and
+the checksum of these. It is created by `migrations/versions/0005_checksums.py`.
 """
 
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    null,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column, relationship
 
@@ -67,6 +68,12 @@ class Moment(TypeDecorator[datetime]):
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map: ClassVar[dict[Any, Any]] = {datetime: Moment(), float: Double()}
+
+
+def checksum_column() -> Mapped[str | None]:
+    """A column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older blocktune
+    that broke a rule when the column came."""
+    return mapped_column(String(16), server_default=null())
 
 
 def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, MappedColumn[Any]]:
@@ -109,6 +116,7 @@ class DeviceRow(Base):
     num_sms: Mapped[int]
     source: Mapped[str] = mapped_column(String(16))
     document: Mapped[str] = mapped_column(Text)
+    checksum: Mapped[str | None] = checksum_column()
 
 
 class EnvironmentRow(Base):
@@ -203,6 +211,7 @@ class TrialRow(Base):
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     outcome: Mapped[str] = mapped_column(String(32))
     locals().update(measured(TrialColumns) | measured(KernelResources, optional=True) | measured(Telemetry))
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")
@@ -233,6 +242,8 @@ class BestRow(Base):
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     origin: Mapped[str] = mapped_column(String(32))
     locals().update(measured(BestColumns))
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")

@@ -2,7 +2,8 @@
 
 A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
 canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,
-problem, config, time_us, triton, ptxas, driver. All are created by `migrations/versions/0002_user_kernels.py`.
+problem, config, time_us, triton, ptxas, driver and their checksum. The tables are created by
+`migrations/versions/0002_user_kernels.py`, the view as it is now by `0005_checksums.py`.
 """
 
 from datetime import datetime
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from blocktune.db.tables.columns import UserBestColumns, UserTrialColumns
 from blocktune.db.tables.models import Base as Base
-from blocktune.db.tables.models import DeviceRow, EnvironmentRow, measured
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow, checksum_column, measured
 
 
 class UserTrialRow(Base):
@@ -38,6 +39,7 @@ class UserTrialRow(Base):
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     outcome: Mapped[str] = mapped_column(String(32))
     locals().update(measured(UserTrialColumns))
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
@@ -63,6 +65,8 @@ class UserBestRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     locals().update(measured(UserBestColumns))
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")

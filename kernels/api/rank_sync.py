@@ -19,6 +19,7 @@ from blocktune.kernels.dispatch.snapshot import rows_within
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
+from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.frozen import check, known_document, take
 from blocktune.kernels.tuned.kernel import forget_choices
@@ -89,7 +90,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
-        rows, problems = rows_within(dispatcher.source, device)
+        rows, problems = rows_within(dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None)
         for problem in problems:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_document(device)}
@@ -104,7 +105,7 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
     try:
         synced = SyncedConfigs.from_json(sent)
         check(sent["autotuned"])
-        return synced, {"problem": "", "digest": _digest(synced, current_device(), strict, sent["autotuned"])}
+        return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
 
@@ -113,7 +114,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def _digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
     """A hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),

@@ -33,6 +33,7 @@ from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.background import MAX_SECONDS
+from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
@@ -64,7 +65,7 @@ class Engine:
         self._source = default_source() if source is None else source
         require_source(self._source)
         self._number = ops.registered(self)  # by which compiled graphs name it
-        self._begin(Snapshot(self._source, self._renew))
+        self._begin(self._snapshot())
 
     @property
     def source(self) -> ConfigSource:
@@ -75,6 +76,11 @@ class Engine:
     def strict(self) -> bool:
         """Whether only exact measurements are taken."""
         return self._strict
+
+    @property
+    def resolver(self) -> Resolver:
+        """What has been decided so far; another one takes its place when configs have come."""
+        return self._resolver
 
     def use(self, source: ConfigSource) -> None:
         """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
@@ -91,12 +97,16 @@ class Engine:
 
         Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
         """
-        snapshot = Snapshot(self._source, self._renew)
+        snapshot = self._snapshot()
         for device in self._resolver.snapshot.devices:
             snapshot.begin(device)
         for device in snapshot.devices:
             snapshot.table(device, MAX_SECONDS)
         self._begin(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        """A new one of the source; a strict dispatcher takes signed files alone if the user has named a key."""
+        return Snapshot(self._source, self._renew, trusted_key() if self._strict else None)
 
     def _begin(self, snapshot: Snapshot) -> None:
         with self._miss_lock():

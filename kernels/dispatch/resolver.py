@@ -27,6 +27,7 @@ from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung, climb_down
@@ -61,6 +62,17 @@ class Resolver:
         self._earlier_general: dict[Any, GeneralPlan | Explanation] = {}
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
         self._failures: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def counted_plans(self) -> list[Plan | GeneralPlan]:
+        """Return all plans, which count their calls."""
+        found = [*self.plans.values(), *self.general_plans.values()]
+        return [plan for plan in found if not isinstance(plan, Explanation)]
+
+    @property
+    def disabled(self) -> int:
+        """Return how many configs did not launch or computed a wrong result."""
+        return len({kind[0] for kind in list(self._failures)})
 
     def renewed(self) -> "Resolver":
         """A resolver that knows what this one does, but for the plans: configs have come that they do not know of.
@@ -180,7 +192,15 @@ class Resolver:
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
         """Return a plan with the first config down the ladder that launches; or why no config does."""
         shape = shape_of(query, key, value, is_causal)
-        found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
+
+        def checked(config: KernelConfig, launch: Launch) -> Launch | str:
+            problem = canary.problem_of(config, launch, shape, query, key, value, empty_output(query, shape.head_dim_v))
+            if problem is not None:
+                self._failures[_kind(config, shape, query)] = problem
+            return problem or launch
+
+        index = query.device.index
+        found = self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value), check=checked)
         if isinstance(found, Explanation):
             return found
         explanation, launch = found
@@ -193,11 +213,14 @@ class Resolver:
         attempt: Callable[[KernelConfig], Launch | str],
         block_sizes: tuple[int, int] | None = None,
         num_splits: int = 0,
+        *,
+        check: Callable[[KernelConfig, Launch], Launch | str] | None = None,
     ) -> tuple[Explanation, Launch] | Explanation:
         """Return the first config down the ladder that launches on the device with this CUDA index; or why none does.
 
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
         of the blocks of a block mask, if there is one. num_splits: only configs with this number of splits, unless 0.
+        check: of a launcher whose config was not measured for exactly this; returns it, or why it is not used.
         """
         device = self.device(index)
         if isinstance(device, str):
@@ -212,6 +235,8 @@ class Resolver:
                 passed_over.append(step)
                 continue
             launch = attempt(step.config)
+            if check is not None and step.rung is not Rung.EXACT and not isinstance(launch, str):
+                launch = check(step.config, launch)
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
@@ -253,8 +278,7 @@ class Resolver:
         problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
-        kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
+        kind = _kind(config, shape, tensors[0], block_sizes)
         if kind in self._failures:
             return self._failures[kind]
         try:
@@ -297,6 +321,12 @@ class Resolver:
             self.plans.clear()
         self.plans[place] = plan
         watch(plan)
+
+
+def _kind(config: KernelConfig, shape: AttentionShape, query: Tensor, block_sizes: Any = None) -> tuple[Any, ...]:
+    """What a failure of a config holds for."""
+    sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
+    return (config, query.device, *sizes, shape.causal, shape.features)
 
 
 def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:

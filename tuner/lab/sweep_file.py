@@ -24,6 +24,7 @@ from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
@@ -193,7 +194,7 @@ def _flat(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in trial.items():
         if name in _NESTED:
             yield from ((f"{name}.{inner}", _cut(f"{name}.{inner}", part)) for inner, part in (value or {}).items())
-        elif name not in (*_SHARED, *_DERIVED):
+        elif name not in (*_SHARED, *_DERIVED, CHECKSUM):  # numbers are cut here
             yield name, _cut(name, value)
 
 

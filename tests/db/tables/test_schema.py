@@ -15,6 +15,7 @@ from sqlalchemy import CheckConstraint, create_engine, inspect
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.records.records import Best
+from blocktune.db.records.row_checksums import served_checksum
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import Base
 from blocktune.db.tables.schema import APPLICATION_ID, CURRENT, VERSION_TABLE
@@ -86,6 +87,7 @@ def test_the_view_of_the_dispatcher_needs_sqlite_alone(sqlite_store: ResultStore
         "cuda": "13.0",
         "driver": "580.65.06",
         "power_limit_w": 700,
+        "checksum": served_checksum(best),
     }
 
 

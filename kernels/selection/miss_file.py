@@ -45,13 +45,19 @@ def miss_path() -> Path | None:
         return None
     if named:
         return _expanded(named)
+    state = state_directory()
+    return None if state is None else state / "misses.jsonl"
+
+
+def state_directory() -> Path | None:
+    """`blocktune` in the user's state directory, or None for a user without a home."""
     try:
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
             state = Path.home() / ".local" / "state"
     except RuntimeError:
         return None
-    return state / "blocktune" / "misses.jsonl"
+    return state / "blocktune"
 
 
 def _expanded(named: str) -> Path:
@@ -84,6 +90,20 @@ def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
         file.seek(0)
         file.write(b"".join(_line(miss, calls) for miss, calls in total.most_common(MAX_KINDS)))
         file.truncate()  # last, so that a process that is killed here leaves too many lines rather than none
+
+
+def append_private_line(path: Path, line: str, max_bytes: int) -> None:
+    """Adds a line to a file that no other user can read, unless it has grown to a bound. Makes a missing directory.
+
+    Raises:
+        OSError: the place cannot be written, or another process writes at this moment.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
+        size = file.seek(0, os.SEEK_END)
+        added = line.encode() + b"\n"
+        if size + len(added) <= max_bytes:
+            file.write(added if _ends_a_line(file, size) else b"\n" + added)
 
 
 def read_misses(path: Path) -> Counter[Miss]:

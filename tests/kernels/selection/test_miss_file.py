@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.stored import miss_file
-from blocktune.kernels.stored.miss_file import append_misses, miss_path, read_misses
+from blocktune.kernels.selection import miss_file
+from blocktune.kernels.selection.miss_file import append_misses, miss_path, read_misses
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.dispatch_fakes import H200, shape_like
 
