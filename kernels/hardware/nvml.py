@@ -1,90 +1,67 @@
 """What NVML knows and CUDA does not: the driver's version, power limits, and how a GPU works at the moment.
 
-NVML comes with the driver; it is called by ctypes, so that nothing needs to be installed for it. Where there is no
-NVML, or where it does not answer on this driver or GPU, a value is unknown and nothing is an error.
+NVML comes with the driver and is read through `pynvml`. Where either is missing, or where NVML does not answer on this
+driver or GPU, a value is unknown and nothing is an error.
 
 A GPU is found by its UUID: NVML's index ignores CUDA_VISIBLE_DEVICES, and its order differs from CUDA's.
 """
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
-LIBRARY = "libnvidia-ml.so.1"
-_SUCCESS = 0
-_TEXT_BYTES = 96  # as large as the largest of NVML's own sizes of a text
 _MILLI = 1000  # NVML counts milliwatts and millijoules
-_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
-_GPU_SENSOR = 0  # nvmlTemperatureSensors_t
-_MOST_PROCESSES = 256
-
-
-class _Process(ctypes.Structure):
-    """`nvmlProcessInfo_t` of the functions `_v2` and `_v3`."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used_bytes", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class Nvml:
-    """An initialised NVML."""
+    """An initialised NVML: the module `pynvml`."""
 
-    library: Any
+    pynvml: Any
 
     @classmethod
     def open(cls) -> Self | None:
         """Return NVML, initialised; None where there is none."""
         try:
-            library = ctypes.CDLL(LIBRARY)
-        except OSError:
+            import pynvml
+        except ModuleNotFoundError:  # attention needs torch and Triton only
             return None
-        return cls(library) if library.nvmlInit_v2() == _SUCCESS else None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return None
+        return cls(pynvml)
 
     def close(self) -> None:
         """Let NVML go."""
-        self.library.nvmlShutdown()
+        self.answer(self.pynvml.nvmlShutdown)
 
     def driver_version(self) -> str | None:
         """Return the version, such as `580.65.06`. CUDA knows only the newest CUDA that the driver supports."""
-        return self.text("nvmlSystemGetDriverVersion")
+        return self.answer(self.pynvml.nvmlSystemGetDriverVersion)
 
     def gpu(self, uuid: str) -> "NvmlGpu | None":
         """Return the GPU with this UUID."""
-        return self._gpu("nvmlDeviceGetHandleByUUID", canonical_uuid(uuid).encode())
+        return self._gpu(self.pynvml.nvmlDeviceGetHandleByUUID, canonical_uuid(uuid))
 
     def gpus(self) -> list["NvmlGpu"]:
         """Return all GPUs, whether or not CUDA may use them."""
-        count = self.number("nvmlDeviceGetCount_v2", ctypes.c_uint) or 0
-        found = (self._gpu("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index)) for index in range(count))
+        count = self.answer(self.pynvml.nvmlDeviceGetCount) or 0
+        found = (self._gpu(self.pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
         return [gpu for gpu in found if gpu is not None]
 
-    def succeeds(self, function: str, *arguments: Any) -> bool:
-        """Call a function; say whether this driver has it and it answered."""
-        call = getattr(self.library, function, None)
-        return call is not None and call(*arguments) == _SUCCESS
+    def answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+        """Return what a function of `pynvml` returns; None where it fails or where this driver lacks it."""
+        try:
+            return function(*arguments)
+        except self.pynvml.NVMLError:
+            return None
 
-    def number(self, function: str, kind: type[Any], *arguments: Any) -> int | None:
-        """Return the number of this ctypes kind that a function writes through its last argument."""
-        answer = kind()
-        return answer.value if self.succeeds(function, *arguments, ctypes.byref(answer)) else None
-
-    def text(self, function: str, *arguments: Any) -> str | None:
-        """Return the text that a function writes through its last argument."""
-        answer = ctypes.create_string_buffer(_TEXT_BYTES)
-        answered = self.succeeds(function, *arguments, answer, ctypes.c_uint(_TEXT_BYTES))
-        return answer.value.decode(errors="replace") if answered else None
-
-    def _gpu(self, function: str, key: Any) -> "NvmlGpu | None":
-        handle = ctypes.c_void_p()
-        return NvmlGpu(self, handle) if self.succeeds(function, key, ctypes.byref(handle)) else None
+    def _gpu(self, function: Callable[..., Any], key: str | int) -> "NvmlGpu | None":
+        handle = self.answer(function, key)
+        return None if handle is None else NvmlGpu(self, handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,64 +69,61 @@ class NvmlGpu:
     """One GPU. What it does not tell is None."""
 
     nvml: Nvml
-    handle: ctypes.c_void_p
+    handle: Any
 
     @property
     def name(self) -> str | None:
-        return self.nvml.text("nvmlDeviceGetName", self.handle)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetName)
 
     @property
     def uuid(self) -> str | None:
-        return self.nvml.text("nvmlDeviceGetUUID", self.handle)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetUUID)
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        pair = ctypes.byref(major), ctypes.byref(minor)
-        told = self.nvml.succeeds("nvmlDeviceGetCudaComputeCapability", self.handle, *pair)
-        return (major.value, minor.value) if told else None
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetCudaComputeCapability)
 
     @property
     def sm_clock_mhz(self) -> int | None:
-        return self.nvml.number("nvmlDeviceGetClockInfo", ctypes.c_uint, self.handle, _SM_CLOCK)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_SM)
 
     @property
     def memory_clock_mhz(self) -> int | None:
-        return self.nvml.number("nvmlDeviceGetClockInfo", ctypes.c_uint, self.handle, _MEMORY_CLOCK)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_MEM)
 
     @property
     def temperature_c(self) -> int | None:
-        return self.nvml.number("nvmlDeviceGetTemperature", ctypes.c_uint, self.handle, _GPU_SENSOR)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetTemperature, self.nvml.pynvml.NVML_TEMPERATURE_GPU)
 
     @property
     def power_w(self) -> float | None:
         """The power draw: on large GPUs a mean over the last second."""
-        return _from_milli(self.nvml.number("nvmlDeviceGetPowerUsage", ctypes.c_uint, self.handle))
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetPowerUsage))
 
     @property
     def power_limit_w(self) -> float | None:
         """The enforced power limit."""
-        return _from_milli(self.nvml.number("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint, self.handle))
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetEnforcedPowerLimit))
 
     @property
     def energy_j(self) -> float | None:
         """The energy used since the driver was loaded."""
-        return _from_milli(self.nvml.number("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, self.handle))
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetTotalEnergyConsumption))
 
     @property
     def throttle_reasons(self) -> int | None:
         """What lowers the clocks at the moment, as bits of `nvml.h`."""
-        return self.nvml.number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, self.handle)
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
 
     @property
     def num_processes(self) -> int | None:
         """How many processes compute on it."""
-        # an array that is too small, or missing, gets the size to make it, which is more than there are
-        count = ctypes.c_uint(_MOST_PROCESSES)
-        array = (_Process * _MOST_PROCESSES)()
-        pair = ctypes.byref(count), array
-        told = self.nvml.succeeds("nvmlDeviceGetComputeRunningProcesses_v3", self.handle, *pair)
-        return count.value if told else None
+        # without `_v3`, newer pynvml raises an error that is no NVMLError on a driver that lacks the function
+        processes = self._answer(self.nvml.pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+        return None if processes is None else len(processes)
+
+    def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+        return self.nvml.answer(function, self.handle, *arguments)
 
 
 @cache

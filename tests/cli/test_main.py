@@ -121,7 +121,7 @@ def test_help_loads_no_heavy_package(words: list[str]) -> None:
         "import sys\n"
         "from blocktune.cli.main import app\n"
         f"app({words!r}, standalone_mode=False)\n"
-        "heavy = {'torch', 'triton', 'optuna', 'sqlalchemy', 'alembic', 'rich'} & set(sys.modules)\n"
+        "heavy = {'torch', 'triton', 'optuna', 'sqlalchemy', 'alembic', 'rich', 'pynvml'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
     answer = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)

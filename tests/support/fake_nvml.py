@@ -1,83 +1,89 @@
-"""NVML with one GPU, for tests: C functions that write their answers through the pointers they get."""
+"""NVML with one GPU, for tests: functions in place of pynvml's."""
 
-import ctypes
 from typing import Any
 
+import pynvml
+import pytest
+
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, UNINITIALIZED = 3, 6, 7, 1
-HANDLE = 0xBEEF
+HANDLE = object()
 
 
 class FakeNvml:
     """A GPU that tells its name, clocks and power, and neither its temperature nor what throttles it.
 
     Args:
-        code: what every call after the initialisation returns, in place of its own answer.
+        code: the error of every call between the initialisation and the shutdown, in place of its own answer.
         broken: the initialisation fails.
     """
 
-    def __init__(self, code: int = 0, *, broken: bool = False) -> None:
+    def __init__(self, code: int = pynvml.NVML_SUCCESS, *, broken: bool = False) -> None:
         self.code, self.broken, self.open = code, broken, 0
-        self.name, self.users = b"NVIDIA H200", 2
+        self.name, self.users = "NVIDIA H200", 2
 
-    def nvmlInit_v2(self) -> int:
-        self.open += not self.broken
-        return 999 if self.broken else 0
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the functions of this GPU in place of pynvml's, each of which must be there."""
+        for name in dir(self):
+            if name.startswith("nvml"):
+                monkeypatch.setattr(pynvml, name, getattr(self, name))
 
-    def nvmlShutdown(self) -> int:
+    def nvmlInit(self) -> None:
+        if self.broken:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
         self.open -= 1
-        return 0
 
-    def nvmlSystemGetDriverVersion(self, text: Any, length: ctypes.c_uint) -> int:
-        return self._write_text(text, length, b"580.65.06")
+    def nvmlSystemGetDriverVersion(self) -> Any:
+        return self._answer("580.65.06")
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        return self._write(count, 1)
+    def nvmlDeviceGetCount(self) -> Any:
+        return self._answer(1)
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
-        return self._write(handle, HANDLE) if index.value == 0 else NOT_FOUND
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
+        return self._answer(HANDLE) if index == 0 else self._fail(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
-        return self._write(handle, HANDLE) if uuid == UUID.encode() else NOT_FOUND
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        return self._answer(HANDLE) if uuid == UUID else self._fail(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetName(self, handle: ctypes.c_void_p, text: Any, length: ctypes.c_uint) -> int:
-        return self._write_text(text, length, self.name)
+    def nvmlDeviceGetName(self, handle: object) -> Any:
+        return self._of_gpu(handle, self.name)
 
-    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, text: Any, length: ctypes.c_uint) -> int:
-        return self._write_text(text, length, UUID.encode())
+    def nvmlDeviceGetUUID(self, handle: object) -> Any:
+        return self._of_gpu(handle, UUID)
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: ctypes.c_void_p, major: Any, minor: Any) -> int:
-        return self._write(major, 9) or self._write(minor, 0)
+    def nvmlDeviceGetCudaComputeCapability(self, handle: object) -> Any:
+        return self._of_gpu(handle, (9, 0))
 
-    def nvmlDeviceGetClockInfo(self, handle: ctypes.c_void_p, kind: int, clock_mhz: Any) -> int:
-        return self._write(clock_mhz, {1: 1980, 2: 3201}[kind])
+    def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> Any:
+        return self._of_gpu(handle, {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[kind])
 
-    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, milliwatts: Any) -> int:
-        return self._write(milliwatts, 512_300)
+    def nvmlDeviceGetPowerUsage(self, handle: object) -> Any:
+        return self._of_gpu(handle, 512_300)
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: ctypes.c_void_p, milliwatts: Any) -> int:
-        return self._write(milliwatts, 699_600)
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: object) -> Any:
+        return self._of_gpu(handle, 699_600)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: ctypes.c_void_p, millijoules: Any) -> int:
-        return self._write(millijoules, 1 << 40)
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> Any:
+        return self._of_gpu(handle, 1 << 40)
 
-    def nvmlDeviceGetTemperature(self, handle: ctypes.c_void_p, sensor: int, degrees: Any) -> int:
-        return NOT_SUPPORTED
+    def nvmlDeviceGetTemperature(self, handle: object, sensor: int) -> Any:
+        return self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: ctypes.c_void_p, count: Any, infos: Any) -> int:
-        """Fill an array; where it is too small, ask for a larger one than needed, as the driver does."""
-        if infos is None or count._obj.value < self.users:
-            return self._write(count, 2 * self.users) or INSUFFICIENT_SIZE
-        assert ctypes.sizeof(infos) == 24 * count._obj.value
-        return self._write(count, self.users)
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> Any:
+        return self._fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    def _write(self, pointer: Any, value: int) -> int:
-        if self.open <= 0:
-            return UNINITIALIZED
-        pointer._obj.value = value
-        return self.code
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: object) -> Any:
+        return self._of_gpu(handle, [object()] * self.users)
 
-    def _write_text(self, text: Any, length: ctypes.c_uint, value: bytes) -> int:
-        assert len(value) < length.value == ctypes.sizeof(text)
-        text.value = value
-        return self.code if self.open > 0 else UNINITIALIZED
+    def _of_gpu(self, handle: object, value: object) -> Any:
+        assert handle is HANDLE
+        return self._answer(value)
+
+    def _answer(self, value: object) -> Any:
+        code = self.code if self.open > 0 else pynvml.NVML_ERROR_UNINITIALIZED
+        return value if code == pynvml.NVML_SUCCESS else self._fail(code)
+
+    def _fail(self, code: int) -> Any:
+        raise pynvml.NVMLError(code)

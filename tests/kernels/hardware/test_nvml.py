@@ -2,23 +2,28 @@
 
 import re
 import subprocess
+import sys
 
+import pynvml
 import pytest
 
-from blocktune.kernels.hardware import nvml
-from blocktune.kernels.hardware.nvml import Nvml, driver_version, power_limit_w
-from tests.support.fake_nvml import NOT_SUPPORTED, UUID, FakeNvml
+from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, driver_version, power_limit_w
+from tests.support.fake_nvml import UUID, FakeNvml
 
 
 @pytest.mark.parametrize(
     ("library", "version", "watts"),
-    [(FakeNvml(), "580.65.06", 700), (FakeNvml(NOT_SUPPORTED), "", 0), (FakeNvml(broken=True), "", 0)],
+    [
+        (FakeNvml(), "580.65.06", 700),
+        (FakeNvml(pynvml.NVML_ERROR_NOT_SUPPORTED), "", 0),
+        (FakeNvml(broken=True), "", 0),
+    ],
     ids=["works", "refuses", "broken"],
 )
 def test_the_library_is_asked_and_let_go(
     library: FakeNvml, version: str, watts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    library.install(monkeypatch)
     assert driver_version.__wrapped__() == version
     assert power_limit_w.__wrapped__(UUID) == watts
     assert power_limit_w.__wrapped__("GPU-of-another-machine") == 0
@@ -28,7 +33,7 @@ def test_the_library_is_asked_and_let_go(
 
 def test_a_gpu_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml()
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    library.install(monkeypatch)
     opened = Nvml.open()
     assert opened is not None
     (gpu,) = opened.gpus()
@@ -38,18 +43,25 @@ def test_a_gpu_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.num_processes == 2
     library.users = 0
     assert gpu.num_processes == 0
-    library.users = 1000
-    assert gpu.num_processes is None  # more than there is room for
     assert gpu.temperature_c is None  # not supported
     assert gpu.throttle_reasons is None  # this driver has no such function
     assert opened.gpu(UUID.removeprefix("GPU-")) is not None  # torch's spelling
-    library.code = NOT_SUPPORTED
+    library.code = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert (gpu.name, gpu.compute_capability, gpu.sm_clock_mhz, gpu.num_processes) == (None, None, None, None)
     assert opened.gpus() == []
 
 
-def test_without_the_library_all_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", "libnosuch.so.1")
+def test_what_a_driver_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", object())  # pynvml's own functions find none of the driver's
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    gpu = NvmlGpu(Nvml(pynvml), handle=None)
+    properties = [name for name, value in vars(NvmlGpu).items() if isinstance(value, property)]
+    assert len(properties) == 11
+    assert [getattr(gpu, name) for name in properties] == [None] * 11
+
+
+def test_without_pynvml_all_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Nvml.open() is None
     assert (driver_version.__wrapped__(), power_limit_w.__wrapped__(UUID)) == ("", 0)
 

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from blocktune.db.records.records import Telemetry
-from blocktune.kernels.hardware import nvml
 from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.measure import telemetry
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbances, gpu_lock, nvml_devices
-from tests.support.fake_nvml import NOT_SUPPORTED, UUID, FakeNvml
+from tests.support.fake_nvml import UUID, FakeNvml
 
 pytestmark = pytest.mark.triton_free
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.triton_free
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """One GPU that tells its name, clocks and power, and not its temperature or throttling."""
     fake = FakeNvml()
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: fake)
+    fake.install(monkeypatch)
     telemetry._nvml.cache_clear()
     yield fake
     telemetry._nvml.cache_clear()
@@ -32,7 +32,7 @@ def test_what_nvml_does_not_answer_is_unknown(library: FakeNvml) -> None:
     assert monitor.sample() == Telemetry(sm_clock_mhz=1980, memory_clock_mhz=3201, power_w=512.3, other_processes=1)
     assert monitor.power_limit_w == 700
     assert monitor.energy_j() == (1 << 40) / 1000
-    library.code = NOT_SUPPORTED
+    library.code = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert monitor.sample() == Telemetry()
     assert (monitor.power_limit_w, monitor.energy_j()) == (0, None)
 
@@ -100,6 +100,6 @@ def test_one_run_measures_on_a_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
     library: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library.name = b"NVIDIA H2000"
+    library.name = "NVIDIA H2000"
     assert nvml_devices() == ()
     assert "NVIDIA H2000" in caplog.text
