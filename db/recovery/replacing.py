@@ -46,7 +46,7 @@ def exchange(path: Path, fresh: Path) -> Path:
     Raises:
         StoreError: the directory cannot be written.
     """
-    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
     try:
         shutil.copymode(path, fresh)
         with suppress(PermissionError):  # only root gives files away

@@ -49,7 +49,7 @@ def explained(tune, *words: object) -> tuple[str, dict]:
 def test_a_backward_that_the_model_is_far_from_is_left_unexplained(tune) -> None:
     text, data = explained(tune, "--dim", 128, "--heads", 16, *BACKWARD, "--features", "deterministic")
     assert data["config"]["kernel"] == "flash_bwd_hopper"
-    assert data["measured_us"] == pytest.approx(2371.6, abs=0.1), "shipped"
+    assert data["measured_us"] == pytest.approx(2389.9, abs=0.1), "shipped"
     assert abs(data["model_error"]) > 0.25
     assert not data["is_explained"]
     assert data["prediction"]["binding"] is None
@@ -61,8 +61,7 @@ def test_a_backward_that_the_model_is_far_from_is_left_unexplained(tune) -> None
 
 def test_a_backward_that_the_model_is_near_to_is_explained(tune) -> None:
     text, data = explained(tune, "--dim", 128, "--heads", 16, *BACKWARD)
-    assert data["measured_us"] == pytest.approx(1352.5, abs=0.1), "shipped, of another version of the source"
-    assert "another version of the kernel's source" in text
+    assert data["measured_us"] == pytest.approx(1287.8, abs=0.1), "shipped"
     assert data["is_explained"]
     assert "Bound by" in text
 
