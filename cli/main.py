@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
-from blocktune.cli.lab import noise, rematch, replay, sweeps
+from blocktune.cli.lab import noise, record, rematch, replay, sweeps
 from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
@@ -91,6 +91,7 @@ app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
+app.command("record")(record.record)
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)
