@@ -6,6 +6,7 @@
 Where a space is too large to be measured in that time, a dense part of it is: `dense_part` says which.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -40,12 +41,17 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
     if len(space.feasible) <= most:
         return tuple(dict.fromkeys((*contenders.first, *space.feasible)))
     chosen = dict.fromkeys(contenders.first)
-    names = list(dict.fromkeys(config.kernel for config in space.feasible))
-    for number, name in enumerate(names, start=1):
-        room = most - len(chosen)
-        share = room if number == len(names) else (room + 1) // 2
-        ours = [config for config in space.feasible if config.kernel == name and config not in chosen]
-        chosen |= dict.fromkeys(_in_turns(ours, space.shape, device)[:share])
+    waiting: dict[str, list[KernelConfig]] = {}
+    for config in space.feasible:
+        if config not in chosen:
+            waiting.setdefault(config.kernel, []).append(config)
+    orders = [_in_turns(configs, space.shape, device) for configs in waiting.values()]
+    for order in orders:
+        chosen |= dict.fromkeys(order[: (most - len(chosen) + 1) // 2])
+    for order in orders:  # what small kernels have left free
+        chosen |= dict.fromkeys(
+            itertools.islice((config for config in order if config not in chosen), most - len(chosen))
+        )
     return tuple(chosen)
 
 
