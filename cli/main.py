@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
-from blocktune.cli.lab import noise, record, rematch, replay, sweeps
+from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
 from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
@@ -92,6 +92,7 @@ app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
 app.command("sweeps")(sweeps.sweeps)
 app.command("record")(record.record)
+app.command("calibrate")(untuned.calibrate)
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)

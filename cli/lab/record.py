@@ -43,8 +43,8 @@ def record(
     goes on with the shapes that have no file.
 
     \b
-    tune record results/sweeps --shapes results/sweeps/more-shapes.toml
-    tune record results/sweeps --shapes results/sweeps/more-shapes.toml --shard 2/4 --seconds 420
+    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml
+    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml --shard 2/4 --seconds 420
     """
     chosen, spec = _shard_of(shard), choose_device(device)
     if not is_present(spec):

@@ -13,6 +13,8 @@ from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
+from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
+from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
 from blocktune.cli.pages import bench_summary, differential_tables, shipped_tables, speed_picture
 from blocktune.cli.pages import gpu_test_tables as readme_gpu_runs
 from blocktune.cli.pages import noise_tables as readme_noise
@@ -57,6 +59,8 @@ def with_results(page: str, folder: Path) -> str:
             block = readme_gpu_runs.block(path)
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+        elif path.name.endswith(UNTUNED):
+            block = untuned_tables(read_untuned(path))
         elif path.name.endswith(REPLAY):
             block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
         elif path.name.endswith(FEATURES) and path.exists():

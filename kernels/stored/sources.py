@@ -137,6 +137,11 @@ def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
     return source.layers if isinstance(source, LayeredConfigs) else (source,)
 
 
+def has_shipped(layers: Iterable[ConfigSource]) -> bool:
+    """Whether the results that ship with the package are among these."""
+    return any(isinstance(layer, JsonConfigs) and layer.path is None for layer in layers)
+
+
 def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
     """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
 

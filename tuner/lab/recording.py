@@ -82,7 +82,7 @@ class Recorder:
     def record(
         self, shapes: Sequence[AttentionShape], seconds: float, tell: Callable[[str], None] = lambda _: None
     ) -> Iterator[Sweep]:
-        """Yield a sweep of every shape whose turn comes within so many seconds; the last one holds what was measured
+        """Yield a sweep of every shape whose turn comes within these seconds; the last one holds what was measured
         when the time ended.
 
         Raises:

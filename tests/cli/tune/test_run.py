@@ -57,6 +57,7 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
     monkeypatch.setattr("blocktune.tuner.search.tune.tune", stand_in)
     monkeypatch.setattr(device, "present_devices", tuple)
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
     return stand_in
 
 
