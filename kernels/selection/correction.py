@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Self
 
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels import registry
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.errors import UsageError
@@ -90,7 +90,7 @@ class Measured:
                 }
                 for name, table in data["configs"].items()
             },
-            older=frozenset(name for name, text in data["hashes"].items() if get_kernel(name).source_hash != text),
+            older=frozenset(name for name, text in data["hashes"].items() if _is_older(name, text)),
         )
 
 
@@ -149,6 +149,11 @@ def shipped_correction(device_key: str) -> Correction | None:
     capability = device_key.split("|")[1]
     alike = [one for one in found if one.device.split("|")[1] == capability]
     return next((one for one in alike if one.device == device_key), alike[0] if alike else None)
+
+
+def _is_older(kernel: str, source_hash: str) -> bool:
+    """Whether a kernel's source is not the one of this hash any more; so it is where the kernel is gone."""
+    return kernel not in registry.KERNELS or registry.KERNELS[kernel].source_hash != source_hash
 
 
 def _kept(value: float) -> int:

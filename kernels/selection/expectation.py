@@ -25,6 +25,9 @@ FAR = 8.0
 OTHER_FEATURES = 4.0
 """Doublings that other features of a shape count as: the same kernels take them with other code."""
 
+WON = Ratio(-0.02, 0.0)
+"""What a stored winner of which no more is known took, over the default: it won by more than the noise."""
+
 OTHER_KERNEL = 0.1
 """Mean and spread of a kernel's default over that of the first one, where nothing was measured: kernels are in the
 order in which they were found to be best."""
@@ -87,7 +90,7 @@ class Estimator:
     """
 
     def __init__(self, shape: AttentionShape, correction: Correction, further: float = 0.0) -> None:
-        self._trust = correction.trust
+        self._shape, self._trust = shape, correction.trust
         self._config_prior = Guess(self._trust.prior, self._trust.doubt**2)
         self._of_kernel: dict[str, dict[RelativeConfig, list[tuple[float, Ratio]]]] = {}
         self._near = [
@@ -100,6 +103,20 @@ class Estimator:
     def shapes(self) -> int:
         """How many measured shapes are near."""
         return len(self._near)
+
+    def learn_winner(self, kernel: str, config: RelativeConfig, shape: AttentionShape, predicted: float) -> None:
+        """Count a stored winner of a near shape, unless more is known of that shape.
+
+        Args:
+            kernel: its name.
+            config: its parameters, relative to the default there.
+            shape: what it won.
+            predicted: the logarithm of the ratio by the model, which is taken for the same there as here.
+        """
+        away = distance_between(shape, self._shape)
+        if away <= FAR and all(measured.shape != shape for _, measured in self._near):
+            won = (self._variance(away), Ratio(WON.measured, predicted))
+            self._ratios(kernel).setdefault(config, []).append(won)
 
     def level(self) -> float:
         """Return the logarithm of measured over predicted time of the default: a mean in which near shapes count most;

@@ -84,8 +84,11 @@ class Untuned:
             if over_first.mean - 2 * math.sqrt(over_first.variance) > HOPELESS:
                 continue
             most = MOST if kernel.name == first else MOST_OF_OTHERS
-            for config, relative in self._candidates(estimator, kernel, default, shape, near, most):
+            stored = self._stored(kernel, near)
+            for config, relative in self._candidates(estimator, kernel, default, shape, stored, most):
                 change = math.log(self.predict(kernel, config, shape, self.device)) - predicted
+                for won in stored.get(relative, ()):
+                    estimator.learn_winner(kernel.name, relative, won, change)
                 guess, shapes = estimator.config_over_default(kernel.name, relative, change)
                 yield _expectation(config, level, over_first.plus(guess), shapes)
 
@@ -95,11 +98,11 @@ class Untuned:
         kernel: AttentionKernel,
         default: KernelConfig,
         shape: AttentionShape,
-        near: Iterable[TunedConfig],
+        stored: Iterable[RelativeConfig],
         most: int,
     ) -> Iterator[tuple[KernelConfig, RelativeConfig]]:
         """Yield the configs of a kernel that may be faster than its default and can run, the most promising first."""
-        relatives = dict.fromkeys(self._stored(kernel, near))
+        relatives = dict.fromkeys(stored)
         relatives |= dict.fromkeys(_stepped(kernel, default))
         relatives |= dict.fromkeys(estimator.most_promising(kernel.name, most))
         seen = {default}
@@ -109,14 +112,18 @@ class Untuned:
                 seen.add(config)
                 yield config, relative
 
-    def _stored(self, kernel: AttentionKernel, near: Iterable[TunedConfig]) -> Iterator[RelativeConfig]:
-        """Yield the winners of a kernel for near shapes."""
+    def _stored(
+        self, kernel: AttentionKernel, near: Iterable[TunedConfig]
+    ) -> dict[RelativeConfig, list[AttentionShape]]:
+        """The stored winners of a kernel, by their steps from the defaults, with the shapes that they won."""
+        found: dict[RelativeConfig, list[AttentionShape]] = {}
         for row in near:
             if row.config.kernel == kernel.name and kernel.unsupported(row.shape, self.device.limits) is None:
                 there = kernel.default_config(row.shape, self.device.limits)
                 relative = relative_config(kernel, row.config, there)
                 if relative is not None:
-                    yield relative
+                    found.setdefault(relative, []).append(row.shape)
+        return found
 
 
 def representative(shape: AttentionShape) -> AttentionShape:

@@ -74,6 +74,11 @@ class UserContenders:
     default: UserConfig
     paper: None = None
 
+    @property
+    def untuned(self) -> UserConfig:
+        """What calls get without tuning."""
+        return self.default
+
 
 @dataclass(frozen=True, slots=True)
 class _Subject:

@@ -150,6 +150,16 @@ def test_a_stored_winners_splits_are_not_copied() -> None:
     assert decision(measured(near, {})).choices(shape, [row])[0].config == default_of(shape)
 
 
+def test_a_stored_winner_of_a_shape_nearly_the_same_is_taken_and_of_a_far_one_is_not() -> None:
+    shape, config = prefill_shape(4096), other_than_default(prefill_shape(4096), keep_p=1)
+    rows = {
+        seqlen: TunedConfig(shape=prefill_shape(seqlen), config=config, origin=Origin.MEASURED)
+        for seqlen in (4000, 16384)
+    }
+    assert decision().choices(shape, [rows[4000]])[0].config == config
+    assert decision().choices(shape, [rows[16384]])[0].config == default_of(shape)
+
+
 def test_a_measurement_of_another_device_is_less_sure() -> None:
     shape, near = prefill_shape(4096), prefill_shape(3000)
     config = other_than_default(near, keep_p=1)

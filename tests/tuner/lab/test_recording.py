@@ -78,7 +78,8 @@ def test_a_small_space_is_measured_whole() -> None:
 def test_a_dense_part_begins_with_the_default_and_has_every_kernel_and_number_of_splits() -> None:
     part, feasible = parts(200)
     assert len(part) == len(set(part)) == 200
-    assert part[0] == registry.kernels_for(DECODE, H200.limits)[0].default_config(DECODE, H200.limits)
+    assert part[0] == find_contenders(DECODE, H200, competing(), ()).untuned
+    assert registry.kernels_for(DECODE, H200.limits)[0].default_config(DECODE, H200.limits) in part
     assert {config.kernel for config in part} == {config.kernel for config in feasible}
     of_decode = [config.parameters["splits"] for config in part if config.kernel == "flash_decode"]
     assert set(of_decode) == set(registry.get_kernel("flash_decode").parameters["splits"])
