@@ -48,8 +48,9 @@ def read_untuned(path: Path) -> dict[str, Any]:
 
 def untuned_rows(document: Mapping[str, Any]) -> Iterable[list[str]]:
     """Yield the cells of a row for every rule and for what was left out."""
-    for hidden, found in document["left_out"].items():
-        for rule, row in found["rules"].items():
+    for hidden in HIDDEN:
+        for rule in RULES:
+            row = document["left_out"][hidden]["rules"][rule]
             numbers = [f"{row[name]:.3f}" for name in ("mean", "p95", "worst")]
             decoding = f"{row['decoding']:.3f} ({row['decoding_shapes']})" if row["decoding_shapes"] else "-"
             yield [RULES[rule], HIDDEN[hidden], str(row["shapes"]), *numbers, decoding]
