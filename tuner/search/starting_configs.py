@@ -1,6 +1,6 @@
 """Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,7 +9,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.selection.untuned import shipped_untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
@@ -30,8 +30,8 @@ MOST_REASONS = 4
 class Contenders:
     """The space, with the named configs in it.
 
-    expected: what the dispatcher takes while the shape is not tuned, and the next ones that it would take, whichever
-    kernels are searched: the first takes part to the end, so that tuning never makes a call slower. default: of the
+    expected: what the dispatcher takes while the shape is not tuned, whichever kernels are searched, which takes part
+    to the end, so that tuning never makes a call slower; then what it expects to be next. default: of the
     first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
     winners of near shapes.
     """
@@ -87,7 +87,7 @@ def find_contenders(
     ]
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)
-    expected = _expected(shape, device, rows)
+    expected = _expected(shape, device, rows, names)
     named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
     return Contenders(
         space=space.with_configs(named),
@@ -98,12 +98,15 @@ def find_contenders(
     )
 
 
-def _expected(shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig]) -> tuple[KernelConfig, ...]:
-    """The configs that the dispatcher would take for a shape that has none of its own, the first one first."""
+def _expected(
+    shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
+) -> tuple[KernelConfig, ...]:
+    """What the dispatcher would take for a shape that has none of its own; then what it expects to be next, of the
+    kernels that are searched."""
     table = ConfigTable(rows, partial(shipped_untuned, device))
-    steps = climb_down(table, shape, device.limits)
-    configs = dict.fromkeys(step.config for step in steps if isinstance(step, Candidate))
-    return tuple(configs)[:SEEDS]
+    first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
+    seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
+    return first.config, *seeds[: SEEDS - 1]
 
 
 def _nothing_feasible(
