@@ -1,12 +1,13 @@
 # make run          set up a virtual environment and tune one shape
 # make test         set up and pass the tests that need no GPU
-# make test-all     the same, and what compiles many cases of one kind: continuous integration runs it
+# make test-all     the same, and many more cases of the same kinds: continuous integration runs it
 # make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
+# make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
-# make fault-test   the tests of a store under fire, with their full counts
+# make fault-test   the tests of a store under fire with their full counts, and their record in results/
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
@@ -19,6 +20,7 @@ ARGS ?= --seq 8192 --dim 64
 JOBS ?= 2
 SECONDS ?= 600
 SEED ?= 1
+RUNS ?= 5000
 
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
@@ -36,7 +38,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test fuzz sanitize fault-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test fuzz fuzz-cli sanitize fault-test check results docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -47,7 +49,7 @@ test: check
 	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive"
 
 test-all: test
-	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive" tests/kernels
+	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive"
 
 width-test: $(VENV)/.installed-test
 	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py
@@ -68,6 +70,9 @@ fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
 		$(if $(OUT),--out $(OUT))
 
+fuzz-cli: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --only commands --runs $(RUNS) --seed $(SEED)
+
 # Runs where PyTorch and Triton are, without an install of the package.
 sanitize: ARGS :=
 sanitize:
@@ -75,6 +80,7 @@ sanitize:
 
 fault-test: $(VENV)/.installed-test
 	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages

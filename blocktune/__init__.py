@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blocktune.kernels.api.block_sparse import block_sparse_attention
     from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from blocktune.kernels.api.flash_packed import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from blocktune.kernels.api.fp8 import attention_fp8
     from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+    from blocktune.kernels.api.partial_results import merge_partial
     from blocktune.kernels.api.rank_sync import sync_configs
+    from blocktune.kernels.api.torch_varlen import varlen_attn
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
-    from blocktune.kernels.tuned.function import tuned
+    from blocktune.kernels.tuned.settings import Settings
     from blocktune.kernels.values.block_mask import BlockMask
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.errors import (
@@ -35,10 +43,12 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.tree_mask import tree_words
     from blocktune.tuner.cost.explain import explain
     from blocktune.tuner.occupancy.of_block import occupancy
+    from blocktune.tuner.report.frames import load_sweep, load_trials
     from blocktune.tuner.sampling.guided_sampler import GuidedSampler
     from blocktune.tuner.search.report import Budget
     from blocktune.tuner.search.tune import tune
-    from blocktune.tuner.tuned.tune_function import tune_function
+    from blocktune.tuner.tuned.autotune import autotune, space
+    from blocktune.tuner.tuned.install import install, uninstall
 
     __version__: str
 
@@ -58,25 +68,36 @@ __all__ = [
     "KernelConfig",
     "NoDeviceError",
     "NoFeasibleConfigError",
+    "Settings",
     "SqliteConfigs",
     "StoreError",
     "UsageError",
     "__version__",
     "attention",
     "attention_fp8",
+    "autotune",
     "best_config",
     "block_sparse_attention",
     "explain",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install",
+    "load_sweep",
+    "load_trials",
+    "merge_partial",
     "occupancy",
+    "space",
     "sync_configs",
     "tree_attention",
     "tree_words",
     "tune",
-    "tune_function",
-    "tuned",
+    "uninstall",
+    "varlen_attn",
 ]
 
 _HOMES = {
@@ -95,31 +116,42 @@ _HOMES = {
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",
     "NoFeasibleConfigError": "blocktune.kernels.values.errors",
+    "Settings": "blocktune.kernels.tuned.settings",
     "SqliteConfigs": "blocktune.kernels.stored.sources",
     "StoreError": "blocktune.kernels.values.errors",
     "UsageError": "blocktune.kernels.values.errors",
     "attention": "blocktune.kernels.dispatch.dispatcher",
     "attention_fp8": "blocktune.kernels.api.fp8",
+    "autotune": "blocktune.tuner.tuned.autotune",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_varlen_func": "blocktune.kernels.api.flash_attn",
+    "flash_attn_varlen_kvpacked_func": "blocktune.kernels.api.flash_packed",
+    "flash_attn_varlen_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
+    "install": "blocktune.tuner.tuned.install",
+    "load_sweep": "blocktune.tuner.report.frames",
+    "load_trials": "blocktune.tuner.report.frames",
+    "merge_partial": "blocktune.kernels.api.partial_results",
     "occupancy": "blocktune.tuner.occupancy.of_block",
+    "space": "blocktune.tuner.tuned.autotune",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
-    "tune_function": "blocktune.tuner.tuned.tune_function",
-    "tuned": "blocktune.kernels.tuned.function",
+    "uninstall": "blocktune.tuner.tuned.install",
     # not public: what one room takes from another that it must not import is bound here, where all of them meet
     "usefulness": "blocktune.tuner.cost.ranking",
+    "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used, and keeps it."""
+    """Load a public name when it is first used, and keeps it."""
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:

@@ -15,9 +15,11 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
 from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
-from blocktune.cli.results import best, buckets, diff, freeze, gc, merge, store, verify
+from blocktune.cli.report import report
+from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
+from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import BlocktuneError
 
 
@@ -38,6 +40,10 @@ class Commands(TyperGroup):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
             raise typer.Exit from error
+        except Exception as error:
+            if hasattr(error, "format_message"):  # wrong use, which typer reports: it repeats words of the command line
+                vars(error)["message"] = shown(str(vars(error).get("message", "")))
+            raise
 
 
 def _reader_has_left(stream: TextIO) -> bool:
@@ -82,6 +88,7 @@ app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("best")(best.best)
 app.command("list")(store.list_bests)
+app.command("kernels")(kernels.kernels)
 app.command("export")(store.export)
 app.command("import")(store.import_)
 app.command("freeze")(freeze.freeze)
@@ -90,12 +97,13 @@ app.command("diff")(diff.diff)
 app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
-app.command("sweeps")(sweeps.sweeps)
+app.add_typer(sweeps.app, name="sweeps")
 app.command("record")(record.record)
 app.command("calibrate")(untuned.calibrate)
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)
+app.command("report")(report.report)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("ladder")(ladder.ladder)

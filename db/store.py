@@ -12,10 +12,13 @@ from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
+from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, device_of, document_of, trial_of
+from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
+from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
@@ -28,7 +31,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.values.errors import StoreCorruptError, StoreError, UsageError
+from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 __all__ = ["ResultStore", "default_store_path"]
@@ -53,7 +56,7 @@ class ResultStore:
     @classmethod
     def open(
         cls,
-        target: str | Path | None = None,
+        target: str | Path | StoreTarget | None = None,
         *,
         read_only: bool = False,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
@@ -68,11 +71,12 @@ class ResultStore:
             SchemaTooNewError: a newer blocktune wrote it.
             StoreError: it is locked, damaged, out of reach or, to be only read, missing.
         """
-        engines = open_engines(StoreTarget.of(target), read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        place = target if isinstance(target, StoreTarget) else StoreTarget.of(target)
+        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
         if read_only:
             require_current(engines)
         else:
-            make_current(engines)
+            make_current(engines, fill_checksums)
         return cls(engines, read_only=read_only)
 
     @classmethod
@@ -82,13 +86,25 @@ class ResultStore:
         place = StoreTarget.of(target)
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         if not is_current(engines):
-            make_current(open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS))
+            make_current(
+                open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS), fill_checksums
+            )
         return cls(engines, read_only=True)
+
+    @property
+    def target(self) -> StoreTarget:
+        """Where it is."""
+        return self._engines.target
 
     @property
     def label(self) -> str:
         """The place as people may see it, without a password."""
         return self._engines.target.label
+
+    def with_timeout(self, lock_timeout_seconds: float) -> Self:
+        """The same store, whose writers wait for so long."""
+        engines = open_engines(self.target, read_only=False, lock_timeout_seconds=lock_timeout_seconds)
+        return type(self)(engines, read_only=False)
 
     def record(self, trial: Trial) -> None:
         """Stores one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
@@ -97,6 +113,22 @@ class ResultStore:
             UsageError: the trial breaks a rule, such as a time that is not positive or an outcome `ok` without one.
         """
         self._write(lambda writer: writer.put_trial(trial))
+
+    def put_all(self, trials: Iterable[Trial], bests: Iterable[Best]) -> None:
+        """Stores what was measured here as `record` and `set_best` do, in one transaction: all of it or nothing.
+
+        Raises:
+            UsageError: a trial or winner breaks a rule.
+        """
+        kept_trials, kept_bests = tuple(trials), tuple(bests)
+
+        def put(writer: BulkWriter) -> None:
+            for trial in kept_trials:
+                writer.put_trial(trial)
+            for best in kept_bests:
+                writer.put_best(best)
+
+        self._write(put)
 
     def set_best(self, best: Best) -> bool:
         """Stores the winner of a shape on a device and returns whether it was stored.
@@ -163,7 +195,7 @@ class ResultStore:
 
     def devices(self) -> list[DeviceSpec]:
         """The devices that have trials or winners, without their uuid."""
-        return self._read(select(DeviceRow).order_by(DeviceRow.key), device_of)
+        return self._read(select(DeviceRow).order_by(DeviceRow.key), whole_device)
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
         """The winners of one device with what they compete against today, and on request all trials, in the format of
@@ -196,12 +228,17 @@ class ResultStore:
                 trials do not count as made here.
         """
         believed = [source if trust else unverified(source) for source in sources]
-        return self._write(lambda writer: merge_into(writer, self._records(writer.best_rows(), best_of), believed))
+        return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))
 
     def remove_best(self, best: Best) -> None:
         """Forgets the winner of this shape on this device, since it must not be used; another config that has won
         meanwhile stays."""
         self._write(lambda writer: writer.remove_best(best))
+
+    def back_up(self, *, unless_within_seconds: float = 0.0) -> None:
+        """Makes a backup of a SQLite file next to it, as db/tables/backups.py says, unless there is one of this age."""
+        if self.target.path is not None:
+            back_up(self.target.path, unless_within_seconds=unless_within_seconds)
 
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
         """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
@@ -250,20 +287,10 @@ class ResultStore:
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         def transaction() -> list[Record]:
             with Session(self._engines.reader) as session:
-                return self._records(session.scalars(query), convert)
+                return readable_records(session, query, convert, self.label)
 
         with translated(self._engines.target):
             return kept_up(transaction)
-
-    def _records(self, rows: Iterable[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        """The records of rows, none of which is believed before it has passed the bounds of its record."""
-        try:
-            return [convert(row) for row in rows]
-        except UNREADABLE as error:
-            raise StoreCorruptError(
-                f"Stored rows must hold values that blocktune wrote, but in {self.label} one does not: "
-                f"{shown(str(error), 500)} `tune doctor --recover` saves the others."
-            ) from error
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:

@@ -7,8 +7,9 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from blocktune.db.records.filling import fill_checksums
+from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import Environment
-from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines, open_engines
@@ -19,9 +20,7 @@ from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.values.errors import StoreCorruptError
 
 Record = TypeVar("Record", UserTrial, UserBest)
 
@@ -43,7 +42,7 @@ class UserKernelStore:
             StoreError: the database belongs to another program, is newer, locked, damaged or out of reach.
         """
         engines = open_engines(StoreTarget.of(target), read_only=False, lock_timeout_seconds=lock_timeout_seconds)
-        make_current(engines)
+        make_current(engines, fill_checksums)
         return cls(engines)
 
     @classmethod
@@ -126,21 +125,9 @@ class UserKernelStore:
             kept_up(transaction)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        """The records of rows, none of which is believed before it has passed the bounds of its record.
-
-        Raises:
-            StoreCorruptError: one does not.
-        """
-
         def transaction() -> list[Record]:
             with Session(self._engines.reader) as session:
-                return [convert(row) for row in session.scalars(query)]
+                return readable_records(session, query, convert, self._engines.target.label)
 
         with translated(self._engines.target):
-            try:
-                return kept_up(transaction)
-            except UNREADABLE as error:
-                raise StoreCorruptError(
-                    f"Stored rows must hold values that blocktune wrote, but in {self._engines.target.label} one does "
-                    f"not: {shown(str(error), 500)} `tune doctor --recover` saves the others."
-                ) from error
+            return kept_up(transaction)

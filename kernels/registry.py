@@ -62,7 +62,7 @@ KERNELS: dict[str, AttentionKernel] = {
 
 
 def get_kernel(name: str) -> AttentionKernel:
-    """The kernel with this name.
+    """Return the kernel with this name.
 
     Raises:
         UnknownKernelError: no kernel has it.
@@ -76,12 +76,12 @@ def get_kernel(name: str) -> AttentionKernel:
 
 
 def competing() -> tuple[AttentionKernel, ...]:
-    """The kernels that are searched unless others are named, in registry order."""
+    """Return the kernels that are searched unless others are named, in registry order."""
     return tuple(kernel for kernel in KERNELS.values() if not kernel.historical)
 
 
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
-    """The kernels that compete for this shape on this compute capability, in registry order."""
+    """Return the kernels that compete for this shape on this compute capability, in registry order."""
     return tuple(kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
 
 

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
 PRINTED = {
+    "autotuned_matmul.py": r"__main__:matmul_kernel BLOCK_M=128 .*num_stages=3\n(?s:.*)blocks",
+    "autotuned_softmax.py": r"largest difference: (?P<difference>\S+)\n12 configs, tuned for each columns\n",
     "explain_config.py": r"(?s)bf16 causal: \w+: flash_.*\nPredicted [\d,.]+ µs.*\nwith 64 registers a thread: \d",
     "hugging_face.py": r"attention: blocktune\nlargest difference of the logits: (?P<difference>\S+)\n",
     "read_sweep.py": r"b2 h32 s8192 d64 bf16 on NVIDIA H200: 576 ok\n.*config\n +[\d,.]+ +1\.000 ",
     "swap_sdpa.py": r"largest difference: (?P<difference>\S+)\n.*: \w+: ",
-    "tuned_softmax.py": r"largest difference: (?P<difference>\S+)\nx=float32\[4096, 2000\]: reference: ",
 }
 """By the name of an example, what its output holds."""
 

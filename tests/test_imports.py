@@ -20,16 +20,24 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_import_blocktune_loads_nothing_heavy() -> None:
-    assert not loaded_after("import blocktune; blocktune.__version__") & (HEAVY | {"torch", "triton", "numpy"})
+    assert not loaded_after("import blocktune; blocktune.__version__") & (
+        HEAVY | {"torch", "triton", "numpy", "pynvml"}
+    )
 
 
 @pytest.mark.parametrize("name", ["AttentionShape", "KernelConfig"])
 def test_values_need_no_torch(name: str) -> None:
-    assert not loaded_after(f"from blocktune import {name}") & (HEAVY | {"torch", "triton"})
+    assert not loaded_after(f"from blocktune import {name}") & (HEAVY | {"torch", "triton", "pynvml"})
+
+
+def test_pynvml_is_loaded_when_nvml_is_read() -> None:
+    """Its module stands for the dispatcher's, which loads torch, which loads pynvml."""
+    assert "pynvml" not in loaded_after("import blocktune.kernels.hardware.nvml")
+    assert "pynvml" in loaded_after("from blocktune.kernels.hardware.nvml import driver_version; driver_version()")
 
 
 def test_optuna_is_loaded_when_a_search_begins() -> None:
-    assert "optuna" not in loaded_after("from blocktune import tune, tune_function; import blocktune.cli.tune.run")
+    assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 
 
 def test_attention_needs_torch_and_triton_only() -> None:

@@ -82,6 +82,12 @@ def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[
     assert {"blocktune/kernels/hardware/gpus.csv", "blocktune/py.typed"} <= wheel_names
 
 
+def test_the_wheel_holds_the_parts_of_a_report(wheel_names: set[str]) -> None:
+    parts = list((ROOT / "cli/report/assets").iterdir())
+    assert parts
+    assert {f"blocktune/{path.relative_to(ROOT)}" for path in parts} <= wheel_names
+
+
 def test_no_bare_top_level_package(wheel_names: set[str]) -> None:
     assert {name.split("/")[0] for name in wheel_names if not name.split("/")[0].endswith(".dist-info")} == {
         "blocktune"

@@ -7,14 +7,22 @@ import pytest
 import blocktune
 from blocktune.kernels.api.block_sparse import block_sparse_attention
 from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.kernels.api.flash_packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from blocktune.kernels.api.fp8 import attention_fp8
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
+from blocktune.kernels.api.partial_results import merge_partial
 from blocktune.kernels.api.rank_sync import sync_configs
+from blocktune.kernels.api.torch_varlen import varlen_attn
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
-from blocktune.kernels.tuned.function import tuned
+from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
@@ -23,10 +31,12 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
 from blocktune.tuner.cost.explain import explain
 from blocktune.tuner.occupancy.of_block import occupancy
+from blocktune.tuner.report.frames import load_sweep, load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.tuned.tune_function import tune_function
+from blocktune.tuner.tuned.autotune import autotune, space
+from blocktune.tuner.tuned.install import install, uninstall
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -47,24 +57,35 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "KernelConfig": KernelConfig,
         "NoDeviceError": NoDeviceError,
         "NoFeasibleConfigError": NoFeasibleConfigError,
+        "Settings": Settings,
         "SqliteConfigs": SqliteConfigs,
         "StoreError": StoreError,
         "UsageError": UsageError,
         "attention": attention,
         "attention_fp8": attention_fp8,
+        "autotune": autotune,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
         "explain": explain,
         "flash_attn_func": flash_attn_func,
+        "flash_attn_kvpacked_func": flash_attn_kvpacked_func,
+        "flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
+        "flash_attn_varlen_kvpacked_func": flash_attn_varlen_kvpacked_func,
+        "flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "install": install,
+        "load_sweep": load_sweep,
+        "load_trials": load_trials,
+        "merge_partial": merge_partial,
         "occupancy": occupancy,
+        "space": space,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
         "tune": tune,
-        "tune_function": tune_function,
-        "tuned": tuned,
+        "uninstall": uninstall,
+        "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),
     }
 

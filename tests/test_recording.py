@@ -22,6 +22,13 @@ def test_good(number, record_property):
     times = {"look_up": {"median_us": 1.25, "p99_us": 3.0}, "sdpa": {"median_us": 12.0, "p99_us": 20.0}}
     record_property("host_cost", {"kernel": f"kernel_{number}", "calls": 100, "times": times})
 
+@pytest.mark.parametrize("entry", ["forward", "decode"])
+def test_entry(entry, record_property):
+    times = {"ours": {"median_us": 20.0, "p99_us": 30.0}}
+    if entry == "forward":
+        times = {"ours": {"median_us": 15.0, "p99_us": 20.0}, "sdpa": {"median_us": 20.0, "p99_us": 30.0}}
+    record_property("host_cost", {"entry": entry, "times": times})
+
 def test_skipped():
     pytest.skip("no <GPU>")
 """
@@ -70,7 +77,7 @@ def test_the_record_names_what_ran(recorded: Path) -> None:
     assert suite["commands"][1].endswith(" test_two.py")
     assert not any("--record" in command for command in suite["commands"])
     one, two = suite["files"]["test_one.py"], suite["files"]["test_two.py"]
-    assert (one["passed"], one["failed"], one["skipped"], one["reasons"]) == (3, [], 1, {"no <GPU>": 1})
+    assert (one["passed"], one["failed"], one["skipped"], one["reasons"]) == (5, [], 1, {"no <GPU>": 1})
     assert (two["passed"], [failure["test"] for failure in two["failed"]]) == (1, ["test_two.py::test_bad"])
     assert "assert 1 == 2" in two["failed"][0]["message"] or "a | b" in two["failed"][0]["message"]
     costs = read_run(recorded / "a.host-cost.json")
@@ -90,14 +97,15 @@ def test_a_record_of_other_software_is_not_added_to(recorded: Path) -> None:
 
 def test_tables_of_a_run(recorded: Path) -> None:
     lines = block(recorded / "a.gpu-tests.json").splitlines()
-    assert "4 tests passed, 1 failed, 1 were skipped" in lines[0]
+    assert "6 tests passed, 1 failed, 1 were skipped" in lines[0]
     assert any(line.startswith("| `test_two.py` | 1 | 1 | 0 |") for line in lines)
-    assert any(line.startswith("| all | 4 | 1 | 1 |") for line in lines)
+    assert any(line.startswith("| all | 6 | 1 | 1 |") for line in lines)
     assert any(line.startswith("- `test_two.py::test_bad`: ") and "|" not in line.replace("\\|", "") for line in lines)
     assert "- 1: no &lt;GPU>" in lines
     table = block(recorded / "a.host-cost.json").splitlines()
     assert table[2] == f"| kernel | {' | '.join(COSTS_COLUMNS.values())} |"
     assert table[4] == "| `kernel_0` | 1.2 (3.0) | - | - | - | - | 12.0 (20.0) |"
+    assert table[-2:] == ["| decode | 20.0 (30.0) | - | - |", "| forward | 15.0 (20.0) | 20.0 (30.0) | 0.75 |"]
 
 
 def test_pages_show_nothing_of_a_run_that_there_is_not(recorded: Path) -> None:

@@ -19,7 +19,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import register
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compare.ladder import planned_steps
+from blocktune.tuner.compare.ladder import listed_steps
 from blocktune.tuner.compare.ladder_steps import bytes_of
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import v2_traffic
@@ -78,11 +78,11 @@ def test_the_commands_search_and_explain_it(tune: Any) -> None:
 
 
 def test_the_ladder_climbs_it_where_it_is_the_best_that_is_known() -> None:
-    steps = {step.name: step for step in planned_steps(SHAPE, H200.limits, [BEST])}
+    steps = {step.name: step for step in listed_steps(SHAPE, H200.limits, [BEST])}
     assert steps["tuned"].config == BEST
     assert steps["v2"].config is not None
     assert steps["v2"].config.kernel == "flash_fwd"
-    causal = planned_steps(complete_shape(1024, 64, causal=True), H200.limits, [BEST])
+    causal = listed_steps(complete_shape(1024, 64, causal=True), H200.limits, [BEST])
     assert "toy" not in {step.config.kernel for step in causal if step.config}
 
 

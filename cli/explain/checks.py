@@ -1,4 +1,4 @@
-"""What `tune doctor` looks at: one function a subject, each returning findings."""
+"""What `tune doctor` looks at: one function per topic, each returning findings."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
 
 
 def examine(db: str | None) -> tuple[Finding, ...]:
-    """Everything that the doctor knows about this machine, the database at `db` and the GPUs."""
+    """Return everything that the doctor knows about this machine, the database at `db` and the GPUs."""
     machine = (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *triton_cache(os.environ))
     return (*machine, *_sqlite(), *store_findings(db))
 
@@ -89,7 +89,8 @@ THROTTLING: Mapping[int, tuple[str, str]] = {
 
 
 def _state(uuid: str | None) -> Iterator[Finding]:
-    from blocktune.tuner.measure.telemetry import GpuMonitor, driver_version
+    from blocktune.kernels.hardware.nvml import driver_version
+    from blocktune.tuner.measure.telemetry import GpuMonitor
 
     if driver_version():
         yield Finding(name="driver", value=driver_version())

@@ -9,12 +9,18 @@ from blocktune.cli.explain.checks import examine
 from blocktune.cli.explain.findings import Level
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.render import note, print_json, print_table, say
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import StoreError, UsageError, VerificationError
 
 
 def doctor(
     recover: Annotated[
         bool, typer.Option("--recover", help="Save what can be read of a damaged database, in a fresh one.")
+    ] = False,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Put the newest backup in place, with what came later and can be read.")
+    ] = False,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Damage 200 copies of the database, recover each, and count what is lost.")
     ] = False,
     db: Database = None,
     as_json: AsJson = False,
@@ -24,16 +30,21 @@ def doctor(
     Driver, CUDA, ptxas, torch, triton, SQLite, database and GPU state, with what each problem means.
     Ends with exit code 5 when the database cannot serve, else with 0: a machine without a GPU is no fault.
     With --recover a damaged database is replaced by a fresh one with the rows that can still be read; the damaged file
-    is kept next to it. A sound database is left alone.
+    is kept next to it. A sound database is left alone. Measurements that wait in files next to it are stored.
 
     \b
     tune doctor
     tune doctor --json
     tune doctor --recover
+    tune doctor --restore
+    tune doctor --drill
     """
-    if recover:
-        _recover(db, as_json)
-        return
+    if recover + restore + drill > 1:
+        raise UsageError("--recover, --restore and --drill exclude each other, but got several. Leave all but one out.")
+    for asked, act in ((recover, _recover), (restore, _restore), (drill, _drill)):
+        if asked:
+            act(db, as_json)
+            return
     findings = examine(db)
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -61,6 +72,42 @@ def _recover(db: str | None, as_json: bool) -> None:
         if found.user_rows:
             note(f"saved {found.user_rows} trials and winners of tuned functions")
         note(f"the damaged database is {found.kept}")
+
+
+def _restore(db: str | None, as_json: bool) -> None:
+    from blocktune.db.recovery.restoring import restore
+
+    found = restore(db)
+    if as_json:
+        print_json(asdict(found))
+        return
+    note(f"restored {found.rows} trials and winners from {found.backup}, and {found.newer} that came later")
+    if found.kept:
+        note(f"what was there before is {found.kept}")
+
+
+def _drill(db: str | None, as_json: bool) -> None:
+    from blocktune.db.recovery.drill import WAYS, drill
+
+    def show(done: int) -> None:
+        if done % 20 == 0:
+            note(f"{done}/{WAYS} copies")
+
+    counts = drill(db, on_progress=show)
+    if as_json:
+        print_json(counts.to_json())
+    else:
+        say(
+            f"{counts.rows} trials and winners; {counts.copies} damaged copies: the damage met nothing in "
+            f"{counts.untouched}, {counts.whole} were recovered whole, {counts.refused} could not be recovered\n"
+            f"lost: {counts.lost / counts.copies:.2f} rows of a copy on average, {counts.worst} at worst\n"
+            f"losses that were understated: {counts.understated}; wrong rows that were believed: {counts.wrong}"
+        )
+    if counts.wrong or counts.understated:
+        raise VerificationError(
+            "A recovered copy must hold nothing but rows of the store and say what it lost, but some did not, as shown "
+            "above. Keep exports (`tune export`), and report it."
+        )
 
 
 _MARKS = {Level.OK: "ok", Level.WARNING: "warning", Level.PROBLEM: "problem"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
@@ -81,7 +81,7 @@ def explain(
         return
     if flags.assumed():
         note(flags.assumed())
-    say(f"{shape.label} on {spec.name}\n{chosen.subject.config.label}: {chosen.source}\n")
+    say(f"{shape.label} on {spec.name}\n{chosen.request.config.label}: {chosen.source}\n")
     _show(analysis)
     say(words(analysis))
     if rival is not None:
@@ -93,7 +93,7 @@ class _Choice:
     """The config to explain, why this one, and what it took on this device. winner: the stored result for this very
     shape that it comes from, if any."""
 
-    subject: Subject
+    request: CompileRequest
     source: str
     measured_us: float | None
     winner: "Best | None" = None
@@ -110,13 +110,13 @@ class _Rival:
 
     @classmethod
     def of(cls, choice: _Choice, device: "DeviceSpec") -> "_Rival":
-        """Compiles it."""
+        """Compile it."""
         try:
             breakdown = _analyse(choice, device).breakdown
         except NoFeasibleConfigError as error:
-            return cls(config=choice.subject.config, problem=str(error))
+            return cls(config=choice.request.config, problem=str(error))
         predicted_us = None if breakdown is None else breakdown.total_us
-        return cls(config=choice.subject.config, predicted_us=predicted_us, measured_us=choice.measured_us)
+        return cls(config=choice.request.config, predicted_us=predicted_us, measured_us=choice.measured_us)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -137,43 +137,44 @@ class _Rival:
 
 
 def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
-    """Compiles a config and asks every model about it.
+    """Compile a config and ask every model about it.
 
     Raises:
         NoFeasibleConfigError: it does not compile.
     """
-    subject, code = choice.subject, choice.subject.compile()
+    request, code = choice.request, choice.request.compile()
 
     from blocktune.tuner.cost.analysis import analyse
 
     return analyse(
-        subject.kernel, subject.config, subject.shape, device, code.resources,
+        request.kernel, request.config, request.shape, device, code.resources,
         shared=code.shared, measured_us=choice.measured_us,
     )  # fmt: skip
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
-    """The paper's block rule as the explained kernel can express it; None where it has no config, or gives this one."""
+    """Return the paper's block rule as the explained kernel can express it; None where it has no config, or gives this
+    one."""
     from blocktune.kernels.base.paper_rule import paper_config
 
-    subject, winner = chosen.subject, chosen.winner
-    config = paper_config(subject.kernel, subject.shape, subject.limits)
-    if config is None or config == subject.config:
+    request, winner = chosen.request, chosen.winner
+    config = paper_config(request.kernel, request.shape, request.limits)
+    if config is None or config == request.config:
         return None
-    paper = replace(subject, config=config)
+    paper = replace(request, config=config)
     measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
     if measured_us is None:
         measured_us = _measured_us(store, device, paper)
-    return _Choice(subject=paper, source="the paper's rule", measured_us=measured_us)
+    return _Choice(request=paper, source="the paper's rule", measured_us=measured_us)
 
 
-def _measured_us(store: "ResultStore | None", device: "DeviceSpec", subject: Subject) -> float | None:
-    """What the config took on this device, if the database knows."""
+def _measured_us(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
+    """Return what the config took on this device, if the database knows."""
     if store is None:
         return None
     from blocktune.tuner.cost.analysis import measured_time_us
 
-    return measured_time_us(store, device, subject.shape, subject.config, subject.kernel.source_hash)
+    return measured_time_us(store, device, request.shape, request.config, request.kernel.source_hash)
 
 
 def _choose(
@@ -185,26 +186,26 @@ def _choose(
     choices: dict[str, int | None],
     own: list[str],
 ) -> _Choice:
-    """The config that the flags name, else the one that a call of this shape would get."""
+    """Return the config that the flags name, else the one that a call of this shape would get."""
     found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
-    subject = found.subject.with_choices(choices, own)
-    changed = subject.config != found.subject.config
+    request = found.request.with_choices(choices, own)
+    changed = request.config != found.request.config
     measured_us = None if changed else found.measured_us
     if measured_us is None:
-        measured_us = _measured_us(store, device, subject)
+        measured_us = _measured_us(store, device, request)
     source = "as given" if changed else found.source
-    return _Choice(subject=subject, source=source, measured_us=measured_us, winner=found.winner)
+    return _Choice(request=request, source=source, measured_us=measured_us, winner=found.winner)
 
 
 def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
     return _Choice(
-        subject=default_subject(kernel, shape, device.limits), source="the kernel's default", measured_us=None
+        request=default_request(kernel, shape, device.limits), source="the kernel's default", measured_us=None
     )
 
 
 def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
-    """What the dispatcher's ladder has for the shape. A time that was measured on this device for this shape is shown
-    whatever the driver, compiler or source; the source line says which differs."""
+    """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
+    shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.selection.fallback import Rung
@@ -218,7 +219,7 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
             "PyTorch's scaled_dot_product_attention would."
         )
     return _Choice(
-        subject=Subject(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
+        request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
         source=Explanation.of(candidate, shape, device=device).reason,
         measured_us=candidate.time_us if candidate.rung in of_this_shape else None,
         winner=answer.winner if candidate.rung is Rung.EXACT else None,
@@ -234,17 +235,17 @@ def _show(analysis: "Analysis") -> None:
     if analysis.passes:
         print_table(("launch", "reads, no cache", "writes", "reads, each once", "writes"), _pass_rows(analysis))
         say("")
-    if analysis.budget is not None:
+    if analysis.on_chip is not None:
         columns = ("on the chip", "rows x columns", "bytes", "where")
         print_table(
-            columns, ((tile.name, _size(tile), f"{tile.bytes:,}", tile.place) for tile in analysis.budget.tiles)
+            columns, ((tile.name, _size(tile), f"{tile.bytes:,}", tile.place) for tile in analysis.on_chip.tiles)
         )
         say("")
 
 
 def _time_rows(analysis: "Analysis") -> list[tuple[str, str]]:
-    """What every term of the cost model takes alone, the largest first, and all of them together, which overlap: shares
-    of the whole would add up to more than it."""
+    """Return what every term of the cost model takes alone, the largest first, and all of them together, which overlap:
+    shares of the whole would add up to more than it."""
     from blocktune.tuner.cost.term_texts import terms_of
 
     breakdown = analysis.breakdown
@@ -264,7 +265,7 @@ def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
 
 
 def _pass_rows(analysis: "Analysis") -> list[tuple[str, ...]]:
-    """The launches in order, with their bytes by both counts."""
+    """Return the launches in order, with their bytes by both counts."""
     from blocktune.tuner.traffic.launches import Passes
 
     uncached = analysis.traffic[analysis.uncached]

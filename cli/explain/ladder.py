@@ -100,7 +100,7 @@ def ladder(
 
 
 def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "Preset | None":
-    """The preset that is named.
+    """Return the preset that is named.
 
     Raises:
         UsageError: there is none of this name, or flags say what it says.
@@ -117,7 +117,7 @@ def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "
 
 
 def _given(flags: ShapeFlags | None) -> ShapeFlags:
-    """The flags.
+    """Return the flags.
 
     Raises:
         UsageError: none was given.
@@ -130,14 +130,15 @@ def _given(flags: ShapeFlags | None) -> ShapeFlags:
 def known_configs(
     store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape"
 ) -> tuple["KernelConfig", ...]:
-    """Configs that were tuned for this shape on this device, the fastest first, then what the dispatcher would take."""
+    """Return the configs that were tuned for this shape on this device, the fastest first, then what the dispatcher
+    would take."""
     found = list(_measured(store, device, shape)) if store is not None else []
     candidate = look_up(store, db, device, shape).candidate
     return tuple(dict.fromkeys([*found, *([] if candidate is None else [candidate.config])]))
 
 
 def show(climbed: "Ladder") -> None:
-    """The steps as a table, then each in words."""
+    """Show the steps as a table, then each in words."""
     what = f"measured, {climbed.rounds} rounds" if climbed.measured else "predicted by the models, nothing was measured"
     columns = ("step", "config", "time" if climbed.measured else "predicted", "TFLOP/s", "over the step before",
                "over v2", "device memory", "occupancy", "limited by", "bank conflicts", "tensor cores")  # fmt: skip
@@ -197,7 +198,8 @@ def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
 
 
 def _conflicts(step: "Step") -> str:
-    """Wavefronts a load of the loop, as a profiler calls them; `-` where the loop loads nothing that can be counted."""
+    """Return the wavefronts a load of the loop, as a profiler calls them; `-` where the loop loads nothing that can be
+    counted."""
     shared = step.shared
     if shared is None or not shared.loads:
         return "-"
@@ -218,7 +220,7 @@ def _words(step: "Step") -> str:
 
 
 def _command(arguments: Sequence[str] | None = None) -> str:
-    """What was typed, as it can be typed again elsewhere: without the files that are here."""
+    """Return what was typed, as it can be typed again elsewhere: without the files that are here."""
     words, rest = ["tune"], iter(sys.argv[1:] if arguments is None else arguments)
     for word in rest:
         if word in ("--out", "--db"):

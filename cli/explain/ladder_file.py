@@ -58,7 +58,7 @@ class LadderFile:
             self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
 
     def add(self, row: Mapping[str, Any], command: str, now: str) -> None:
-        """Puts a ladder in and writes the file; command: what was typed, now: the time as ISO 8601."""
+        """Put a ladder in and write the file; command: what was typed, now: the time as ISO 8601."""
         document = self.document
         document["rows"] = [*(other for other in document["rows"] if other["shape"] != row["shape"]), dict(row)]
         document["created_at"] = now
@@ -67,7 +67,7 @@ class LadderFile:
 
 
 def read_ladder(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds no ladders of this schema.
@@ -103,7 +103,7 @@ class ShippedLadder:
 
 
 def shipped_ladder(device: "DeviceSpec", shape: AttentionShape) -> ShippedLadder | None:
-    """The ladder that ships for a device and a shape, if one was measured."""
+    """Return the ladder that ships for a device and a shape, if one was measured."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(SUFFIX):
             continue
@@ -116,7 +116,7 @@ def shipped_ladder(device: "DeviceSpec", shape: AttentionShape) -> ShippedLadder
 
 
 def ladder_tables(document: Mapping[str, Any]) -> str:
-    """The tables of a document, with where they come from and why each step differs from the one before."""
+    """Return the tables of a document, with where they come from and why each step differs from the one before."""
     return "\n\n".join([_caption(document), *(_section(row) for row in document["rows"])])
 
 

@@ -1,14 +1,19 @@
 """`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages, Subject, default_subject
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
 from blocktune.cli.shared.render import print_json, say
+from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -21,6 +26,14 @@ if TYPE_CHECKING:
 
 
 def occupancy(
+    autotuned: Annotated[
+        str | None,
+        typer.Argument(metavar="MODULE:KERNEL", help="Compile a jitted function that can be imported from here."),
+    ] = None,
+    signature: Annotated[
+        str | None,
+        typer.Option("--signature", help="Types of its arguments: *bf16,*bf16,i32:16; `:16` says that 16 divides it."),
+    ] = None,
     cc: Annotated[str | None, typer.Option("--cc", help="Compute capability, such as 9.0.")] = None,
     device: DeviceName = None,
     warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a block.")] = None,
@@ -55,26 +68,75 @@ def occupancy(
     \b
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
+    tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
     """
     from blocktune.tuner.occupancy.calculator import occupancy as compute
     from blocktune.tuner.occupancy.text import explain
 
+    if autotuned is not None:
+        _refuse_resources(regs, shared, static_shared, barriers)
+        options = {"num_warps": warps, "num_stages": stages}
+        _explain_autotuned(autotuned, signature, options, param or [], _limits_given(cc, device), as_json=as_json)
+        return
     limits, num_sms = _where(cc, device)
     if kernel is None:
-        subject = None
+        request = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
     else:
         _refuse_resources(regs, shared, static_shared, barriers)
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
-        subject = default_subject(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
-        subject = subject.with_choices(choices, param or [])
-        resources = subject.compile().resources
+        request = default_request(kernel, _shape_to_compile(kernel, seq, dim, dtype, causal), limits)
+        request = request.with_choices(choices, param or [])
+        resources = request.compile().resources
     result = compute(resources, limits, carveout_percent=carveout)
-    text = explain(result) if subject is None else _explain(subject, result, num_sms)
+    text = explain(result) if request is None else _explain(request, result, num_sms)
     if as_json:
-        print_json(({} if subject is None else subject.to_json()) | result.to_json() | {"explanation": text})
+        print_json(({} if request is None else request.to_json()) | result.to_json() | {"explanation": text})
     else:
         say(text)
+
+
+def _limits_given(cc: str | None, device: str | None) -> "ComputeLimits":
+    return _where(cc, device)[0]
+
+
+def _explain_autotuned(
+    name: str,
+    signature: str | None,
+    options: Mapping[str, int | None],
+    param: Sequence[str],
+    limits: "ComputeLimits",
+    *,
+    as_json: bool,
+) -> None:
+    """Compile a function of `triton.jit` by its name and say how many of its blocks fit a multiprocessor."""
+    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+    from blocktune.tuner.jitted.specialization import function_named
+
+    sys.path.insert(0, os.getcwd())  # where a user's own modules are, as `python -m` has it
+    function = function_named(name)
+    types = positional_signature(function, [kind.strip() for kind in (signature or "").split(",") if kind.strip()])
+    given = {key: value for key, value in options.items() if value is not None}
+    code = compiled_offline(function, types, given | dict(map(_constant, param)), limits)
+    if as_json:
+        kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
+        print_json(kernel | code.occupancy.to_json() | {"explanation": str(code)})
+    else:
+        say(str(code))
+
+
+def _constant(text: str) -> tuple[str, Plain]:
+    """A parameter NAME=VALUE; a value is an integer, a number, `true`, `false`, `none` or a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"`--param` is NAME=VALUE, but got {text!r}.")
+    words: dict[str, Plain] = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, number(value)
+    return name, value
 
 
 def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
@@ -130,7 +192,7 @@ def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal
     return replace(complete_shape(seq, dim, dtype=dtype, causal=causal), direction=get_kernel(kernel).direction)
 
 
-def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
+def _explain(request: CompileRequest, result: "Occupancy", num_sms: int | None) -> str:
     """The occupancy in words, with what smaller parameters would change and the waves on a device."""
     from blocktune.tuner.cost.analysis import steps_down
     from blocktune.tuner.cost.roofline import waves_of
@@ -138,7 +200,7 @@ def _explain(subject: Subject, result: "Occupancy", num_sms: int | None) -> str:
 
     waves = None
     if num_sms is not None and result.blocks_per_sm:
-        blocks, folded = subject.kernel.as_forward(subject.config, subject.shape)
+        blocks, folded = request.kernel.as_forward(request.config, request.shape)
         waves = waves_of(folded, blocks.block_m, result, num_sms)
-    alternatives = steps_down(subject.kernel, subject.config, subject.shape, subject.limits)
+    alternatives = steps_down(request.kernel, request.config, request.shape, request.limits)
     return explain(result, alternatives=alternatives, waves=waves)

@@ -14,6 +14,7 @@ from blocktune.kernels.values.errors import StoreError
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
+    from blocktune.db.tables.location import StoreTarget
 
 LEAST_FREE_BYTES = 50 << 20
 """A search with all its trials takes some megabytes, their log as many again."""
@@ -64,6 +65,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
         return
     if target.url is not None and (target.url.password or "password" in target.url.query):
         yield _PASSWORD
+    yield from _waiting(target)
     if target.path is not None:
         yield from _ownership("database", target.path)
         yield from _free_space(target.path)
@@ -99,6 +101,32 @@ def store_findings(db: str | None) -> Iterator[Finding]:
             meaning="Readers and a writer of this database wait for each other; its file system may not allow WAL.",
             fix="Keep the database on a local disk (--db, BLOCKTUNE_DB); it can be exported to any other place.",
         )
+
+
+def _waiting(target: "StoreTarget") -> Iterator[Finding]:
+    """Store what killed searches left next to the database, and yield what was found."""
+    from blocktune.db.recorder import fold_left
+    from blocktune.db.spool import left_files
+    from blocktune.db.store import ResultStore
+
+    if not left_files(target):
+        return
+    try:
+        with ResultStore.open(target) as store:
+            left = fold_left(store)
+    except StoreError as error:
+        yield Finding(
+            name="measurements that wait",
+            value=f"{len(left_files(target))} files",
+            level=Level.WARNING,
+            meaning=f"Searches measured what the database did not take. {error}",
+            fix="Nothing of it is lost: `tune doctor` stores it when the database answers.",
+        )
+        return
+    if not left.is_empty:
+        value = f"{len(left.trials)} trials and {len(left.bests)} winners of ended searches are stored now"
+        torn = f"; {left.unreadable} torn lines were left out" if left.unreadable else ""
+        yield Finding(name="measurements that waited", value=f"{value}{torn}")
 
 
 def _ownership(name: str, path: Path) -> Iterator[Finding]:

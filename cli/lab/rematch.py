@@ -63,7 +63,7 @@ def rematch(
 
 
 def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[AttentionShape, Regime], list[Best]]":
-    """The winners that every place has for this kind of GPU, by shape and regime.
+    """Return the winners that every place has for this kind of GPU, by shape and regime.
 
     Raises:
         NoFeasibleConfigError: there is none that all have.
@@ -77,7 +77,7 @@ def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[Atten
         for best in read_results(place, trials=False).bests:
             if best.device.key == device.key and best.origin is Origin.MEASURED and is_live(best):
                 found.setdefault((best.shape, best.environment.regime), []).append(best)
-    common = {subject: bests for subject, bests in found.items() if len(bests) == len(places)}
+    common = {key: bests for key, bests in found.items() if len(bests) == len(places)}
     for shape, regime in found.keys() - common.keys():
         note(f"left out: {shape.label}, {regime}, which only {len(found[shape, regime])} of {len(places)} have")
     if not common:

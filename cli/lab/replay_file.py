@@ -34,7 +34,7 @@ RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those wi
 
 
 def read_replay(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds no comparison of searches of this schema.
@@ -43,7 +43,7 @@ def read_replay(path: Path) -> dict[str, Any]:
 
 
 def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The report with the strategies that a file holds besides, so that a long replay may be made in parts.
+    """Return the report with the strategies that a file holds besides, so that a long replay may be made in parts.
 
     Raises:
         UsageError: the file holds something else, or searches of other sweeps.
@@ -107,7 +107,8 @@ def sources_text(sources: "SweepSources") -> str:
 
 
 def _strategies(document: Mapping[str, Any]) -> str:
-    """How far from the best every strategy ends, the best of them first, and where random configs are as good."""
+    """Return how far from the best every strategy ends, the best of them first, and where random configs are as
+    good."""
     best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
     shapes, alike = len(document["sweeps"]), document["random_as_good"]
     configs = sum(sweep["configs"] for sweep in document["sweeps"])

@@ -1,12 +1,15 @@
-"""`tune sweeps`: recorded sweeps of a database as compact files, one per shape, for `tune replay` and the record."""
+"""`tune sweeps`: recorded sweeps of a database as compact files, one per shape; and such a file as heat maps.
+
+`tune sweeps FOLDER` writes files and `tune sweeps show FILE` shows one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table
+from blocktune.cli.shared.render import microseconds, note, print_json, print_styled, print_table, terminal_width
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -15,6 +18,53 @@ if TYPE_CHECKING:
     from blocktune.tuner.lab.sweep_file import Sweep
 
 
+WRITE = "write"
+"""The command that `tune sweeps FOLDER` means, which names none."""
+
+
+class Sweeps(TyperGroup):
+    """The commands about sweeps; without the name of one it is `write`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = not args or args[0] in {*self.commands, *ctx.help_option_names}
+        parsed: list[str] = super().parse_args(ctx, args if named else [WRITE, *args])
+        return parsed
+
+
+app = typer.Typer(cls=Sweeps, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def group() -> None:
+    """Write recorded sweeps, or show one.
+
+    \b
+    tune sweeps results/sweeps
+    tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
+    """
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep that `tune sweeps FOLDER` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show a recorded sweep as heat maps: TFLOP/s of every tile by kernel, warps and stages.
+
+    \b
+    tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
+    """
+    from blocktune.cli.lab.sweep_maps import sweep_json, sweep_lines
+    from blocktune.tuner.lab.sweep_file import load_sweep
+
+    sweep = load_sweep(file)
+    if as_json:
+        print_json(sweep_json(sweep))
+        return
+    print_styled(sweep_lines(sweep, terminal_width()))
+
+
+@app.command(WRITE)
 def sweeps(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; made if it is missing.")],
     partial: Annotated[

@@ -43,7 +43,7 @@ REGIMES = {
 
 
 def results_block(document: Mapping[str, Any] | None) -> str:
-    """The tables of one bench file; None: there is no such file."""
+    """Return the tables of one bench file; None: there is no such file."""
     if document is None or not document["rows"]:
         return NOTHING
     if document["regime"] == "sustained" and not all(row.get("load") for row in document["rows"]):
@@ -68,7 +68,8 @@ def _section(document: Mapping[str, Any]) -> str:
 
 
 def _columns(rows: "Sequence[BenchRow]") -> list[str]:
-    """The kernels that get a column for their own best config: there is one in every row, not always the tuned one."""
+    """Return the kernels that get a column for their own best config: there is one in every row, not always the tuned
+    one."""
     timed = [name for name in KERNELS if any(name in row.entries for row in rows)]
     return [name for name in timed if all(name in row.entries or row.winner == name for row in rows)]
 
@@ -107,7 +108,7 @@ class BenchRow:
         )
 
     def line(self, further: Sequence[str] = (), *, with_load: bool = False) -> str:
-        """The row's cells; further: kernels, with their own best config, and guests."""
+        """Return the row's cells; further: kernels, with their own best config, and guests."""
         rates = [self.rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
@@ -127,21 +128,21 @@ class BenchRow:
         return "-" if clock is None else f"{clock[0]} to {clock[2]}", "-" if power is None else f"{power:.0f}"
 
     def _rate_of(self, kernel: str) -> str:
-        """The rate of a kernel's best config, which is the tuned one where the kernel has won."""
+        """Return the rate of a kernel's best config, which is the tuned one where the kernel has won."""
         return self.rate("tuned" if self.winner == kernel else kernel)
 
     def ratio(self, rival: str) -> float | None:
-        """The rival's time over that of the tuned config."""
+        """Return the rival's time over that of the tuned config."""
         ours, theirs = self.timing("tuned"), self.timing(rival)
         return theirs["median_us"] / ours["median_us"] if ours and theirs else None
 
     def timing(self, name: str) -> Mapping[str, Any] | None:
-        """The times of a contender; None where it did not take part or failed."""
+        """Return the times of a contender; None where it did not take part or failed."""
         timing: Mapping[str, Any] | None = self.entries.get(name, {}).get("timing")
         return timing
 
     def rate(self, name: str) -> str:
-        """TFLOP/s of a contender, of decoding GB/s; `failed` for a config of ours without a result."""
+        """Return TFLOP/s of a contender, of decoding GB/s; `failed` for a config of ours without a result."""
         timing = self.timing(name)
         if timing is None:
             entry = self.entries.get(name, {})
@@ -219,5 +220,5 @@ def means(rows: Iterable[BenchRow], rivals: Mapping[str, str] = RIVALS) -> str:
 
 
 def table_line(cells: Iterable[str]) -> str:
-    """A row of a table in Markdown."""
+    """Return a row of a table in Markdown."""
     return f"| {' | '.join(cells)} |"

@@ -1,6 +1,7 @@
 """Every command with its flags, from the texts that `--help` prints."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import typer.main
@@ -21,8 +22,16 @@ def with_commands(page: str) -> str:
 
 def reference() -> str:
     """Return a section a command, in the order of `tune --help`."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n\n".join(_section(name, command) for name, command in commands.items())
+    return "\n\n".join(_section(name, command) for name, command in _commands(typer.main.get_command(app)))
+
+
+def _commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command with its words after `tune`, those of groups too."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{words}{name} ")
+        else:
+            yield f"{words}{name}", command
 
 
 def _section(name: str, command: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.cli.shared.json_files import read_document
 
 SUFFIX = ".differential.json"
 """How the names of such files in results/ end."""
@@ -27,7 +27,7 @@ FAILURES_SHOWN = 20
 
 
 def block(path: Path) -> str:
-    """The tables of a file, or how it would come about.
+    """Return the tables of a file, or how it would come about.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -36,26 +36,16 @@ def block(path: Path) -> str:
 
 
 def read_differential(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it is no differential check.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"A differential check is a JSON file, but {path} is not: {error}. Name another file."
-        ) from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
-        raise UsageError(
-            f"A differential check has the format {FORMAT!r} of schema {SCHEMA}, but {path} has not. Name another file."
-        )
-    return dict(document)
+    return read_document(path, "differential check", FORMAT, SCHEMA)
 
 
 def tables(document: Mapping[str, Any]) -> str:
-    """What ran where, counts by function, type, circumstances, values and kernel, and what failed."""
+    """Return what ran where, counts by function, type, circumstances, values and kernel, and what failed."""
     parts = [_summary(document), _errors(document)]
     parts += [_counts(heading, document["by"][name]) for name, heading in GROUPS.items()]
     if document["failures"]:
@@ -100,7 +90,7 @@ _VERDICTS = {
 
 
 def _errors(document: Mapping[str, Any]) -> str:
-    """The largest error of a case, in parts of the bound, for shares of the cases of a type."""
+    """Return the largest error of a case, in parts of the bound, for shares of the cases of a type."""
     rows = [[f"`{dtype}`", *_quantiles(own)] for dtype, own in sorted(document["ratios"].items())]
     shares = [f"{share:.0%} of the cases" for share in BOUNDS]
     return "Largest error of a case, in parts of its bound:\n\n" + _table(("data type", *shares, "all"), rows)
@@ -119,14 +109,14 @@ def _quantiles(histogram: Mapping[str, Any]) -> list[str]:
 
 
 def _counts(heading: str, rows: Mapping[str, Mapping[str, int]]) -> str:
-    """Cases and failures of every value, the most frequent first."""
+    """Return the cases and failures of every value, the most frequent first."""
     ordered = sorted(rows.items(), key=lambda row: (-row[1]["cases"], row[0]))
     cells = [[f"`{name}`", str(row["cases"]), str(row["failed"])] for name, row in ordered]
     return _table((heading, "cases", "failed"), cells)
 
 
 def _reason(failure: Mapping[str, Any]) -> str:
-    """Why a case failed, and the case."""
+    """Return why a case failed, and the case."""
     said = failure.get("message") or ", ".join(
         f"{each['name']} is wrong by {each['ratio']:.3g} times the bound" for each in failure.get("comparisons", ())[:3]
     )

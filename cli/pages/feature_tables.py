@@ -31,7 +31,7 @@ WORDS = ("shape", "kernel", "mask", "faster")
 
 
 def feature_tables(document: Mapping[str, Any], caption: str) -> str:
-    """The rows of a bench in the order of their file, forwards first.
+    """Return the rows of a bench in the order of their file, forwards first.
 
     Args:
         document: as `tune bench --out` writes it.
@@ -77,7 +77,7 @@ def _by_name(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _best_of(kernel: str, entries: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The timing of a kernel's best config, which is the tuned one where the kernel has won."""
+    """Return the timing of a kernel's best config, which is the tuned one where the kernel has won."""
     won = (entries.get("tuned", {}).get("config") or {}).get("kernel") == kernel
     timing: Mapping[str, Any] | None = entries.get("tuned" if won else kernel, {}).get("timing")
     return timing
@@ -110,19 +110,19 @@ def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any
 
 
 def _gain(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The default's time over that of the tuned config."""
+    """Return the default's time over that of the tuned config."""
     tuned, default = (entries.get(name, {}).get("timing") for name in ("tuned", "default"))
     return default["median_us"] / tuned["median_us"] if tuned and default else None
 
 
 def _key_rate(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """GB/s of keys and values, where there are so few queries that it counts."""
+    """Return GB/s of keys and values, where there are so few queries that it counts."""
     rate: float | None = (entries.get("tuned", {}).get("timing") or {}).get("key_gbs")
     return rate
 
 
 def _time(entries: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """In microseconds; `failed` for a config of ours whose result was wrong or missing."""
+    """Return a time in microseconds; `failed` for a config of ours whose result was wrong or missing."""
     entry = entries.get(name, {})
     timing = entry.get("timing")
     if timing is not None:

@@ -1,12 +1,12 @@
 """The files that a run of the GPU tests writes (`make gpu-test RECORD=results/DEVICE`), and the tables that are made
 of them: which tests passed where, and what a call costs on the host."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
 
 SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
@@ -26,10 +26,11 @@ COSTS_COLUMNS = {
     "sdpa": "PyTorch's attention",
 }
 """What is timed, by its name in the file."""
+ENTRY_COLUMNS = ("call", "ours", "PyTorch's attention", "ratio")
 
 
 def block(path: Path) -> str:
-    """The tables of a file; nothing where there is no such file yet.
+    """Return the tables of a file; nothing where there is no such file yet.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -40,26 +41,19 @@ def block(path: Path) -> str:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
     """
     wanted = next((FORMATS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"A recorded run is a JSON file, but {path} is not: {error}. Name another file.") from error
-    if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (wanted, SCHEMA):
-        raise UsageError(
-            f"A recorded run is named *{SUITE} or *{COSTS} and has the format that belongs to it, but {path} has not. "
-            "Name another file."
-        )
-    return dict(document)
+    if wanted is None:
+        raise UsageError(f"A recorded run is named *{SUITE} or *{COSTS}, but {path} is not. Name another file.")
+    return read_document(path, "recorded run", wanted, SCHEMA)
 
 
 def suite_tables(document: Mapping[str, Any]) -> str:
-    """How the tests of every file did, which failed, and why some were skipped."""
+    """Return how the tests of every file did, which failed, and why some were skipped."""
     files = document["files"]
     rows = [_suite_cells(name, files[name]) for name in sorted(files)]
     total = [str(sum(len(row["failed"]) if key == "failed" else row[key] for row in files.values()))
@@ -85,26 +79,39 @@ def _suite_cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def costs_table(document: Mapping[str, Any]) -> str:
-    """Host time of a call of every kernel: medians, with the 99th percentile in brackets."""
-    rows = document["rows"]
-    return "\n\n".join(
-        (
-            f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
-            "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
-            "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
-            "starting the same kernel costs in other ways, with all arguments at hand.",
-            _table(
-                ("kernel", *COSTS_COLUMNS.values()),
-                [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],
-            ),
-        )
-    )
+    """Host time of a call of every kernel, and of every entry point: medians, with the 99th percentile in brackets."""
+    rows, entries = document["rows"], document.get("entries", {})
+    parts = [
+        f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
+        "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
+        "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
+        "starting the same kernel costs in other ways, with all arguments at hand.",
+        _table(
+            ("kernel", *COSTS_COLUMNS.values()),
+            [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],
+        ),
+    ]
+    if entries:
+        parts += [
+            "Calls of every entry point, of tiny tensors, and of PyTorch's attention where it has the same, "
+            "measured in turns; the ratio is ours to PyTorch's.",
+            _table(ENTRY_COLUMNS, [[name, *_entry_cells(entries[name])] for name in entries]),
+        ]
+    return "\n\n".join(parts)
+
+
+def _entry_cells(row: Mapping[str, Any]) -> list[str]:
+    ours, pytorchs = row["ours"], row.get("sdpa")
+    ratio = "-" if pytorchs is None else f"{ours['median_us'] / pytorchs['median_us']:.2f}"
+    return [_time_cell(ours), "-" if pytorchs is None else _time_cell(pytorchs), ratio]
 
 
 def _cost_cells(row: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{row[name]['median_us']:.1f} ({row[name]['p99_us']:.1f})" if name in row else "-" for name in COSTS_COLUMNS
-    ]
+    return [_time_cell(row[name]) if name in row else "-" for name in COSTS_COLUMNS]
+
+
+def _time_cell(time: Mapping[str, float]) -> str:
+    return f"{time['median_us']:.1f} ({time['p99_us']:.1f})"
 
 
 def _where(document: Mapping[str, Any]) -> str:

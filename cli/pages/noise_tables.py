@@ -32,7 +32,7 @@ NO_REMATCH = (
 
 
 def block(path: Path) -> str:
-    """The tables of a file, or how it would come about.
+    """Return the tables of a file, or how it would come about.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.
@@ -45,7 +45,7 @@ def block(path: Path) -> str:
 
 
 def noise_table(document: Mapping[str, Any]) -> str:
-    """What a study found: one row a regime."""
+    """Return what a study found: one row a regime."""
     environment = document["environment"]
     software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "driver"))
     rows = [noise_cells(name, row) for name, row in document["summary"]["regimes"].items()]
@@ -59,7 +59,7 @@ def noise_table(document: Mapping[str, Any]) -> str:
 
 
 def rematch_table(document: Mapping[str, Any]) -> str:
-    """What became of the winners of repeated searches: one row a shape."""
+    """Return what became of the winners of repeated searches: one row a shape."""
     caption = (
         f"Winners of searches that began with nothing, on {document['device']} on {document['created_at'][:10]}, timed "
         "against each other and the default afterwards, in one run of finals per shape:"

@@ -15,9 +15,16 @@ from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
-from blocktune.cli.pages import bench_summary, differential_tables, shipped_tables, speed_picture, split_tables
-from blocktune.cli.pages import gpu_test_tables as readme_gpu_runs
-from blocktune.cli.pages import noise_tables as readme_noise
+from blocktune.cli.pages import (
+    bench_summary,
+    differential_tables,
+    fault_tables,
+    gpu_test_tables,
+    noise_tables,
+    shipped_tables,
+    speed_picture,
+    split_tables,
+)
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
 from blocktune.cli.pages.command_output import with_output
 from blocktune.cli.pages.command_reference import with_commands
@@ -52,12 +59,14 @@ def with_results(page: str, folder: Path) -> str:
         path = folder / match["file"]
         if shipped_tables.is_shipped(path):
             block = shipped_tables.block(path)
-        elif path.name.endswith(readme_noise.SUFFIXES):
-            block = readme_noise.block(path)
+        elif path.name.endswith(noise_tables.SUFFIXES):
+            block = noise_tables.block(path)
+        elif path.name.endswith(fault_tables.SUFFIX):
+            block = fault_tables.block(path)
         elif path.name.endswith(differential_tables.SUFFIX):
             block = differential_tables.block(path)
-        elif path.name.endswith(readme_gpu_runs.SUFFIXES):
-            block = readme_gpu_runs.block(path)
+        elif path.name.endswith(gpu_test_tables.SUFFIXES):
+            block = gpu_test_tables.block(path)
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
         elif path.name.endswith(CORRECTION):

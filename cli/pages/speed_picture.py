@@ -56,7 +56,7 @@ def _place(panel: Panel) -> tuple[int, int]:
 
 
 def _rate(row: BenchRow, name: str) -> float | None:
-    """TFLOP/s of a contender; None where it was not timed."""
+    """Return TFLOP/s of a contender; None where it was not timed."""
     timing = row.timing(name)
     return None if timing is None else float(timing["tflops"])
 

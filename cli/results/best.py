@@ -44,7 +44,7 @@ def _show(answer: Answer, assumed: str) -> None:
 
 
 def _command(flags: ShapeFlags, device: str | None) -> str:
-    """The command that would tune this shape."""
+    """Return the command that would tune this shape."""
     given = {
         field.name.replace("_", "-"): getattr(flags, field.name)
         for field in fields(flags)

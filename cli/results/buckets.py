@@ -40,11 +40,11 @@ def buckets(
         raise UsageError(f"`--loss` is a percentage from 0, but got {loss}.")
     only = choose_device(device) if device else None
 
-    from blocktune.tuner.upkeep.shape_buckets import plan_buckets
+    from blocktune.tuner.upkeep.shape_buckets import choose_buckets
 
     with existing_store(db, writes=apply) as store:
         bests = store.bests(only) if store else []
-        found = plan_buckets(bests, store.trials(only) if store else (), max_loss=loss / 100)
+        found = choose_buckets(bests, store.trials(only) if store else (), max_loss=loss / 100)
         if store and apply:
             for best in (best for bucket in found for best in bucket.merged()):
                 store.set_best(best)

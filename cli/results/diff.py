@@ -44,12 +44,12 @@ def diff(
 
 
 def _row(each: "Difference") -> tuple[object, ...]:
-    subject = each.subject
+    winner = each.winner
     ratio = "-" if each.ratio is None else f"{each.ratio:.3f}"
     return (
         each.change,
-        subject.device.name,
-        subject.shape.label,
+        winner.device.name,
+        winner.shape.label,
         *_cells(each.before),
         *_cells(each.after),
         ratio,
@@ -61,11 +61,11 @@ def _cells(best: "Best | None") -> tuple[str, str]:
 
 
 def _json(each: "Difference") -> dict[str, Any]:
-    subject = each.subject
+    winner = each.winner
     return {
         "change": str(each.change),
-        "device": subject.device.key,
-        "shape": shape_json(subject.shape),
+        "device": winner.device.key,
+        "shape": shape_json(winner.shape),
         "before": _side(each.before),
         "after": _side(each.after),
         "ratio": each.ratio,

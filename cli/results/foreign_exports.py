@@ -13,7 +13,7 @@ from blocktune.kernels.values.errors import UsageError
 
 
 def write_configs(document: Document, format_: ExportFormat, place: Path, *, db: str | None, as_json: bool) -> None:
-    """Writes an export document in the format of others: into a file, or for vLLM into a folder; `-` is stdout, where
+    """Write an export document in the format of others: into a file, or for vLLM into a folder; `-` is stdout, where
     several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
 
     Raises:
@@ -41,7 +41,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
 
 
 def _write(files: Files, place: Path, *, in_folder: bool) -> list[str]:
-    """The paths that were written."""
+    """Return the paths that were written."""
     if in_folder:
         place.mkdir(parents=True, exist_ok=True)
     paths = {place / name if in_folder else place: text for name, text in files.items()}

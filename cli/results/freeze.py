@@ -21,6 +21,12 @@ def freeze(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --all, the folder.")],
     device: OneDevice = None,
     every: Annotated[bool, typer.Option("--all", help="All devices, one file each in the folder OUT.")] = False,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign the file with this private Ed25519 key.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", metavar="KEY", help="Check the file OUT with this public key instead.")
+    ] = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,19 +34,29 @@ def freeze(
 
     Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
     its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.
+    With --sign it also carries a signature: a strict dispatcher takes only files signed by the owner of the public key
+    that BLOCKTUNE_TRUSTED_KEY names, if it names one.
 
     \b
     tune freeze h200.json --device h200
     tune freeze frozen --all
+    tune freeze h200.json --device h200 --sign ~/.ssh/id_ed25519
+    tune freeze h200.json --verify ~/.ssh/id_ed25519.pub
     """
+    if verify is not None:
+        _verify(out, verify, as_json)
+        return
     from blocktune.db.exchange.document import frozen_document, save_text
     from blocktune.kernels.stored.json_pieces import canonical_text
+    from blocktune.kernels.stored.signature import signed
 
     if every and device:
         raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")
     with existing_store(db) as store:
         chosen = _devices(store, device, every)
         documents = {each: frozen_document(each, store.bests(each)) for each in chosen} if store else {}
+    if sign is not None:
+        documents = {each: signed(document, document["sha256"], sign) for each, document in documents.items()}
     written: list[dict[str, Any]] = []
     try:
         if every:
@@ -63,8 +79,23 @@ def freeze(
         say(f"{row['sha256']}  {row['file']}")
 
 
+def _verify(path: Path, key: Path, as_json: bool) -> None:
+    """Say that a file is as it was frozen, and signed by the owner of a key.
+
+    Raises:
+        StoreError: it is not.
+    """
+    from blocktune.kernels.stored.export_file import rows_in_file
+
+    rows = rows_in_file(path, signed_by=key)
+    if as_json:
+        print_json({"file": str(path), "key": str(key), "bests": len(rows)})
+    else:
+        note(f"{path} holds {len(rows)} winners, as the owner of {key} signed them")
+
+
 def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":
-    """The devices to freeze, each of which has winners.
+    """Return the devices to freeze, each of which has winners.
 
     Raises:
         NoFeasibleConfigError: there is nothing to freeze.
@@ -88,5 +119,5 @@ def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "lis
 
 
 def _file_name(device: "DeviceSpec") -> str:
-    """A name for a file from what tells devices apart; device names may come from anywhere."""
+    """Return a name for a file from what tells devices apart; device names may come from anywhere."""
     return re.sub(r"[^a-z0-9]+", "-", device.key.lower()).strip("-")[:120]

@@ -27,6 +27,8 @@ def gc(
     tune gc --apply
     """
     with existing_store(db, writes=True) as store:
+        if store and apply:
+            store.back_up()
         counts = store.clean(present_rules(), dry_run=not apply) if store else None
     if as_json:
         print_json({"applied": apply} | (counts.to_json() if counts else {}))
@@ -35,7 +37,7 @@ def gc(
 
 
 def present_rules() -> "Rules":
-    """The kernels and the protocol as they are now."""
+    """Return the kernels and the protocol as they are now."""
     from blocktune.db.tables.cleaning import Rules
     from blocktune.kernels.registry import KERNELS
     from blocktune.tuner.measure.protocol import PROTOCOL_VERSION

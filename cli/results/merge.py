@@ -25,8 +25,10 @@ def merge(places: Places, trust: Trust = False, db: Database = None, as_json: As
     """
     from blocktune.db.sources import read_results
     from blocktune.db.store import ResultStore
+    from blocktune.db.tables.backups import MERGE_SECONDS
 
     sources = [read_results(place, trials=True) for place in places]
     with ResultStore.open(db) as store:
+        store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
     show_imported(counts, as_json)

@@ -9,6 +9,7 @@ import typer
 
 from blocktune.cli.results.foreign_exports import write_configs
 from blocktune.cli.results.studies import read_studies, write_trials
+from blocktune.cli.results.trial_tables import write_table
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table
@@ -78,7 +79,9 @@ def export(
     format_: Annotated[
         ExportFormat,
         typer.Option(
-            "--format", help="Ours, or one of others; vllm writes into a folder, optuna all trials as studies."
+            "--format",
+            help="Ours, or one of others; vllm writes into a folder, optuna all trials as studies, "
+            "csv and parquet as tables.",
         ),
     ] = ExportFormat.JSON,
     db: Database = None,
@@ -91,6 +94,7 @@ def export(
     tune export - --trials
     tune export h200_configs.py --format triton
     tune export studies.db --format optuna
+    tune export trials.parquet --format parquet
     """
     from blocktune.db.exchange.document import save_document
 
@@ -100,6 +104,9 @@ def export(
             raise NoFeasibleConfigError("There is nothing to export: no database. Name one by --db or BLOCKTUNE_DB.")
         if format_ is ExportFormat.OPTUNA:
             write_trials(store.trials(only), file, as_json=as_json)
+            return
+        if format_ in (ExportFormat.CSV, ExportFormat.PARQUET):
+            write_table(store.trials(only), format_, file, as_json=as_json)
             return
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:
@@ -135,11 +142,13 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     from blocktune.db.exchange.importing import records_from
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
+    from blocktune.db.tables.backups import MERGE_SECONDS
 
     documents = read_studies(file) if "://" in file else [_read(file)]
     records = map(records_from, documents)
     sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
     with ResultStore.open(db) as store:
+        store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
     show_imported(counts, as_json)
 
@@ -154,7 +163,7 @@ def _read(file: str) -> Any:
 
 
 def show_imported(counts: "ImportCounts", as_json: bool) -> None:
-    """What an import or a merge did."""
+    """Say what an import or a merge did."""
     if as_json:
         print_json(asdict(counts))
         return

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> None:
-    """Writes trials as studies, one for every shape and environment.
+    """Write trials as studies, one for every shape and environment.
 
     Raises:
         UsageError: the place is standard output.
@@ -35,7 +35,7 @@ def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> Non
 
 
 def read_studies(url: str) -> "list[Document]":
-    """Returns the trials of a storage's studies as documents of results, not yet checked.
+    """Return the trials of a storage's studies as documents of results, not yet checked.
 
     Raises:
         ImportRejectedError: there is no study of a search.

@@ -33,7 +33,8 @@ def verify(
 
     Without --all only those that are due: measured with another driver, Triton, ptxas, torch or kernel source or
     against another default, or imported. What is verified counts as measured here. A winner that computes a wrong
-    result is replaced, and ends the command with 7 after all shapes. Ctrl-C keeps what was verified.
+    result is replaced, and ends the command with 7 after all shapes. Ctrl-C keeps what was verified. What production
+    found to be wrong (its first use of a config that is not exact is checked) is shown first.
 
     \b
     tune verify
@@ -42,6 +43,7 @@ def verify(
     """
     if every and unknown_speedup:
         raise UsageError("--all and --unknown-speedup exclude each other, but got both. Leave one out.")
+    _show_findings()
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -62,6 +64,20 @@ def verify(
         )
     if len(done) < len(due):
         raise NoFeasibleConfigError("Every winner that is due must be verified, but some could not be; see above.")
+
+
+def _show_findings() -> None:
+    """Say which configs production found to compute wrong results."""
+    from blocktune.kernels.selection.findings import findings_path, stored_findings
+
+    found = stored_findings()
+    for finding in found:
+        note(
+            f"found wrong in production: {finding.config.label} for {finding.shape.label}, by "
+            f"{finding.times_the_bound:.3g} times the bound of its rounding"
+        )
+    if found:
+        note(f"remove {findings_path()} when their cause is fixed")
 
 
 def _due(

@@ -33,8 +33,8 @@ OwnParameters = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What is compiled, and for what."""
+class CompileRequest:
+    """A config of a kernel, and the shape and limits that it is compiled for."""
 
     kernel: "AttentionKernel"
     config: "KernelConfig"
@@ -44,8 +44,8 @@ class Subject:
     def to_json(self) -> dict[str, Any]:
         return {"config": self.config.to_json(), "shape": shape_json(self.shape)}
 
-    def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "Subject":
-        """The same with the given choices in place of its own.
+    def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "CompileRequest":
+        """Return the same with the given choices in place of its own.
 
         Args:
             choices: parameters by name; None leaves one as it is.
@@ -68,7 +68,7 @@ class Subject:
         return replace(self, config=config)
 
     def compile(self) -> "CompiledCode":
-        """The code of the config, compiled in a process of its own since a compile may abort its process.
+        """Return the code of the config, compiled in a process of its own since a compile may abort its process.
 
         Raises:
             NoFeasibleConfigError: the config does not compile.
@@ -79,8 +79,8 @@ class Subject:
         return compiled(self.config, self.shape, self.limits)
 
 
-def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> Subject:
-    """A kernel's default config.
+def default_request(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> CompileRequest:
+    """Return the request for a kernel's default config.
 
     Raises:
         UnknownKernelError: no kernel has this name.
@@ -92,7 +92,7 @@ def default_subject(name: str, shape: "AttentionShape", limits: "ComputeLimits")
     reason = kernel.unsupported(shape, limits)
     if reason is not None:
         raise UsageError(reason)
-    return Subject(kernel, kernel.default_config(shape, limits), shape, limits)
+    return CompileRequest(kernel, kernel.default_config(shape, limits), shape, limits)
 
 
 def _parameter(text: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ ALL = "all"
 
 
 def wanted_gpus(text: str | None) -> int | None:
-    """The number that --gpus names; None is all.
+    """Return the number that --gpus names; None is all.
 
     Raises:
         UsageError: it is neither a positive number nor `all`.

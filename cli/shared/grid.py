@@ -35,7 +35,7 @@ class Grid:
     many: bool
 
     def shapes(self) -> tuple[AttentionShape, ...]:
-        """The shapes, each once, in order.
+        """Return the shapes, each once, in order.
 
         Raises:
             UsageError: the sizes of one do not fit together.
@@ -43,7 +43,7 @@ class Grid:
         return tuple(dict.fromkeys(flags.shape() for flags in self.flags))
 
     def assumed(self) -> str:
-        """What was not given, as flags with where their values come from; empty when all sizes were given."""
+        """Return what was not given, as flags with where their values come from; empty when all sizes were given."""
         if not self.many:
             return self.flags[0].assumed()
         missing = []
@@ -55,7 +55,7 @@ class Grid:
 
     @classmethod
     def of(cls, given: dict[str, Any], text: str | None) -> "Grid":
-        """The grid of shape flags with values, None where one is not given, crossed with the text of --grid.
+        """Return the grid of shape flags with values, None where one is not given, crossed with the text of --grid.
 
         Raises:
             UsageError: the text is no grid, or a needed size is missing, or given twice.
@@ -75,7 +75,7 @@ class Grid:
 
     @classmethod
     def none(cls, given: dict[str, Any], text: str | None, instead: str) -> "Grid":
-        """No shape, since the flag `instead` brings them.
+        """Return no shape, since the flag `instead` brings them.
 
         Raises:
             UsageError: a shape flag or --grid is given all the same.
@@ -88,7 +88,7 @@ class Grid:
 
 
 def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
-    """The values of every name in `name=value,value name=value`; names are those of the shape flags.
+    """Return the values of every name in `name=value,value name=value`; names are those of the shape flags.
 
     Raises:
         UsageError: a word has no such form, a name is unknown or repeated, a value is not of its kind.
@@ -149,7 +149,7 @@ _GRID = inspect.Parameter(
 
 
 def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A needed flag as one that may be missing, since the grid can give it."""
+    """Return a needed flag as one that may be missing, since the grid can give it."""
     if parameter.name not in NEEDED:
         return parameter
     kind, *explained = get_args(parameter.annotation)

@@ -9,7 +9,7 @@ from blocktune.kernels.values.errors import UsageError
 
 
 def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, Any]:
-    """The document in a file. kind: what messages call such a file; form: its `format`.
+    """Return the document in a file. kind: what messages call such a file; form: its `format`.
 
     Raises:
         UsageError: it is no document of this format and schema.
@@ -24,7 +24,7 @@ def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, An
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that whoever reads it sees all of the old text or all of the new.
+    """Replace a file in one step, so that whoever reads it sees all of the old text or all of the new.
 
     Raises:
         UsageError: the file cannot be written.

@@ -75,7 +75,7 @@ class ShapeFlags:
     ] = ""
 
     def shape(self) -> AttentionShape:
-        """The shape that the flags mean.
+        """Return the shape that the flags mean.
 
         Raises:
             UsageError: the sizes do not fit together.
@@ -99,7 +99,8 @@ class ShapeFlags:
         return replace(plain, direction=Direction(self.direction), features=features)
 
     def assumed(self) -> str:
-        """What was not given, as flags with their values and where these come from; empty when all sizes were given."""
+        """Return what was not given, as flags with their values and where these come from; empty when all sizes were
+        given."""
         shape = self.shape()
         defaults = []
         if self.batch is None:
@@ -129,8 +130,10 @@ def with_optional_shape_flags(command: Callable[..., None]) -> Callable[..., Non
 
 
 def _flags_if_any(values: Mapping[str, Any]) -> ShapeFlags | None:
-    """Raises:
-    UsageError: some flag is given, but not those that every shape needs.
+    """Return the flags of a shape, if any is given.
+
+    Raises:
+        UsageError: some flag is given, but not those that every shape needs.
     """
     missing = [f"--{name}" for name in NEEDED if values[name] is None]
     if not missing:
@@ -149,7 +152,7 @@ def _expanded(
     shared: Mapping[str, inspect.Parameter],
     flags_of: Callable[[dict[str, Any]], ShapeFlags | None],
 ) -> Callable[..., None]:
-    """The command with these parameters in place of `flags`."""
+    """Return the command with these parameters in place of `flags`."""
     own = [value for name, value in inspect.signature(command).parameters.items() if name != "flags"]
 
     @wraps(command)

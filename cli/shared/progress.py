@@ -18,7 +18,7 @@ LINE_SECONDS = 10.0
 
 @contextmanager
 def shown_progress() -> Iterator[Callable[["Progress"], None]]:
-    """A function that shows the progress it is called with."""
+    """Yield a function that shows the progress it is called with."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield Lines()
         return
@@ -59,7 +59,7 @@ class Lines:
 
 
 def describe(progress: "Progress") -> str:
-    """Phase, remaining time, best so far and outcomes in one line."""
+    """Return phase, remaining time, best so far and outcomes in one line."""
     parts = [progress.phase]
     if progress.message:
         parts.append(progress.message)

@@ -36,7 +36,7 @@ def shown_jobs(total: int) -> Iterator[JobsProgress]:
 
 
 def told(event: "Event", number: int, total: int) -> str:
-    """What is said of an event for good; empty for what only moves a bar."""
+    """Return what is said of an event for good; empty for what only moves a bar."""
     from blocktune.tuner.fleet.job import Failed, Finished, Started, WorkerLost
 
     label = event.job.shape.label
@@ -142,7 +142,7 @@ class JobBars:
         self._bars.stop()
 
     def _aside(self, say: Callable[[], None]) -> None:
-        """Says something where the bars stand; they come back below it."""
+        """Say something where the bars stand; they come back below it."""
         self._bars.stop()
         say()
         self._bars.start()

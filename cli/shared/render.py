@@ -5,13 +5,16 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from blocktune.cli.shared.tables import EMPTY, table_lines, wrapped_lines
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 SCHEMA = 1
 """Version of every JSON object that a command prints; it rises when a field changes its meaning or goes."""
@@ -53,6 +56,22 @@ def print_table(
     _write("\n".join(table_lines(head, body, _width(sys.stdout), optional)), sys.stdout)
 
 
+def print_styled(lines: "Iterable[Text]") -> None:
+    """Print lines on stdout, in colours where that is a terminal. Their text went through `shown` before."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    with console.capture() as capture:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    _write(capture.get().rstrip("\n"), sys.stdout)
+
+
+def terminal_width(usual: int = 80) -> int:
+    """Return the columns of the terminal that shows stdout; `usual` where no terminal limits it."""
+    return _width(sys.stdout) or usual
+
+
 def _write(text: str, stream: TextIO | None) -> None:
     """Print a text on one of the two streams, unless it is closed.
 
@@ -74,7 +93,7 @@ def _write(text: str, stream: TextIO | None) -> None:
 
 
 def _fitted(text: str, stream: TextIO | None) -> str:
-    """The text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
+    """Return the text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
     width = _width(stream)
     if width is None:
         return text
@@ -83,7 +102,7 @@ def _fitted(text: str, stream: TextIO | None) -> str:
 
 
 def _width(stream: TextIO | None) -> int | None:
-    """The columns of the terminal that shows the stream; None where no terminal limits it."""
+    """Return the columns of the terminal that shows the stream; None where no terminal limits it."""
     if stream is None or not stream.isatty():
         return None
     named = os.environ.get("COLUMNS", "")
@@ -94,15 +113,15 @@ def _width(stream: TextIO | None) -> int | None:
 
 
 def microseconds(time_us: float | None) -> str:
-    """A time for people; a dash where there is none."""
+    """Return a time for people; a dash where there is none."""
     return "-" if time_us is None else f"{time_us:,.1f} µs"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction for people; a dash where there is none."""
+    """Return a fraction for people; a dash where there is none."""
     return "-" if fraction is None else f"{100 * fraction:.4g} %"
 
 
 def counts(outcomes: Mapping[Any, int]) -> str:
-    """Counts by outcome for people, such as `31 ok, 2 compile error`."""
+    """Return the counts by outcome for people, such as `31 ok, 2 compile error`."""
     return ", ".join(f"{count} {str(name).replace('_', ' ')}" for name, count in outcomes.items() if count) or "none"

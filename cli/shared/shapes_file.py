@@ -36,7 +36,7 @@ _NAMES = tuple(field.name for field in fields(ShapeFlags))
 
 
 def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
-    """The shapes of a file as flags, in its order; what a table does not give is as on the command line.
+    """Return the shapes of a file as flags, in its order; what a table does not give is as on the command line.
 
     Raises:
         UsageError: the file is missing or is no TOML, holds no table, or a table's key or value is not of a shape;
@@ -51,7 +51,8 @@ def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
 
 
 def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several times."""
+    """Yield the tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several
+    times."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultStore | None"]:
-    """The store, upgraded where it is older; None, with a message, where there is none: reading creates nothing.
+    """Yield the store, upgraded where it is older; None, with a message, where there is none: reading creates nothing.
 
     Args:
         db: its place as the user gave it.

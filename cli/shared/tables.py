@@ -34,7 +34,7 @@ def table_lines(columns: Row, rows: Sequence[Row], width: int | None, optional: 
 
 
 def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:
-    """The width of every column, the widest one narrowed to wrap at words where it must; None where that is too
+    """Return the width of every column, the widest one narrowed to wrap at words where it must; None where that is too
     narrow."""
     widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
     surplus = 0 if width is None else max(0, sum(widths) + GAP * (len(widths) - 1) - width)
@@ -47,7 +47,7 @@ def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:
 
 
 def _cells(text: str) -> int:
-    """The columns of a terminal that a text takes."""
+    """Return the columns of a terminal that a text takes."""
     from rich.cells import cell_len
 
     return cell_len(text)
@@ -73,7 +73,7 @@ def _column_lines(columns: Row, rows: Sequence[Row], widths: Sequence[int]) -> l
 
 
 def _card_lines(columns: Row, rows: Sequence[Row], width: int) -> list[str]:
-    """Every row under its first cell, where that column needs no name, and a blank line between two rows."""
+    """Return every row under its first cell, where that column needs no name, and a blank line between two rows."""
     labels = max(map(_cells, columns))
     lines: list[str] = []
     for row in rows:

@@ -20,23 +20,23 @@ Predictions = Mapping["KernelConfig", float | None]
 
 
 def predictions(store: "ResultStore", best: "Best") -> Predictions:
-    """The predicted times of the trials that the winner won against."""
+    """Return the predicted times of the trials that the winner won against."""
     trials = store.trials(best.device, best.shape, environment=best.environment)
     return {trial.config: trial.predicted_us for trial in trials}
 
 
 def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] | None:
-    """A config with what is known about it; None stays None."""
+    """Return a config with what is known about it; None stays None."""
     return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
 
 
 def shape_json(shape: "AttentionShape") -> dict[str, Any]:
-    """A shape with its short name, as every command prints it."""
+    """Return a shape with its short name, as every command prints it."""
     return shape.to_json() | {"label": shape.label}
 
 
 def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[str, Any]:
-    """A winner with its origin, its rivals, and the environment that it was found in.
+    """Return a winner with its origin, its rivals, and the environment that it was found in.
 
     Args:
         best: the winner.
@@ -66,7 +66,7 @@ def _speedup_json(best: "Best") -> dict[str, float | None] | None:
 
 
 def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
-    """The winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
+    """Return the winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
     default_us = None if best.default is None else predicted.get(best.default)
     rivals = (("default", best.default, best.default_time_us), ("paper rule", best.paper, best.paper_time_us))
     rows = [_row("winner", best.config, best.time_us, best.predicted_us, _against_default(best, default_us))]
@@ -89,14 +89,14 @@ def _against_default(best: "Best", default_us: float | None) -> str:
 
 
 def speedup(best: "Best") -> str:
-    """How much faster the winner is than the default, with its spread; a dash where nothing was measured."""
+    """Return how much faster the winner is than the default, with its spread; a dash where nothing was measured."""
     if best.speedup_over_default is None:
         return "-"
     return speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
 
 
 def speedup_text(median: float, low: float | None, high: float | None) -> str:
-    """A ratio for people, with its spread where that is known."""
+    """Return a ratio for people, with its spread where that is known."""
     return f"{median:.3f}x" if low is None or high is None else f"{median:.3f}x ({low:.3f} to {high:.3f})"
 
 
@@ -105,12 +105,12 @@ def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> s
 
 
 def origin_text(best: "Best") -> str:
-    """The origin, with the regime of what was measured."""
+    """Return the origin, with the regime of what was measured."""
     return f"{best.origin}, {best.environment.regime}" if best.time_us is not None else str(best.origin)
 
 
 def provenance(best: "Best") -> str:
-    """Where and when the winner was found, in one line."""
+    """Return where and when the winner was found, in one line."""
     environment = best.environment
     versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"
     driver = f", driver {environment.driver}" if environment.driver else ""

@@ -99,7 +99,7 @@ def bench(
 
 
 def _command() -> str:
-    """What was typed, as it can be typed again elsewhere: without the files that are here."""
+    """Return what was typed, as it can be typed again elsewhere: without the files that are here."""
     words = ["tune"]
     arguments = iter(sys.argv[1:])
     for argument in arguments:
@@ -149,7 +149,7 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
-    """The geometric means of the tuned config over the others, each over the shapes that have both."""
+    """Print the geometric means of the tuned config over the others, each over the shapes that have both."""
     times = [
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
     ]
@@ -160,6 +160,6 @@ def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """The n-th root of the product of n positive numbers."""
+    """Return the n-th root of the product of n positive numbers."""
     logarithms = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logarithms) / len(logarithms))

@@ -55,7 +55,7 @@ class BenchFile:
             self._take_over(path)
 
     def add(self, comparison: "Comparison", command: str, now: str) -> None:
-        """Puts a row in and writes the file; command: what was typed, now: the time as ISO 8601."""
+        """Put a row in and write the file; command: what was typed, now: the time as ISO 8601."""
         row = comparison.to_json() | {"commit": self._commit}
         kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
         self.document["rows"] = [*kept, row]
@@ -77,7 +77,7 @@ class BenchFile:
 
 
 def read_bench(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it is no bench of this schema.

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape", ...]:
-    """The shapes that were missed on this device and have no measurement in the store or the package, most frequent
-    first.
+    """Return the shapes that were missed on this device and have no measurement in the store or the package, most
+    frequent first.
 
     Raises:
         UsageError: the counting is switched off.
@@ -20,8 +20,8 @@ def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape
     """
     from blocktune.cli.shared.stores import existing_store
     from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.selection.miss_file import VARIABLE, miss_path, read_misses
     from blocktune.kernels.selection.misses import work_of
-    from blocktune.kernels.stored.miss_file import VARIABLE, miss_path, read_misses
     from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs
     from blocktune.kernels.values.errors import UsageError
 

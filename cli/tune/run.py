@@ -154,7 +154,7 @@ def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dic
 
 
 def _announce(spec: "DeviceSpec") -> None:
-    """What will be done, first of all."""
+    """Say what will be done, first of all."""
     from blocktune.kernels.hardware.device import present_devices
 
     if is_present(spec):

@@ -38,7 +38,7 @@ def run_many(
 
 
 def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
-    """One shape after the other, in this process."""
+    """Tune one shape after the other, in this process."""
     from blocktune.db.store import ResultStore
     from blocktune.tuner.search.tune import farm_for, tune
 
@@ -73,7 +73,7 @@ def _share(
     search: dict[str, Any],
     devices: "Sequence[DeviceSpec]",
 ) -> bool:
-    """All shapes by one worker process a GPU."""
+    """Tune all shapes by one worker process per GPU."""
     from blocktune.db.store import ResultStore
     from blocktune.tuner.fleet.local_executor import LocalExecutor
 
@@ -121,7 +121,7 @@ def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, 
 def _watch(
     executor: "Executor", jobs: "Sequence[Job]", progress: JobsProgress, as_json: bool
 ) -> tuple[list[Mapping[str, Any]], list[tuple[str, int]]]:
-    """The reports in the order of the jobs, and error and exit code of each job that has none."""
+    """Return the reports in the order of the jobs, and error and exit code of each job that has none."""
     from blocktune.tuner.fleet.job import Failed, Finished
 
     reports: dict[Job, Mapping[str, Any]] = {}
@@ -139,8 +139,8 @@ def _watch(
 
 @contextmanager
 def _interrupting(executor: "Executor") -> Iterator[list[int]]:
-    """The first Ctrl-C ends the workers' searches early, with what they found; the second one ends them at once. Yields
-    a list of the signals that came."""
+    """Let the first Ctrl-C end the workers' searches early, with what they found; the second one ends them at once.
+    Yields a list of the signals that came."""
     came: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
@@ -164,7 +164,7 @@ def _conclude(reports: Sequence[Mapping[str, Any]], failed: int, as_json: bool) 
 
 
 def line(report: Mapping[str, Any]) -> str:
-    """A `TuningReport` as JSON in one line for people."""
+    """Return a `TuningReport` as JSON in one line for people."""
     best, gain = report["best"], report["speedup_over_default"]
     time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
     against = "" if gain is None else f", {speedup_text(**gain)} over the default"

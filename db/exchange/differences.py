@@ -28,7 +28,7 @@ class Difference:
     after: Best | None
 
     @property
-    def subject(self) -> Best:
+    def winner(self) -> Best:
         """The winner that says which shape and device this is about."""
         best = self.after or self.before
         assert best is not None
@@ -51,7 +51,7 @@ def differences(before: Iterable[Best], after: Iterable[Best]) -> list[Differenc
         change = _change(old.get(place), new.get(place))
         if change is not None:
             found.append(Difference(change=change, before=old.get(place), after=new.get(place)))
-    return sorted(found, key=lambda each: (each.subject.device.key, shape_order(each.subject.shape)))
+    return sorted(found, key=lambda each: (each.winner.device.key, shape_order(each.winner.shape)))
 
 
 def _change(before: Best | None, after: Best | None) -> Change | None:

@@ -20,11 +20,13 @@
           "paper": {...} | null, "paper_time_us",
           "speedup_over_default", "speedup_low", "speedup_high",
           "trials": 120,                  how many candidates were tried
-          "created_at": "2026-11-20T12:00:00+00:00"
+          "created_at": "2026-11-20T12:00:00+00:00",
+          "checksum": "<16 hex>"          of row, device and environment; an edited row goes without
         }
       ],
       "trials": [...],                    only on request: the fields of Trial in db/records/records.py
-      "sha256": "<64 hex>"                only in a frozen file: of the document's canonical text without this field
+      "sha256": "<64 hex>",               only in a frozen file: of the document's canonical text without this field
+      "signature": "<128 hex>"            only in a signed one: Ed25519 of the hash
     }
 
 One document holds one device. Every other field is written, keys and rows are sorted: equal results give equal text.
@@ -36,7 +38,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,8 +46,10 @@ from typing import Any, NoReturn
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, seal_of
+from blocktune.kernels.stored.checksums import CHECKSUM
+from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.values.column_kinds import plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -65,9 +69,15 @@ def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tr
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
         "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
-        "bests": [_best_json(best) for best in bests],
+        "bests": [_checked(device, best, _best_json(best)) for best in bests],
     }
-    return document if trials is None else document | {"trials": [_trial_json(trial) for trial in kept]}
+    if trials is not None:
+        document["trials"] = [_checked(device, trial, _trial_json(trial)) for trial in kept]
+    return document
+
+
+def _checked(device: DeviceSpec, record: Best | Trial, row: Document) -> Document:
+    return row | {CHECKSUM: exported_checksum(row, device.key, record.environment.to_json())}
 
 
 def _digest(environment: Environment) -> str:
@@ -97,34 +107,18 @@ def _provenance_json(record: Best | Trial) -> Document:
 def _best_json(best: Best) -> Document:
     return _provenance_json(best) | {
         "origin": str(best.origin),
-        "time_us": best.time_us,
-        "predicted_us": best.predicted_us,
         "default": None if best.default is None else best.default.to_json(),
-        "default_time_us": best.default_time_us,
         "paper": None if best.paper is None else best.paper.to_json(),
-        "paper_time_us": best.paper_time_us,
-        "speedup_over_default": best.speedup_over_default,
-        "speedup_low": best.speedup_low,
-        "speedup_high": best.speedup_high,
-        "trials": best.trials,
+        **plain_values(best),
     }
 
 
 def _trial_json(trial: Trial) -> Document:
     return _provenance_json(trial) | {
         "outcome": str(trial.outcome),
-        "resources": None if trial.resources is None else trial.resources.to_json(),
-        "blocks_per_sm": trial.blocks_per_sm,
-        "occupancy": trial.occupancy,
-        "limiters": list(trial.limiters),
-        "predicted_us": trial.predicted_us,
-        "time_us": trial.time_us,
-        "relative_to_anchor": trial.relative_to_anchor,
-        "samples_us": list(trial.samples_us),
-        "error": trial.error,
-        "compile_seconds": trial.compile_seconds,
-        "bench_seconds": trial.bench_seconds,
-        "telemetry": asdict(trial.telemetry),
+        "resources": None if trial.resources is None else plain_values(trial.resources),
+        "telemetry": plain_values(trial.telemetry),
+        **plain_values(trial),
     }
 
 

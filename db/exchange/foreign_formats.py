@@ -30,13 +30,18 @@ Files = dict[str, str]
 
 
 class ExportFormat(StrEnum):
-    """What `tune export` writes. `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported."""
+    """What `tune export` writes.
+
+    `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables.
+    """
 
     JSON = "json"
     TRITON = "triton"
     VLLM = "vllm"
     FLEX = "flex"
     OPTUNA = "optuna"
+    CSV = "csv"
+    PARQUET = "parquet"
 
 
 def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
 from blocktune.db.exchange.untrusted import Untrusted
-from blocktune.db.records import bounds
-from blocktune.db.records.bounds import COUNT, RATIO, SECONDS, TIME_US, Range
+from blocktune.db.records.bounds import MAX_TEXT, POWER_W
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.export_file import seal_of
+from blocktune.kernels.stored.checksums import CHECKSUM
+from blocktune.kernels.stored.export_file import exported_checksum, seal_of
+from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
@@ -30,7 +32,9 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
-    top = Untrusted(document).object(("format", "schema", "device", "environments", "bests"), ("trials", "sha256"))
+    top = Untrusted(document).object(
+        ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature")
+    )
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:
@@ -56,9 +60,9 @@ def _environments(node: Untrusted) -> dict[str, Environment]:
     for digest, entry in node.entries(MAX_ENVIRONMENTS).items():
         parts = entry.object(("triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w"), ("regime",))
         environment = Environment(
-            **{name: parts[name].text(bounds.MAX_TEXT) for name in ("triton", "ptxas", "torch", "cuda", "driver")},
-            protocol=_integer(COUNT)(parts["protocol"]),
-            power_limit_w=_integer(bounds.POWER_W)(parts["power_limit_w"]),
+            **{name: parts[name].text(MAX_TEXT) for name in ("triton", "ptxas", "torch", "cuda", "driver")},
+            protocol=_value(Whole(), parts["protocol"]),
+            power_limit_w=_value(POWER_W, parts["power_limit_w"]),
             regime=_regime(parts["regime"]) if "regime" in parts else Regime.SUSTAINED,
         )
         if environment.digest != digest:
@@ -77,18 +81,29 @@ class _Source:
     latest: datetime
 
     def best(self, node: Untrusted) -> Best:
-        parts = node.object((*_PROVENANCE, "origin"), _BEST_READERS)
+        parts = node.object((*_PROVENANCE, "origin"), (*_BEST_READERS, CHECKSUM))
         origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
         if origin is Origin.MEASURED and "time_us" not in parts:
             node.reject("an object with `time_us`, since its origin is `measured`")
-        return Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        best = Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        self._require_unchanged(node, parts, best.environment)
+        return best
 
     def trial(self, node: Untrusted) -> Trial:
-        parts = node.object((*_PROVENANCE, "outcome"), _TRIAL_READERS)
+        parts = node.object((*_PROVENANCE, "outcome"), (*_TRIAL_READERS, CHECKSUM))
         outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
         if (outcome is Outcome.OK) != ("time_us" in parts):
             node.reject("an object that has `time_us` exactly when its outcome is `ok`")
-        return Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+        trial = Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+        self._require_unchanged(node, parts, trial.environment)
+        return trial
+
+    def _require_unchanged(self, node: Untrusted, parts: dict[str, Untrusted], environment: Environment) -> None:
+        if CHECKSUM in parts:
+            checksum = exported_checksum(node.value, self.device.key, environment.to_json())
+            parts[CHECKSUM].match(
+                checksum, "the checksum of the row; leave it out of a row that was changed on purpose"
+            )
 
     def _provenance(self, parts: dict[str, Untrusted]) -> dict[str, Any]:
         digest = parts["environment"].match(_DIGEST, "an environment's digest")
@@ -113,15 +128,6 @@ def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
     return {name: read(parts[name]) for name, read in readers.items() if name in parts}
 
 
-def _number(limits: Range) -> Callable[[Untrusted], float]:
-    return lambda node: node.number(*limits)
-
-
-def _integer(limits: Range) -> Callable[[Untrusted], int]:
-    low, high = limits
-    return lambda node: node.integer(int(low), int(high))
-
-
 def _shape(node: Untrusted) -> AttentionShape:
     return node.parsed(AttentionShape.from_json, "a shape")
 
@@ -138,52 +144,34 @@ def _config(node: Untrusted) -> KernelConfig:
 
 
 def _resources(node: Untrusted) -> KernelResources:
-    parts = node.object((*bounds.RESOURCES, "tensor_cores", "code_sha256"))
-    return KernelResources(
-        **{name: _integer(COUNT)(parts[name]) for name in bounds.RESOURCES},
-        tensor_cores=parts["tensor_cores"].match("[a-z0-9_]{1,32}", "the name of an instruction or `none`"),
-        code_sha256=parts["code_sha256"].match("([0-9a-f]{64})?", "64 hexadecimal digits or empty"),
-    )
+    return KernelResources(**_read(node.object(tuple(_RESOURCE_READERS)), _RESOURCE_READERS))
 
 
 def _telemetry(node: Untrusted) -> Telemetry:
     return Telemetry(**_read(node.object((), _TELEMETRY_READERS), _TELEMETRY_READERS))
 
 
-_time = _number(TIME_US)
-_ratio = _number(RATIO)
+def _readers(record_type: type[Any]) -> _Readers:
+    """Return what reads each measured value of a record."""
+    return {column.name: partial(_value, column.kind) for column in columns_of(record_type)}
 
-_TELEMETRY_READERS: _Readers = {
-    "power_w": _number(bounds.POWER_W),
-    **{name: _integer(limits) for name, limits in bounds.TELEMETRY.items()},
-}
 
-_BEST_READERS: _Readers = {
-    "time_us": _time,
-    "predicted_us": _time,
-    "default": _config,
-    "default_time_us": _time,
-    "paper": _config,
-    "paper_time_us": _time,
-    "speedup_over_default": _ratio,
-    "speedup_low": _ratio,
-    "speedup_high": _ratio,
-    "trials": _integer(COUNT),
-}
+def _value(kind: Kind, node: Untrusted) -> Any:
+    """Return a measured value, or reject what its column does not allow."""
+    match kind:
+        case Real():
+            return node.number(kind.low, kind.high)
+        case Whole():
+            return node.integer(kind.low, kind.high)
+        case Word():
+            return node.match(kind.pattern, kind.meaning)
+        case Prose():
+            return node.prose(kind.longest)
+        case Several():
+            return tuple(_value(kind.of, item) for item in node.items(kind.most))
 
-_TRIAL_READERS: _Readers = {
-    "resources": _resources,
-    "blocks_per_sm": _integer(bounds.BLOCKS_PER_SM),
-    "occupancy": _number(bounds.FRACTION),
-    "limiters": lambda node: tuple(
-        item.match("[a-z_]{1,32}", "the name of a limit") for item in node.items(bounds.MAX_LIMITERS)
-    ),
-    "predicted_us": _time,
-    "time_us": _time,
-    "relative_to_anchor": _ratio,
-    "samples_us": lambda node: tuple(_time(item) for item in node.items(bounds.MAX_SAMPLES)),
-    "error": lambda node: node.prose(bounds.MAX_ERROR),
-    "compile_seconds": _number(SECONDS),
-    "bench_seconds": _number(SECONDS),
-    "telemetry": _telemetry,
-}
+
+_RESOURCE_READERS: _Readers = _readers(KernelResources)
+_TELEMETRY_READERS: _Readers = _readers(Telemetry)
+_BEST_READERS: _Readers = {"default": _config, "paper": _config, **_readers(Best)}
+_TRIAL_READERS: _Readers = {"resources": _resources, "telemetry": _telemetry, **_readers(Trial)}

@@ -11,6 +11,7 @@ from typing import Any
 
 from blocktune.db.records.records import Best
 from blocktune.db.records.user_records import UserBest
+from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -25,8 +26,8 @@ class TritonEntry:
 
     kernel: str
     label: str
-    meta: Mapping[str, int]
-    options: Mapping[str, int]
+    meta: Mapping[str, Plain]
+    options: Mapping[str, Plain]
     worth: str
 
     @classmethod
@@ -74,7 +75,7 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
     return text
 
 
-def _split(parameters: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+def _split(parameters: Mapping[str, Plain]) -> tuple[dict[str, Plain], dict[str, Plain]]:
     """What is compiled in, and the launch options."""
     options = {name: value for name, value in parameters.items() if name in LAUNCH_OPTIONS}
     return {name: value for name, value in parameters.items() if name not in options}, options
@@ -113,6 +114,6 @@ def _literal(value: Any) -> ast.expr:
         return ast.Tuple([_literal(item) for item in value], ast.Load())
     if isinstance(value, dict):
         return ast.Dict([_literal(key) for key in value], [_literal(item) for item in value.values()])
-    if isinstance(value, int) and value < 0:
+    if isinstance(value, (int, float)) and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)

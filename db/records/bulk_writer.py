@@ -11,13 +11,11 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.records.row_writer import (
     RowWriter,
     best_columns,
-    config_columns,
     latest_date,
-    shape_columns,
     sound_trial,
     trial_columns,
 )
-from blocktune.db.records.rows import IMPORTED, document_of
+from blocktune.db.records.rows import IMPORTED, config_columns, document_of, shape_columns
 from blocktune.db.tables.models import BestRow, ConfigRow, ShapeRow, TrialRow
 
 CANDIDATE = (

@@ -8,7 +8,15 @@ from typing import Any
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.rows import UNREADABLE, best_of, device_of, environment_of, trial_of
+from blocktune.db.records.rows import (
+    UNREADABLE,
+    best_of,
+    trial_of,
+    whole_config,
+    whole_device,
+    whole_environment,
+    whole_shape,
+)
 from blocktune.db.records.user_rows import user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import (
@@ -95,11 +103,11 @@ def _broken_tables(connection: Connection) -> Iterator[str]:
 
 
 _READERS: Mapping[type[Base], Callable[[Any], object]] = {
-    DeviceRow: device_of,
-    EnvironmentRow: environment_of,
+    DeviceRow: whole_device,
+    EnvironmentRow: whole_environment,
     KernelRow: bool,
-    ShapeRow: bool,
-    ConfigRow: bool,
+    ShapeRow: whole_shape,
+    ConfigRow: whole_config,
     TrialRow: trial_of,
     BestRow: best_of,
     UserTrialRow: user_trial_of,

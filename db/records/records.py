@@ -1,4 +1,5 @@
-"""What was measured, as frozen values. The store turns them into rows and back."""
+"""What was measured, as frozen values. The store turns them into rows and back; db/tables/columns.py declares what of
+them is a number, a text or a list of either."""
 
 import hashlib
 import json
@@ -8,6 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Self
 
+from blocktune.db.tables.columns import BestColumns, TrialColumns
+from blocktune.db.tables.columns import Telemetry as Telemetry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -76,30 +79,10 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
-    """The state of the GPU during one measurement, by NVML; None where NVML has no answer.
-
-    Clocks are medians, the temperature is the highest, and throttle_reasons has every reason that occurred. power_w is
-    the mean of measurements that took a second or more, and None for shorter ones: NVML's own power is a mean over the
-    last second, so a sample of a candidate's rounds shows what ran before them.
-    """
-
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    throttle_reasons: int | None = None
-    other_processes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(TrialColumns):
     """Hold one candidate and how it ended.
 
-    samples_us: the timed rounds.
-    time_us: the median of samples_us.
-    relative_to_anchor: the median of time over the anchor's time in the same round; None when it was not timed.
-    error: why there is no time. Where there is a time, how it was taken if not as usual: twice, or with few rounds.
+    resources: what the compiled code takes; None when it never compiled.
     imported: it came in a document and was not made again here; such a trial never counts as one of this machine.
     """
 
@@ -110,27 +93,16 @@ class Trial:
     kernel_hash: str
     outcome: Outcome
     resources: KernelResources | None = None
-    blocks_per_sm: int | None = None
-    occupancy: float | None = None
-    limiters: tuple[str, ...] = ()
-    predicted_us: float | None = None
-    time_us: float | None = None
-    relative_to_anchor: float | None = None
-    samples_us: tuple[float, ...] = ()
-    error: str = ""
-    compile_seconds: float = 0.0
-    bench_seconds: float = 0.0
     telemetry: Telemetry = field(default_factory=Telemetry)
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     imported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class Best(BestColumns):
     """The winner of one shape on one device, with its provenance.
 
-    speedup_over_default and its low/high are ratios of the default's time to the winner's in the interleaved final
-    rounds (median, 5th and 95th percentile); None when nothing was measured.
+    default, paper: what it was compared with: the kernel's default and the paper's rule.
     """
 
     device: DeviceSpec
@@ -139,14 +111,6 @@ class Best:
     config: KernelConfig
     kernel_hash: str
     origin: Origin
-    time_us: float | None = None
-    predicted_us: float | None = None
     default: KernelConfig | None = None
-    default_time_us: float | None = None
     paper: KernelConfig | None = None
-    paper_time_us: float | None = None
-    speedup_over_default: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    trials: int = 0
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))

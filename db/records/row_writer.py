@@ -1,16 +1,19 @@
 """Writes records as rows, in one transaction of the store's single writer: looking up and then adding cannot race."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.bounds import MAX_ERROR, require_sound_best, require_sound_trial
+from blocktune.db.records.bounds import require_sound_best, require_sound_trial
+from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, document_of
+from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
+from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, config_columns, document_of, shape_columns
+from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
     BestRow,
@@ -24,10 +27,9 @@ from blocktune.db.tables.models import (
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.column_kinds import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
-
-_RESOURCES = tuple(field.name for field in fields(KernelResources))
 
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
 V = TypeVar("V", Environment, AttentionShape, KernelConfig, DeviceSpec)
@@ -56,7 +58,7 @@ class RowWriter:
         predicted before default, and of equal origin the younger one. Returns whether it was stored."""
         require_sound_best(best)
         row = self._best_row(best)
-        if row is not None:
+        if row is not None and _is_readable(row):
             stored, offered = ORIGIN_RANK[Origin(row.origin)], ORIGIN_RANK[best.origin]
             if stored < offered or (stored == offered and best.created_at <= row.created_at <= latest_date()):
                 return False
@@ -73,9 +75,9 @@ class RowWriter:
         else:
             _assign(row, columns)
 
-    def best_rows(self) -> Sequence[BestRow]:
-        """Return all winners, as they are while no other process writes."""
-        return self._session.scalars(select(BestRow)).all()
+    def bests(self, place: str) -> list[Best]:
+        """Return all winners of the store at a place, as they are while no other process writes."""
+        return readable_records(self._session, select(BestRow), best_of, place)
 
     def remove_best(self, best: Best) -> None:
         """Forgets the best of this shape and device, unless another config has won meanwhile."""
@@ -144,6 +146,7 @@ class RowWriter:
             "source": device.source,
             "document": document_of(replace(device, uuid=None)),
         }
+        columns["checksum"] = device_checksum(str(columns["document"]))
         found = self._id_of(DeviceRow, {"key": device.key}, columns)
         row = self._session.get_one(DeviceRow, found)
         if row.document != columns["document"] and (device.source != "catalogue" or row.source == "catalogue"):
@@ -179,14 +182,13 @@ def sound_trial(trial: Trial) -> Trial:
     return trial
 
 
-def shape_columns(shape: AttentionShape) -> dict[str, Any]:
-    """Return what queries ask of a shape; its features are in the document alone."""
-    return {name: value for name, value in shape.to_json().items() if name != "features"}
-
-
-def config_columns(config: KernelConfig) -> dict[str, Any]:
-    """Return what queries ask of a config."""
-    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
+def _is_readable(row: BestRow) -> bool:
+    """Whether a stored winner is what was written; a damaged one outranks nothing."""
+    try:
+        best_of(row)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _assign(row: Base, columns: Mapping[str, Any]) -> None:
@@ -196,29 +198,22 @@ def _assign(row: Base, columns: Mapping[str, Any]) -> None:
 
 def trial_columns(trial: Trial) -> dict[str, Any]:
     """Return the values of a trial's row, without what it refers to."""
-    resources = dict.fromkeys(_RESOURCES) if trial.resources is None else trial.resources.to_json()
+    resources = trial.resources
+    absent = dict.fromkeys(column.name for column in columns_of(KernelResources))
     return {
         "created_at": trial.created_at,
         "gpu_uuid": IMPORTED if trial.imported else trial.device.uuid,
         "outcome": str(trial.outcome),
-        "error": trial.error,
-        "time_us": trial.time_us,
-        "relative_to_anchor": trial.relative_to_anchor,
-        "predicted_us": trial.predicted_us,
-        "samples_us": list(trial.samples_us),
-        "compile_seconds": trial.compile_seconds,
-        "bench_seconds": trial.bench_seconds,
-        "blocks_per_sm": trial.blocks_per_sm,
-        "occupancy": trial.occupancy,
-        "limiters": list(trial.limiters),
-        **resources,
-        **asdict(trial.telemetry),
+        **plain_values(trial),
+        **(absent if resources is None else plain_values(resources)),
+        **plain_values(trial.telemetry),
+        "checksum": record_checksum(trial),
     }
 
 
 def storable(text: str) -> str:
     """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
-    return shown(text[:MAX_ERROR], MAX_ERROR)[:MAX_ERROR]
+    return shown(text[: ERROR.longest], ERROR.longest)[: ERROR.longest]
 
 
 def best_columns(best: Best) -> dict[str, Any]:
@@ -227,12 +222,7 @@ def best_columns(best: Best) -> dict[str, Any]:
         "created_at": best.created_at,
         "gpu_uuid": best.device.uuid,
         "origin": str(best.origin),
-        "time_us": best.time_us,
-        "predicted_us": best.predicted_us,
-        "default_time_us": best.default_time_us,
-        "paper_time_us": best.paper_time_us,
-        "speedup_over_default": best.speedup_over_default,
-        "speedup_low": best.speedup_low,
-        "speedup_high": best.speedup_high,
-        "trials": best.trials,
+        **plain_values(best),
+        "checksum": record_checksum(best),
+        "served_checksum": served_checksum(best),
     }

@@ -4,26 +4,31 @@ Rows may come from anyone's database, so every value that is read goes through t
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
+from blocktune.db.records.row_checksums import Record, device_checksum, record_checksum
 from blocktune.db.tables.models import (
+    Base,
     BestRow,
+    ConfigRow,
     DeviceRow,
     EnvironmentRow,
+    ShapeRow,
     TrialRow,
 )
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
-_RESOURCES = tuple(field.name for field in fields(KernelResources))
-_TELEMETRY = tuple(field.name for field in fields(Telemetry))
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 IMPORTED = "imported"
@@ -52,13 +57,74 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
             )
 
 
-def device_of(row: DeviceRow) -> DeviceSpec:
-    """Return the device of this row.
+def require_as_written(record: Record, checksum: str | None) -> None:
+    """Checks that a record is what was stored. A row of an older blocktune may have no checksum, and is believed.
 
     Raises:
-        one of UNREADABLE: a value is out of range. blocktune does not write such values.
+        UsageError: it is not.
     """
-    return _parsed_device(row.document, None)
+    if checksum is not None and record_checksum(record) != checksum:
+        raise UsageError(
+            "A row must be as it was written, but its checksum says that it, or what it refers to, is not."
+        )
+
+
+def device_of(row: DeviceRow, uuid: str | None = None) -> DeviceSpec:
+    """Return the device of this row.
+
+    Args:
+        row: says what kind of GPU it is.
+        uuid: which piece.
+
+    Raises:
+        one of UNREADABLE: a value is out of range, or not as it was written.
+    """
+    if row.checksum not in (None, _device_checksum(row.document)):
+        raise UsageError(f"A device must be as it was written, but {row.key!r:.100} is not.")
+    return _parsed_device(row.document, uuid)
+
+
+def whole_device(row: DeviceRow) -> DeviceSpec:
+    """Return the device of this row, whose columns repeat it for queries. Raises the errors of `device_of`."""
+    device = device_of(row)
+    _require_repeated(row, {"key": device.key, "name": device.name})
+    return device
+
+
+def whole_environment(row: EnvironmentRow) -> Environment:
+    """Return the software of this row, whose digest is its own. Raises the errors of `device_of`."""
+    environment = environment_of(row)
+    _require_repeated(row, {"digest": environment.digest})
+    return environment
+
+
+def whole_shape(row: ShapeRow) -> AttentionShape:
+    """Return the shape of this row, whose columns repeat it. Raises the errors of `device_of`."""
+    shape = _parsed_shape(row.document)
+    _require_repeated(row, shape_columns(shape))
+    return shape
+
+
+def whole_config(row: ConfigRow) -> KernelConfig:
+    """Return the config of this row, whose columns repeat it. Raises the errors of `device_of`."""
+    config = _parsed_config(row.document)
+    _require_repeated(row, config_columns(config))
+    return config
+
+
+def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
+    if any(getattr(row, name) != value for name, value in columns.items()):
+        raise UsageError(f"The columns {', '.join(columns)} must repeat what the row is, but one does not.")
+
+
+def shape_columns(shape: AttentionShape) -> dict[str, Any]:
+    """Return what queries ask of a shape; its features are in the document alone."""
+    return {name: value for name, value in shape.to_json().items() if name != "features"}
+
+
+def config_columns(config: KernelConfig) -> dict[str, Any]:
+    """Return what queries ask of a config."""
+    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
 
 
 def trial_of(row: TrialRow) -> Trial:
@@ -68,31 +134,23 @@ def trial_of(row: TrialRow) -> Trial:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
     require_links(row)
-    resources = {name: getattr(row, name) for name in _RESOURCES}
+    compiled = record_values(KernelResources, row)
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
-        device=_parsed_device(row.device.document, None if imported else row.gpu_uuid),
+        device=device_of(row.device, None if imported else row.gpu_uuid),
         environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
         outcome=Outcome(row.outcome),
-        resources=None if row.registers is None else KernelResources(**resources),
-        blocks_per_sm=row.blocks_per_sm,
-        occupancy=row.occupancy,
-        limiters=tuple(row.limiters),
-        predicted_us=row.predicted_us,
-        time_us=row.time_us,
-        relative_to_anchor=row.relative_to_anchor,
-        samples_us=tuple(row.samples_us),
-        error=row.error,
-        compile_seconds=row.compile_seconds,
-        bench_seconds=row.bench_seconds,
-        telemetry=Telemetry(**{name: getattr(row, name) for name in _TELEMETRY}),
+        resources=None if compiled["registers"] is None else KernelResources(**compiled),
+        telemetry=Telemetry(**record_values(Telemetry, row)),
         created_at=row.created_at,
         imported=imported,
+        **record_values(Trial, row),
     )
     require_sound_trial(trial)
+    require_as_written(trial, row.checksum)
     return trial
 
 
@@ -104,25 +162,19 @@ def best_of(row: BestRow) -> Best:
     """
     require_links(row)
     best = Best(
-        device=_parsed_device(row.device.document, row.gpu_uuid),
+        device=device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         shape=_parsed_shape(row.shape.document),
         config=_parsed_config(row.config.document),
         kernel_hash=row.kernel.source_hash,
         origin=Origin(row.origin),
-        time_us=row.time_us,
-        predicted_us=row.predicted_us,
         default=None if row.default_config is None else _parsed_config(row.default_config.document),
-        default_time_us=row.default_time_us,
         paper=None if row.paper_config is None else _parsed_config(row.paper_config.document),
-        paper_time_us=row.paper_time_us,
-        speedup_over_default=row.speedup_over_default,
-        speedup_low=row.speedup_low,
-        speedup_high=row.speedup_high,
-        trials=row.trials,
         created_at=row.created_at,
+        **record_values(Best, row),
     )
     require_sound_best(best)
+    require_as_written(best, row.checksum)
     return best
 
 
@@ -139,6 +191,11 @@ def environment_of(row: EnvironmentRow) -> Environment:
 @lru_cache(maxsize=64)
 def _parsed_device(document: str, uuid: str | None) -> DeviceSpec:
     return replace(DeviceSpec.from_json(json.loads(document)), uuid=uuid)
+
+
+@lru_cache(maxsize=64)
+def _device_checksum(document: str) -> str:
+    return device_checksum(document)
 
 
 @lru_cache(maxsize=1024)

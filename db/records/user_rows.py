@@ -7,12 +7,14 @@ from sqlalchemy import select
 
 from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
 from blocktune.db.records.records import Outcome
+from blocktune.db.records.row_checksums import record_checksum, served_user_checksum
 from blocktune.db.records.row_writer import RowWriter, storable
-from blocktune.db.records.rows import device_of, environment_of, require_links
+from blocktune.db.records.rows import device_of, environment_of, require_as_written, require_links
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.values.column_kinds import plain_values, record_values
 
 
 class UserRowWriter(RowWriter):
@@ -30,11 +32,8 @@ class UserRowWriter(RowWriter):
             "created_at": trial.created_at,
             "gpu_uuid": trial.device.uuid,
             "outcome": str(trial.outcome),
-            "error": trial.error,
-            "time_us": trial.time_us,
-            "relative_to_anchor": trial.relative_to_anchor,
-            "samples_us": list(trial.samples_us),
-            "seconds": trial.seconds,
+            **plain_values(trial),
+            "checksum": record_checksum(trial),
         }
         key = self._key_of(trial) | {
             "environment_id": self._environment(trial.environment),
@@ -55,12 +54,9 @@ class UserRowWriter(RowWriter):
             "default_config": best.default.document,
             "created_at": best.created_at,
             "gpu_uuid": best.device.uuid,
-            "time_us": best.time_us,
-            "default_time_us": best.default_time_us,
-            "speedup_over_default": best.speedup_over_default,
-            "speedup_low": best.speedup_low,
-            "speedup_high": best.speedup_high,
-            "trials": best.trials,
+            **plain_values(best),
+            "checksum": record_checksum(best),
+            "served_checksum": served_user_checksum(best),
         }
         self._put(UserBestRow, self._key_of(best), columns)
 
@@ -89,20 +85,17 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
     """
     require_links(row)
     trial = UserTrial(
-        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        device=device or device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         problem=Problem.from_document(row.problem),
         config=UserConfig.from_document(row.kernel, row.config),
         source_hash=row.source_hash,
         outcome=Outcome(row.outcome),
-        time_us=row.time_us,
-        relative_to_anchor=row.relative_to_anchor,
-        samples_us=tuple(row.samples_us),
-        error=row.error,
-        seconds=row.seconds,
         created_at=row.created_at,
+        **record_values(UserTrial, row),
     )
     require_sound_user_trial(trial)
+    require_as_written(replace(trial, device=replace(trial.device, uuid=row.gpu_uuid)), row.checksum)
     return trial
 
 
@@ -114,19 +107,15 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
     """
     require_links(row)
     best = UserBest(
-        device=device or replace(device_of(row.device), uuid=row.gpu_uuid),
+        device=device or device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
         problem=Problem.from_document(row.problem),
         config=UserConfig.from_document(row.kernel, row.config),
         source_hash=row.source_hash,
-        time_us=row.time_us,
         default=UserConfig.from_document(row.kernel, row.default_config),
-        default_time_us=row.default_time_us,
-        speedup_over_default=row.speedup_over_default,
-        speedup_low=row.speedup_low,
-        speedup_high=row.speedup_high,
-        trials=row.trials,
         created_at=row.created_at,
+        **record_values(UserBest, row),
     )
     require_sound_user_best(best)
+    require_as_written(replace(best, device=replace(best.device, uuid=row.gpu_uuid)), row.checksum)
     return best

@@ -76,7 +76,7 @@ class PageFile:
         self._file.close()
 
     def page(self, number: int) -> bytes:
-        """The content of a page; zeros where there is none."""
+        """Return the content of a page; zeros where there is none."""
         if number in self._in_log:
             at = self._in_log[number]
             return self._log[at : at + self.page_bytes]
@@ -84,7 +84,7 @@ class PageFile:
         return content.ljust(self.page_bytes, b"\0")
 
     def _sizes(self, header: FileHeader) -> tuple[int, int]:
-        """The size of a page, and how much of it b-trees leave free: what makes the most pages sound."""
+        """Return the size of a page, and how much of it b-trees leave free: what makes the most pages sound."""
         told = [(header.page_bytes, header.reserved), (header.page_bytes, 0)]
         plausible = [pair for pair in told if pair[0] in PAGE_BYTES and pair[1] <= MAX_RESERVED_BYTES]
         others = [(size, 0) for size in (DEFAULT_PAGE_BYTES, *PAGE_BYTES)]
@@ -92,7 +92,7 @@ class PageFile:
         return max(found, key=found.__getitem__)  # the first one of equals
 
     def _sound_pages(self, page_bytes: int, reserved: int) -> int:
-        """The bytes in sound b-tree pages of a sample of the file, if pages have this size."""
+        """Return the bytes in sound b-tree pages of a sample of the file, if pages have this size."""
         starts = range(0, self._file_bytes - page_bytes + 1, page_bytes)
         step = max(1, len(starts) * page_bytes // (SAMPLED_PAGES * DEFAULT_PAGE_BYTES))
         sound = 0
@@ -104,7 +104,7 @@ class PageFile:
         return sound
 
     def _read_log(self) -> None:
-        """Finds the newest committed content of every page in the write-ahead log."""
+        """Find the newest committed content of every page in the write-ahead log."""
         self._log = self._wal_path.read_bytes() if self._wal_path.is_file() else b""
         if not self._log:
             return
@@ -139,7 +139,7 @@ class PageFile:
 
 
 def _checksum(content: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
-    """SQLite's running checksum of the log."""
+    """Return SQLite's running checksum of the log."""
     first, second = sums
     words = struct.unpack(f"{order}{len(content) // 4}I", content)
     for even, odd in zip(words[::2], words[1::2], strict=True):

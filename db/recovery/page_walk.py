@@ -53,7 +53,7 @@ class Walk:
 
 
 def walk(file: PageFile, *, smallest_record_bytes: int) -> Walk:
-    """All records of a file.
+    """Return all records of a file.
 
     Args:
         file: its pages.
@@ -91,7 +91,7 @@ class _Walker:
         return self._found
 
     def _read_pages(self) -> Iterator[tuple[int, Page | None]]:
-        """By number what each page is; not those that nothing can be read of."""
+        """Yield what each page is, by number; not those that nothing can be read of."""
         for number in range(1, self._file.count + 1):
             content, header_at = self._file.page(number), FILE_HEADER_BYTES if number == 1 else 0
             page = page_of(content, self._file.usable, header_at=header_at)
@@ -103,7 +103,7 @@ class _Walker:
                 yield number, page
 
     def _read_leaf(self, number: int, page: Page) -> None:
-        """Takes the records of a table's page, which are the deleted ones of a free page."""
+        """Take the records of a table's page, which are the deleted ones of a free page."""
         is_free, content = number in self._free, self._file.page(number)
         records = [self._record(content, cell) for cell in page.cells]
         found = [record for record in records if record is not None]
@@ -120,7 +120,7 @@ class _Walker:
         return None if values is None else FoundRecord(cell.rowid, values)
 
     def _chain(self, content: bytes, cell: Cell) -> bytes | None:
-        """The payload of a cell with what stands in overflow pages, each of which belongs to one cell only."""
+        """Return the payload of a cell with what stands in overflow pages, each of which belongs to one cell only."""
         local_end = cell.payload_at + cell.local_bytes
         if not cell.spills:
             return content[cell.payload_at : local_end]
@@ -139,7 +139,7 @@ class _Walker:
         return b"".join(parts) if following == 0 else None
 
     def _free_pages(self) -> set[int]:
-        """The pages that the file calls free; none where its list of them does not add up."""
+        """Return the pages that the file calls free; none where its list of them does not add up."""
         header, found = self._file.header, set[int]()
         trunk = header.first_free
         while trunk:
@@ -158,5 +158,5 @@ class _Walker:
 
 
 def _children(pages: Iterable[Page], kind: int) -> set[int]:
-    """All pages that inner pages of this kind refer to."""
+    """Return all pages that inner pages of this kind refer to."""
     return {child for page in pages if page.kind == kind for child in page.children}

@@ -99,7 +99,7 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
 
 
 def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
-    """Writes a new store. Returns how many winners and trials it took: of two of one shape one stays."""
+    """Write a new store. Returns how many winners and trials it took: of two of one shape one stays."""
     with ResultStore.open(fresh) as store:
         counts = store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)
     with UserKernelStore.open(fresh) as users:
@@ -108,7 +108,7 @@ def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
 
 
 def _require_file(path: Path) -> None:
-    """Checks that there may be a store to recover.
+    """Check that there may be a store to recover.
 
     Raises:
         StoreError: there is none, or it is a text.
@@ -125,7 +125,8 @@ def _require_file(path: Path) -> None:
 
 
 def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
-    """Whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and raises."""
+    """Return whether the file, or any row that it holds, breaks a rule. A lock or a foreign file is no damage and
+    raises."""
     try:
         # upgraded where it is older and sound enough
         with ResultStore.open(path, lock_timeout_seconds=lock_timeout_seconds) as store:
@@ -135,7 +136,7 @@ def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the file begins as no database does, damaged or not: with nothing but text."""
+    """Return whether the file begins as no database does, damaged or not: with nothing but text."""
     try:
         with path.open(encoding="utf-8") as file:
             beginning = file.read(512)

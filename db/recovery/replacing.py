@@ -25,7 +25,7 @@ def remove_fresh(fresh: Path) -> None:
 
 
 def undo_killed(path: Path) -> None:
-    """Makes good what recoveries left that were killed: fresh stores without an owner, and a log that had been moved
+    """Make good what recoveries left that were killed: fresh stores without an owner, and a log that had been moved
     away from a damaged file that is still in its place."""
     for left in path.parent.glob(f".{escape(path.name)}.recovering-*"):
         owner = left.name.rpartition("-")[2]
@@ -40,7 +40,7 @@ def undo_killed(path: Path) -> None:
 
 
 def exchange(path: Path, fresh: Path) -> Path:
-    """Puts the fresh file in the place of the damaged one, with its mode and, where allowed, its owner. The damaged one
+    """Put the fresh file in the place of the damaged one, with its mode and, where allowed, its owner. The damaged one
     is kept with the commits that waited next to it, and there is a store at every moment. Returns where it is.
 
     Raises:

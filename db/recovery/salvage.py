@@ -56,7 +56,7 @@ class Salvaged:
 
 
 def salvaged(path: Path) -> Salvaged:
-    """All trials and winners that can be read of a store's file and its write-ahead log. Changes neither.
+    """Return all trials and winners that can be read of a store's file and its write-ahead log. Changes neither.
 
     Raises:
         SchemaTooNewError: a newer blocktune wrote it.
@@ -84,7 +84,8 @@ def salvaged(path: Path) -> Salvaged:
 
 
 def table_of(values: tuple[Any, ...]) -> Table | None:
-    """The table of ours that a record belongs to, by the number and kinds of its values; None if it is no table's.
+    """Return the table of ours that a record belongs to, by the number and kinds of its values; None if it is no
+    table's.
 
     SQLite writes NULL for an id, since the record's own number stands for it.
     """
@@ -95,7 +96,8 @@ def table_of(values: tuple[Any, ...]) -> Table | None:
 
 
 def _may_have(table: Table, count: int) -> bool:
-    """Whether a record of the table can have this many values: columns that came later may be missing in old ones."""
+    """Return whether a record of the table can have this many values: columns that came later may be missing in old
+    ones."""
     later = sum(column.server_default is not None for column in table.columns)
     return len(table.columns) - later <= count <= len(table.columns)
 
@@ -119,7 +121,7 @@ def _require_known_version(found: Walk, path: Path) -> None:
 
 
 def _laid_in(connection: Connection, records: Iterable[FoundRecord]) -> Counter[Place]:
-    """Writes records into the tables that they belong to. Returns how often each of their places came up: of several
+    """Write records into the tables that they belong to. Returns how often each of their places came up: of several
     records of one place the first one counts."""
     places: Counter[Place] = Counter()
     for record in records:
@@ -141,7 +143,7 @@ def _places_of(records: Iterable[FoundRecord]) -> Counter[Place]:
 
 
 def _results(places: Iterable[Place]) -> int:
-    """How many of the places are those of trials and winners."""
+    """Return how many of the places are those of trials and winners."""
     return sum(table in RESULT_TABLES for table, _ in places)
 
 
@@ -152,7 +154,7 @@ class _Records:
         self._engine = engine
 
     def of(self, row_type: type[Row], convert: Callable[[Row], Record]) -> list[Record]:
-        """The records of all rows that keep the rules."""
+        """Return the records of all rows that keep the rules."""
         with Session(self._engine) as session:
             ids = list(session.scalars(select(row_type.id).order_by(row_type.id)))
             return list(self._readable(session, row_type, convert, ids))
@@ -160,7 +162,7 @@ class _Records:
     def _readable(
         self, session: Session, row_type: type[Row], convert: Callable[[Row], Record], ids: list[int]
     ) -> Iterator[Record]:
-        """Those of some rows, all at once where none breaks a rule, else half by half."""
+        """Yield those of some rows, all at once where none breaks a rule, else half by half."""
         if not ids:
             return
         try:

@@ -76,7 +76,7 @@ def page_of(content: bytes, usable: int, *, header_at: int = 0, kind: int | None
 
 
 def cell_of(content: bytes, offset: int, kind: int, usable: int) -> Cell | None:
-    """The cell at this place; None where it leaves the page."""
+    """Return the cell at this place; None where it leaves the page."""
     try:
         at, child, rowid, payload_bytes = offset, 0, 0, 0
         if kind in INTERIOR:
@@ -96,7 +96,7 @@ def cell_of(content: bytes, offset: int, kind: int, usable: int) -> Cell | None:
 
 
 def _local_bytes(payload: int, usable: int, *, is_table: bool) -> int:
-    """How much of a payload stands in its cell."""
+    """Return how much of a payload stands in its cell."""
     most = usable - 35 if is_table else (usable - 12) * 64 // 255 - 23
     if payload <= most:
         return payload
@@ -106,7 +106,7 @@ def _local_bytes(payload: int, usable: int, *, is_table: bool) -> int:
 
 
 def _free_blocks(content: bytes, first: int, usable: int) -> list[tuple[int, int]]:
-    """Where the free blocks of a page begin and end; they stand in rising order."""
+    """Return where the free blocks of a page begin and end; they stand in rising order."""
     found: list[tuple[int, int]] = []
     at = first
     while at and at + 4 <= usable and (not found or at >= found[-1][1]):
@@ -127,7 +127,7 @@ def _tiles(pieces: list[tuple[int, int]], start: int, usable: int, fragments: in
 
 
 def varint(content: bytes, at: int) -> tuple[int, int]:
-    """The signed integer that begins here, and where it ends.
+    """Return the signed integer that begins here, and where it ends.
 
     Raises:
         IndexError: the content ends before.
@@ -143,7 +143,7 @@ def varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def record_of(payload: bytes) -> tuple[Value, ...] | None:
-    """The values of a record; None where its lengths do not add up. What of a text is no UTF-8 is replaced."""
+    """Return the values of a record; None where its lengths do not add up. What of a text is no UTF-8 is replaced."""
     try:
         types_end, at = varint(payload, 0)
         types = []

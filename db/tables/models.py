@@ -7,11 +7,12 @@
     config ──┴── best      one row for each (device, shape)
 
 A value that another room owns (a device, a shape, a config) is stored whole as a `document`: what its `to_json` gives,
-with sorted keys and no spaces, so that equal values have equal text. The other columns repeat what queries need.
+with sorted keys and no spaces, so that equal values have equal text. What was measured has columns of its own, which
+db/tables/columns.py declares. The other columns repeat what queries need.
 
 The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
-device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver. It and the tables
-are created by `migrations/versions/0001_initial.py`.
+device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver, power_limit_w and
+the checksum of these. It is created by `migrations/versions/0005_checksums.py`.
 """
 
 from datetime import UTC, datetime
@@ -26,13 +27,19 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    Integer,
     MetaData,
     String,
     Text,
     TypeDecorator,
     UniqueConstraint,
+    null,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column, relationship
+
+from blocktune.db.tables.columns import BestColumns, Telemetry, TrialColumns
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.column_kinds import LARGEST_COUNT, Kind, Prose, Real, Several, Whole, Word, columns_of
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -63,6 +70,40 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {datetime: Moment(), float: Double()}
 
 
+def checksum_column() -> Mapped[str | None]:
+    """A column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older blocktune
+    that broke a rule when the column came."""
+    return mapped_column(String(16), server_default=null())
+
+
+def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, MappedColumn[Any]]:
+    """Return the columns of a record's measured values. They go into the body of a table's class by `locals().update`,
+    where they keep their place among the other columns.
+
+    Args:
+        record_type: declares them, see db/tables/columns.py.
+        optional: the record as a whole may be missing, and all of them are NULL then.
+    """
+    return {
+        column.name: mapped_column(_sql_type(column.kind), nullable=optional or column.optional)
+        for column in columns_of(record_type)
+    }
+
+
+def _sql_type(kind: Kind) -> Any:
+    match kind:
+        case Real():
+            return Double()
+        case Whole():
+            return Integer() if kind.high <= LARGEST_COUNT else BigInteger()
+        case Word():
+            return String(kind.longest)
+        case Prose():
+            return Text()
+        case Several():
+            return JSON()
+
+
 class DeviceRow(Base):
     """One kind of GPU, by `DeviceSpec.key`. The document has no uuid: trials say on which piece they ran."""
 
@@ -75,6 +116,7 @@ class DeviceRow(Base):
     num_sms: Mapped[int]
     source: Mapped[str] = mapped_column(String(16))
     document: Mapped[str] = mapped_column(Text)
+    checksum: Mapped[str | None] = checksum_column()
 
 
 class EnvironmentRow(Base):
@@ -145,8 +187,7 @@ class ConfigRow(Base):
 class TrialRow(Base):
     """One candidate and how it ended.
 
-    From `registers` to `code_sha256` are its `KernelResources` (all NULL when it never compiled), from `sm_clock_mhz`
-    to `other_processes` its `Telemetry`. gpu_uuid is `imported` where the trial was not made here.
+    Its `KernelResources` are all NULL when it never compiled. gpu_uuid is `imported` where the trial was not made here.
     """
 
     __tablename__ = "trial"
@@ -169,31 +210,8 @@ class TrialRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     outcome: Mapped[str] = mapped_column(String(32))
-    error: Mapped[str] = mapped_column(Text)
-    time_us: Mapped[float | None]
-    relative_to_anchor: Mapped[float | None]
-    predicted_us: Mapped[float | None]
-    samples_us: Mapped[list[float]] = mapped_column(JSON)
-    compile_seconds: Mapped[float]
-    bench_seconds: Mapped[float]
-    blocks_per_sm: Mapped[int | None]
-    occupancy: Mapped[float | None]
-    limiters: Mapped[list[str]] = mapped_column(JSON)
-    registers: Mapped[int | None]
-    shared_bytes: Mapped[int | None]
-    static_shared_bytes: Mapped[int | None]
-    stack_bytes: Mapped[int | None]
-    spill_bytes: Mapped[int | None]
-    num_warps: Mapped[int | None]
-    barriers: Mapped[int | None]
-    tensor_cores: Mapped[str | None] = mapped_column(String(32))
-    code_sha256: Mapped[str | None] = mapped_column(String(64))
-    sm_clock_mhz: Mapped[int | None]
-    memory_clock_mhz: Mapped[int | None]
-    temperature_c: Mapped[int | None]
-    power_w: Mapped[float | None]
-    throttle_reasons: Mapped[int | None] = mapped_column(BigInteger)
-    other_processes: Mapped[int | None]
+    locals().update(measured(TrialColumns) | measured(KernelResources, optional=True) | measured(Telemetry))
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")
@@ -223,14 +241,9 @@ class BestRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     origin: Mapped[str] = mapped_column(String(32))
-    time_us: Mapped[float | None]
-    predicted_us: Mapped[float | None]
-    default_time_us: Mapped[float | None]
-    paper_time_us: Mapped[float | None]
-    speedup_over_default: Mapped[float | None]
-    speedup_low: Mapped[float | None]
-    speedup_high: Mapped[float | None]
-    trials: Mapped[int]
+    locals().update(measured(BestColumns))
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")

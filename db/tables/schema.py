@@ -8,11 +8,13 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
+from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
@@ -28,7 +30,7 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 
-CURRENT = "0004"
+CURRENT = "0005"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"
@@ -60,8 +62,12 @@ def _version(engines: StoreEngines) -> str | None:
         return version_of(connection, engines.target)
 
 
-def make_current(engines: StoreEngines) -> None:
+def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
     """Creates or upgrades the schema where it is not current. Any number of processes may do so at once.
+
+    Args:
+        engines: of the store.
+        fill: gives rows of an older schema what the present one adds, in the same transaction.
 
     Raises:
         StoreError: the place cannot be written; or one of the errors of `version_of`.
@@ -72,12 +78,18 @@ def make_current(engines: StoreEngines) -> None:
     if version == CURRENT:
         return
     with translated(engines.target):
-        if version is None and engines.target.path is not None:
-            _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
+        if engines.target.path is not None:
+            if version is None:
+                _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
+            else:
+                back_up(engines.target.path)
         with engines.writer.begin() as connection:
             # Whoever held the lock before may have done the work.
-            if version_of(connection, engines.target) != CURRENT:
+            found = version_of(connection, engines.target)
+            if found != CURRENT:
                 _upgrade(connection)
+            if found not in (None, CURRENT):
+                fill(connection)
 
 
 def version_of(connection: Connection, target: StoreTarget) -> str | None:

@@ -36,7 +36,7 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=lock_timeout_seconds, isolation_level=None, factory=GatedConnection
     )
-    connection.text_factory = bytes.decode  # raises UnicodeDecodeError, where the driver's own way names no code
+    connection.text_factory = _text
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     connection.set_progress_handler(_go_on, STEPS_BETWEEN_CHECKS)
     try:
@@ -46,6 +46,11 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _text(raw: bytes) -> str:
+    """A stored text. A byte outside UTF-8 becomes a sign that no rule lets pass: it costs its row alone."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _go_on() -> bool:

@@ -1,17 +1,19 @@
-"""The tables of users' kernels (`@tuned`): the same devices and environments, other problems and configs.
+"""The tables of users' autotuned kernels: the same devices and environments, other problems and configs.
 
 A kernel is known by where it can be imported, `module:name`, and by the hash of its source; a problem and a config are
 canonical JSON text. The view `user_dispatch` is what the production path reads: device_key, kernel, source_hash,
-problem, config, time_us, triton, ptxas, driver. All are created by `migrations/versions/0002_user_kernels.py`.
+problem, config, time_us, triton, ptxas, driver and their checksum. The tables are created by
+`migrations/versions/0002_user_kernels.py`, the view as it is now by `0005_checksums.py`.
 """
 
 from datetime import datetime
 
-from sqlalchemy import JSON, CheckConstraint, ForeignKey, String, Text, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from blocktune.db.tables.columns import UserBestColumns, UserTrialColumns
 from blocktune.db.tables.models import Base as Base
-from blocktune.db.tables.models import DeviceRow, EnvironmentRow
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow, checksum_column, measured
 
 
 class UserTrialRow(Base):
@@ -36,11 +38,8 @@ class UserTrialRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     outcome: Mapped[str] = mapped_column(String(32))
-    error: Mapped[str] = mapped_column(Text)
-    time_us: Mapped[float | None]
-    relative_to_anchor: Mapped[float | None]
-    samples_us: Mapped[list[float]] = mapped_column(JSON)
-    seconds: Mapped[float]
+    locals().update(measured(UserTrialColumns))
+    checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")
@@ -65,12 +64,9 @@ class UserBestRow(Base):
     default_config: Mapped[str] = mapped_column(String(500))
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
-    time_us: Mapped[float]
-    default_time_us: Mapped[float | None]
-    speedup_over_default: Mapped[float | None]
-    speedup_low: Mapped[float | None]
-    speedup_high: Mapped[float | None]
-    trials: Mapped[int]
+    locals().update(measured(UserBestColumns))
+    checksum: Mapped[str | None] = checksum_column()
+    served_checksum: Mapped[str | None] = checksum_column()
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")

@@ -38,6 +38,11 @@ def block_sparse_attention(
             f"`block_mask` must be a BlockMask, but got {type(block_mask).__name__}. Make one with "
             "BlockMask.from_dense or BlockMask.from_predicate."
         )
+    way = ("block_sparse_attention", block_mask.block_q, block_mask.block_k, is_causal, scale)
+    tensors = (query, key, value, block_mask.mask)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        return served(query, key, value, block_mask=block_mask)[0]
     if block_mask.mask.device != query.device:
         raise UsageError(
             f"`block_mask` must be on the query's device, but got {block_mask.mask.device} and {query.device}. "
@@ -55,6 +60,7 @@ def block_sparse_attention(
         scale=scale_of(query, scale),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         block_mask=block_mask,
+        remember=lambda ways, served: ways.add(way, tensors, served),
     )
     return out
 

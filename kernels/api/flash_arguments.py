@@ -5,6 +5,9 @@ from typing import Any
 
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
 
+MAX_SPLITS = 128
+"""Of the keys of a call over a cache, as in flash-attention."""
+
 
 def whole_number(name: str, given: Any) -> int:
     """Return the number as an int.
@@ -46,6 +49,11 @@ def length_of(name: str, given: Any) -> int:
     return length
 
 
+def sides(window: Any) -> Any:
+    """The window as a part of a key; what is no list stays what it is."""
+    return tuple(window) if type(window) is list else window
+
+
 def window_of(given: Any) -> tuple[int, int]:
     """Return (left, right) of a `window_size`.
 
@@ -63,3 +71,16 @@ def window_of(given: Any) -> tuple[int, int]:
         raise UsageError(f"`window_size` is (left, right), but got {len(sides)} numbers. (-1, -1) means no window.")
     left, right = sides
     return whole_number("window_size", left), whole_number("window_size", right)
+
+
+def splits_of(given: Any) -> int:
+    """Return a `num_splits` as a kernel can have it: 0, or the next power of two.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+        UsageError: it is negative or above `MAX_SPLITS`.
+    """
+    splits = whole_number("num_splits", given)
+    if not 0 <= splits <= MAX_SPLITS:
+        raise UsageError(f"`0 <= num_splits <= {MAX_SPLITS}` must hold, but got {splits}. Give 0 for the tuned number.")
+    return 0 if splits == 0 else 1 << (splits - 1).bit_length()

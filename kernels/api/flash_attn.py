@@ -1,15 +1,19 @@
 """FlashAttention-2's functions, in its argument order and with its meaning: [batch, seqlen, heads, dim], packed tokens
-[tokens, heads, dim], causal from the lower right. Differentiable, except the log-sum-exp."""
+[tokens, heads, dim], causal from the lower right. Differentiable."""
 
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import length_of, real_number, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.api.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
+from blocktune.kernels.dispatch.autograd import Layout
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
+    check_sinks,
     check_sizes,
     check_slopes,
     check_softcap,
@@ -23,7 +27,7 @@ from blocktune.kernels.values.shape import Causal
 UNBOUNDED = (UNLIMITED, UNLIMITED)
 """No window."""
 
-Attended: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+Attended: TypeAlias = Tensor | tuple[Tensor, Tensor | None, None]
 
 
 def flash_attn_func(
@@ -39,6 +43,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
     """Attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv, head_dim(_v)].
@@ -46,12 +51,13 @@ def flash_attn_func(
     causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
     -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
     1 / sqrt(head_dim) unless given; softcap 0 means no softcap. deterministic makes the gradients deterministic, as
-    torch.use_deterministic_algorithms does. A query that sees no key gives zeros. dispatcher: whose configs serve the
-    call.
+    torch.use_deterministic_algorithms does. A query that sees no key gives zeros. s_aux [num_heads]: attention sinks, a
+    logit of every head that joins the softmax of its rows and has no value; differentiable. dispatcher: whose configs
+    serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32
-        [batch, num_heads, seqlen_q], None): probabilities are never in memory.
+        [batch, num_heads, seqlen_q], None): probabilities are never in memory. Both are differentiable.
 
     Raises:
         UsageError: tensors do not fit each other, or an argument is out of range. It is a RuntimeError, as
@@ -59,16 +65,28 @@ def flash_attn_func(
         TooFewDimensionsError: q, k or v has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
+        return (out, lse, None) if return_attn_probs else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
-    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None
+    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
         options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
         return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
     out, lse = dispatcher.attend(
-        query, key, value, lse=return_attn_probs, deterministic=_is_deterministic(deterministic), **asked
+        query,
+        key,
+        value,
+        lse=return_attn_probs,
+        deterministic=_is_deterministic(deterministic),
+        remember=lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST)),
+        **asked,
     )
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
@@ -92,47 +110,86 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
     """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
-    head_dim(_v)].
+    head_dim(_v)], or with block_table (int32 [sequences, max_pages]) pages [pages, page_size, num_heads_kv,
+    head_dim(_v)], which hold the keys of a sequence one page after the other.
 
     Sequence number n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] (int32 [sequences + 1], beginning with 0), and
     max_seqlen the length of the longest. Tokens after the last sequence give zeros. What stands in cu_seqlens is
-    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. dispatcher: whose
-    configs serve the call.
+    checked on the CPU, and on a GPU at the first call of a kind: later calls do not wait for it. s_aux [num_heads]:
+    attention sinks, as in `flash_attn_func`. dispatcher: whose configs serve the call.
 
     Returns:
         the output [tokens_q, num_heads, head_dim_v]; with return_attn_probs (output, log-sum-exp float32 [num_heads,
-        tokens_q], None).
+        tokens_q], None), both differentiable.
 
     Raises:
-        NotImplementedError: block_table is given.
-        UsageError: tensors do not fit each other, an argument is out of range, or cu_seqlens do not ascend from 0 to no
-            more than the tokens. It is a RuntimeError, as flash-attention's is.
+        UsageError: tensors do not fit each other, an argument is out of range, a table names a page that is not there,
+            or cu_seqlens do not ascend from 0 to no more than the tokens. It is a RuntimeError, as in flash-attention.
         TooFewDimensionsError: q, k or v has fewer than three dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
-    if block_table is not None:
-        raise NotImplementedError("`block_table` of flash_attn_varlen_func is not served. Leave it out.")
-    check_dimensions("[tokens, heads, dim]", q=q, k=k, v=v)
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-    check_sizes(query, key, value, names="q, k and v")
+    numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
+    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, *numbers)
+    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, s_aux)
+    served = None if is_compiling() or block_table is not None else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))
+        return (out, lse, None) if return_attn_probs else out
+    check_dimensions("[tokens, heads, dim]", q=q)
+    query = q.transpose(0, 1)[None]
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
-    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    asked |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    lengths = (batch, length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k))
-    out, lse = dispatcher.attend(
-        query,
-        key,
-        value,
-        lse=return_attn_probs,
-        deterministic=_is_deterministic(deterministic),
-        lengths=lengths,
-        **asked,
+    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    asked["deterministic"] = _is_deterministic(deterministic)
+    asked["remember"] = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.PACKED))
+    longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
+    bounds = cu_seqlens_q, cu_seqlens_k
+    out, lse = attend_packed(
+        q, k, v, bounds, longest, asked, lse=return_attn_probs, table=block_table, dispatcher=dispatcher
     )
-    out = out[0].transpose(0, 1)
     return (out, lse, None) if return_attn_probs else out
+
+
+def attend_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    asked: dict[str, Any],
+    *,
+    lse: bool,
+    table: Tensor | None,
+    dispatcher: Dispatcher,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of packed queries [tokens, heads, dim] over packed keys, or over those of a block table's pages.
+
+    Args:
+        bounds: where sequences of queries and of keys begin. longest: the lengths of the longest ones.
+        asked: further arguments of `Engine.attend`; a short way is left to calls without a table.
+
+    Returns:
+        the output [tokens, heads, dim_v] and the log-sum-exp [heads, tokens].
+
+    Raises:
+        UsageError: the tensors do not fit each other, or bounds or tables are wrong.
+    """
+    query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
+    asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
+    if table is not None:
+        asked["remember"] = None
+        check_pages(query, k, v, table, batch, dispatcher)
+        if reads_pages(query, k, v, longest[0], asked):
+            return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
+        k, v = as_sequences(k, v, table, bounds[1], longest[1])
+    check_dimensions("[tokens, heads, dim]", k=k, v=v)
+    query, key, value = Layout.PACKED.inside(q, k, v)
+    check_sizes(query, key, value, names="q, k and v")
+    out, sums = dispatcher.attend(query, key, value, lse=lse, lengths=(batch, *longest), **asked)
+    return Layout.PACKED.outside(out), sums
 
 
 def _asked(
@@ -144,6 +201,7 @@ def _asked(
     window: tuple[int, int],
     softcap: float,
     slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> dict[str, Any]:
     """The arguments as `Call.of` takes them.
 
@@ -161,7 +219,20 @@ def _asked(
         "window": window_of(window),
         "softcap": softcap,
         "alibi_slopes": check_slopes(slopes, batch, query.shape[1], query),
+        "sinks": check_sinks(sinks, query.shape[1], query),
     }
+
+
+def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
+    """The slopes as `check_slopes` returns them, if there are any."""
+    if slopes is None:
+        return ()
+    return (slopes if slopes.dim() == 2 else slopes.unsqueeze(0),)
+
+
+def _given(sinks: Tensor | None) -> tuple[Tensor, ...]:
+    """The sinks, if there are any."""
+    return () if sinks is None else (sinks,)
 
 
 def _is_deterministic(asked: bool) -> bool:

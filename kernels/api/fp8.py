@@ -4,12 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.autograd import GeneralPlan
+from blocktune.kernels.dispatch.autograd import GeneralPlan, Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
+from blocktune.kernels.dispatch.engine import run
+from blocktune.kernels.dispatch.plan import EIGHT_BITS, is_capturing, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
 
@@ -41,6 +43,10 @@ def attention_fp8(
         UsageError: the tensors are not of 8 bits, do not fit each other or require a gradient, or a scale has another
             type, shape or device.
     """
+    way, tensors = ("attention_fp8", is_causal, scale), (query, key, value, scale_q, scale_k, scale_v)
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        return served(query, key, value, *(_rows(tensor) for tensor in tensors[3:] if tensor is not None))[0]
     _check(query, key, value)
     batch, heads, heads_kv = query.shape[0], query.shape[1], key.shape[1]
     scales: dict[str, Any] = {
@@ -51,9 +57,12 @@ def attention_fp8(
     scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
+        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD, sums=False)
         if isinstance(plan, GeneralPlan):
-            return plan.forward(query, key, value, call)[0]
+            served = Served(call, plan, None, lse=False)
+            if not is_capturing(query):
+                dispatcher.remember(way, tensors, served)
+            return run(served, call, query, key, value)[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 
@@ -91,6 +100,11 @@ def _by_head(name: str, scale: Tensor | None, batch: int, heads: int, query: Ten
         )
     if scale.device != query.device:
         raise UsageError(f"`{name}` must be on the query's device, but got {scale.device} and {query.device}. Move it.")
+    return _rows(scale)
+
+
+def _rows(scale: Tensor) -> Tensor:
+    """The scale with two dimensions."""
     return scale if scale.dim() == 2 else scale.reshape(1, -1)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from blocktune.kernels.dispatch.call_checks import check_sinks
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
@@ -85,6 +87,7 @@ def transformers_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     *,
     dispatcher: Dispatcher = attention,
     **others: Any,
@@ -92,11 +95,12 @@ def transformers_attention(
     """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
 
     attention_mask: [batch or 1, heads or 1, L, S], True where the query sees the key, or added to the scores. With a
-    mask sliding_window is in the mask already; without one it is the number of last keys that a query sees.
+    mask sliding_window is in the mask already; without one it is the number of last keys that a query sees. s_aux
+    [heads]: attention sinks.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not served (attention sinks, position bias, a paged cache,
-            weights, packed sequences without a mask), or is not known here.
+        NotImplementedError: a keyword asks for what is not served (position bias, a paged cache, weights, packed
+            sequences without a mask), or is not known here.
     """
     refuse_others(others, has_mask=attention_mask is not None)
     queries = query.shape[2]
@@ -105,24 +109,44 @@ def transformers_attention(
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
     is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
-    if softcap is None and not is_windowed:
+    if softcap is None and s_aux is None and not is_windowed:
         options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
-        out, _ = dispatcher.attend(
-            query,
-            key,
-            value,
-            causal=_diagonal(queries, causal, is_windowed),
-            scale=scale_of(query, scaling),
-            window=window,
-            softcap=softcap or 0.0,
-            dropout_p=dropout,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            mask=attention_mask,
-        )
+        diagonal = _diagonal(queries, causal, is_windowed)
+        way = ("transformers", str(diagonal), scaling, window, softcap, dropout)
+        out = _attended(dispatcher, way, (query, key, value, attention_mask, s_aux), diagonal)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attended(
+    dispatcher: Dispatcher,
+    way: tuple[Any, ...],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    diagonal: Causal,
+) -> Tensor:
+    """The output of a call with a window, a soft cap or sinks; way: its options, by which the next one is served."""
+    query, key, value, mask, sinks = tensors
+    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        return served(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
+    *_, scaling, window, softcap, dropout = way
+    out, _ = dispatcher.attend(
+        query,
+        key,
+        value,
+        causal=diagonal,
+        scale=scale_of(query, scaling),
+        window=window,
+        softcap=softcap or 0.0,
+        dropout_p=dropout,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        mask=mask,
+        sinks=check_sinks(sinks, query.shape[1], query),
+        remember=lambda ways, served: ways.add(way, tensors, served),
+    )
+    return out
 
 
 def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:

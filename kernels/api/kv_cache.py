@@ -6,15 +6,27 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.api.flash_arguments import real_number, whole_number, window_of
+from blocktune.kernels.api.cache_appending import append, append_in_one, capacity_of, new_rows, positions_from
+from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
+from blocktune.kernels.api.rotary import Rotary
+from blocktune.kernels.dispatch.autograd import Layout, Served
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes, check_slopes, check_softcap
+from blocktune.kernels.dispatch.call_checks import (
+    check_dimensions,
+    check_sinks,
+    check_sizes,
+    check_slopes,
+    check_softcap,
+)
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 from blocktune.kernels.values.tree_mask import WORD_BITS
+
+NO_WINDOW = (UNLIMITED, UNLIMITED)
 
 
 def flash_attn_with_kvcache(
@@ -31,60 +43,89 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
+    s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
 
-    q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [batch, seqlen_k, num_heads_kv, head_dim(_v)], or with
-    block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
-    int32 [batch], the keys of every entry, or one number for all; the whole cache by default. k and v [batch, new,
-    num_heads_kv, head_dim(_v)] are first written into the cache after them. causal aligns to the last key, and so do
-    window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch, num_heads]); softcap 0 means no softcap.
-    The tuned config says how many splits there are. Values of lengths and tables are checked at the first call of a
-    kind. dispatcher: whose configs serve the call.
+    q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [entries, seqlen_k, num_heads_kv, head_dim(_v)], or
+    with block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
+    int32 [batch], the rows of every entry that are filled, or one number for all; the whole cache by default.
+    cache_batch_idx: int32 [batch], the cache's entry of each batch entry, which must differ where k is given;
+    cache_leftpad: int32 [batch], how many of the filled rows hold no key, counted from the first. Both are for caches
+    without pages.
+
+    k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
+    and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
+    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+
+    causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
+    num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
+    rounded up to a power of two, takes a config that depends on the sizes of an entry only, so that its result is
+    the same to the bit whatever else is in the batch. s_aux [num_heads]: attention sinks, as in `flash_attn_func`.
+    Values of lengths and tables are checked at the first call of a kind. dispatcher: whose configs serve the call.
 
     Returns:
         the output [batch, seqlen_q, num_heads, head_dim_v]; with return_softmax_lse also the log-sum-exp
         [batch, num_heads, seqlen_q].
 
     Raises:
-        NotImplementedError: an argument is given that is not served (rotary, batch index, left padding, a fixed number
-            of splits).
         UsageError: sizes or data types do not fit, a table points outside, or gradients are needed. It is a
             RuntimeError, as flash-attention's is.
         TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
-    del rotary_interleaved
-    _refuse(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
-    _refuse(num_splits=num_splits or None)
+    numbers = softmax_scale, causal, sides(window_size), softcap, num_splits, return_softmax_lse
+    way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
+    tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, s_aux)
+    number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
+    moved = any(own is not None for own in (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad))
+    served = None if moved or is_compiling() else dispatcher.way(way, *tensors)
+    if served is not None:
+        out, lse = _again(served, number, *tensors)
+        return (out, lse) if return_softmax_lse else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
-    lengths = _lengths(cache_seqlens, q, k_cache, block_table)
+    rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
+    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
+    new = new_rows(k, v, q, k_cache, v_cache)
+    rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
+    window, filled = window_of(window_size), lengths
+    if rotary is not None:
+        q = rotary.turned(q, positions_from(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
-    _check_cache(query, k_cache, v_cache, block_table)
-    if (k is None) != (v is None):
-        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
-    if k is not None and v is not None:
-        check_dimensions("[batch, new, heads, dim]", k=k, v=v)
-        lengths = lengths + k.shape[1]
-    asked = _asked(query, k_cache, lengths, block_table, softmax_scale, causal=causal)
-    asked |= {"window": window_of(window_size), "softcap": softcap, "alibi_slopes": slopes}
-    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    if k is not None and v is not None:
+    k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
+    sinks = check_sinks(s_aux, query.shape[1], query)
+    _check_cache(query, k_pages, v_pages, table, sinks)
+    if new is not None:
+        lengths = lengths + new[0].shape[1]
+    if cache_leftpad is not None:
+        _check_room(dispatcher, query, (k_cache, v_cache), lengths)
+        lengths = lengths - cache_leftpad
+    asked = _asked(query, k_pages, lengths, table, softmax_scale, causal=causal)
+    asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
+    asked["sinks"] = sinks
+    keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    ahead, repeats = None, not moved and table is block_table
+    if new is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
-        _append(k_cache, k, lengths - k.shape[1], block_table)
-        _append(v_cache, v, lengths - k.shape[1], block_table)
-    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, **asked)
+        all_have = rows.capacity(k_cache) if number is None else number
+        ahead = append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table) if repeats else None
+        if ahead is None:
+            append(rows, (k_cache, v_cache), new, filled, rotary)
+    remember = None
+    if repeats and (new is None or ahead is not None):
+        remember = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST, ahead))  # noqa: E731
+    out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, remember=remember, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -111,6 +152,11 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
+    served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
+    if served is not None:
+        keys, values = Layout.LENGTH_FIRST.inside(key_cache, value_cache)
+        return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     batch, _, drafts, _ = query.shape
@@ -120,24 +166,20 @@ def tree_attention(
             f"`tree_mask` must be int32 [batch, drafts, ceil(drafts / 32)] = {wanted}, but got {tree_mask.dtype} "
             f"{tuple(tree_mask.shape)}. Stack tree_words(parents) of every entry."
         )
-    lengths = _lengths(cache_seqlens, query.transpose(1, 2), key_cache, block_table)
-    _check_cache(query, key_cache, value_cache, block_table)
-    asked = _asked(query, key_cache, lengths, block_table, scale, causal=False)
-    keys, values = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, **asked)[0]
+    rows = CacheRows.of(query, None, None, block_table)
+    lengths = _lengths(cache_seqlens, query, rows.capacity(key_cache))
+    k_pages, v_pages, table = rows.as_pages(key_cache, value_cache)
+    _check_cache(query, k_pages, v_pages, table)
+    asked = _asked(query, k_pages, lengths, table, scale, causal=False)
+    keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    remember = None
+    if table is block_table:
+        remember = lambda ways, served: ways.add(("tree_attention", scale), tensors, served)  # noqa: E731
+    return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
-def _refuse(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise NotImplementedError(f"`{name}` of flash_attn_with_kvcache is not served. Leave it out.")
-
-
-def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor | None) -> Tensor:
-    """cache_seqlens as int32 [batch]; q is [batch, ...] and cache [entries, rows, ...]."""
-    if table is not None:
-        check_dimensions("[batch, max_pages]", block_table=table)
-    capacity = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
+    """cache_seqlens as int32 [batch]; q is [batch, ...]."""
     if not isinstance(given, Tensor):
         rows = capacity if given is None else whole_number("cache_seqlens", given)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
@@ -149,14 +191,47 @@ def _lengths(given: Tensor | int | None, q: Tensor, cache: Tensor, table: Tensor
     return given
 
 
-def _append(cache: Tensor, new: Tensor, lengths: Tensor, table: Tensor | None) -> None:
-    """Write new rows [batch, new, ...] after the present ones, whose number `lengths` gives per entry."""
-    entries = torch.arange(new.shape[0], device=new.device)[:, None]
-    places = lengths.long()[:, None] + torch.arange(new.shape[1], device=new.device)[None]
-    if table is None:
-        cache[entries, places] = new
-    else:
-        cache[table.long()[entries, places // cache.shape[1]], places % cache.shape[1]] = new
+def _again(
+    served: Served,
+    number: int | None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    given: Tensor | None,
+    table: Tensor | None,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Output and log-sum-exp of a call of a kind that was served before, in at most two launches.
+
+    Args:
+        given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
+    """
+    lengths, all_have = given, capacity_of(k_cache, table) if number is None else number
+    if served.ahead is not None:
+        lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
+        served.ahead(k_cache, v_cache, k, v, given, table, lengths, all_have)
+    elif lengths is None:
+        lengths = torch.full((q.shape[0],), all_have, dtype=torch.int32, device=q.device)
+    tensors = [lengths] if table is None else [lengths, table]
+    if slopes is not None:
+        tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
+    if sinks is not None:
+        tensors.append(sinks)
+    return served(q, k_cache, v_cache, *tensors)
+
+
+def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Tensor], lengths: Tensor) -> None:
+    """Raises:
+    UsageError: a contiguous cache has fewer rows than the lengths, which count those of the padding, too.
+    """
+    if is_compiling():
+        return
+    sizes = (query.shape[0], query.shape[2], caches[0].shape[1])
+    call = Call.of(causal=Causal.NONE, scale=1.0, cache_seqlens=lengths, lengths=sizes)
+    dispatcher.check(query, caches[0].transpose(1, 2), caches[1].transpose(1, 2), call)
 
 
 def _asked(
@@ -164,36 +239,29 @@ def _asked(
 ) -> dict[str, Any]:
     """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
     page_size = 0 if table is None else k_cache.shape[1]
-    capacity = k_cache.shape[1] if table is None else page_size * table.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
         "scale": scale_of(query, None if scale is None else real_number("softmax_scale", scale)),
         "cache_seqlens": lengths,
         "block_table": table,
         "page_size": page_size,
-        "lengths": (query.shape[0], query.shape[2], capacity),
+        "lengths": (query.shape[0], query.shape[2], capacity_of(k_cache, table)),
     }
 
 
-def _check_cache(query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None) -> None:
+def _check_cache(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None, sinks: Tensor | None = None
+) -> None:
     """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
 
     Raises:
         UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.
     """
-    if needs_gradients(query, k_cache, v_cache):
+    if needs_gradients(query, k_cache, v_cache, sinks):
         raise UsageError(
             "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
             "or another entry point."
         )
-    wanted = (query.shape[0],)
-    if table is not None and (table.dtype != torch.int32 or table.shape[:1] != wanted):
-        raise UsageError(
-            f"`block_table` must be int32 [batch, max_pages] with batch {query.shape[0]}, but got {table.dtype} "
-            f"{tuple(table.shape)}. Convert it, or give a row for every sequence."
-        )
-    if table is not None and k_cache.shape[1] & (k_cache.shape[1] - 1):
-        raise UsageError(f"Pages must hold a power of two of keys, but got {k_cache.shape[1]}. Take 16 to 256.")
     caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
     if table is not None:
         caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]

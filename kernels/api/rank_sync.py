@@ -19,7 +19,10 @@ from blocktune.kernels.dispatch.snapshot import rows_within
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
+from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.tuned.frozen import check, known_document, take
+from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -59,7 +62,8 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
 
     Rank 0 reads its sources for its current device, in up to `MAX_SECONDS` of stored/background.py, and broadcasts what
     they recommend. Every rank puts that in the place of its own sources, for this kind of device, and forgets its
-    plans. Before it does, the ranks compare hashes of recommendations, device, kernels and compiler. Every rank of the
+    plans. What rank 0's store knows of autotuned kernels is sent along, and precedes what a rank's own store knows.
+    Before any of that, the ranks compare hashes of recommendations, device, kernels and compiler. Every rank of the
     group must call this; tensors travel on the CPU, or on the current GPU where the group's backend is NCCL.
 
     Raises:
@@ -71,11 +75,14 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
             "`sync_configs` needs an initialised process group, but there is no group. "
             "Call torch.distributed.init_process_group first; one process alone needs no synchronising."
         )
-    sent = _decision(dispatcher) if dist.get_rank(group) == 0 else {}
-    synced, answer = _received(_broadcast(sent, group), dispatcher.strict)
+    decided = _decision(dispatcher) if dist.get_rank(group) == 0 else {}
+    sent = _broadcast(decided, group)
+    synced, answer = _received(sent, dispatcher.strict)
     _require_agreement(_gathered(answer, group))
     assert synced is not None  # otherwise this rank would have reported its problem
     dispatcher.use(synced)
+    take(sent["autotuned"])
+    forget_choices()
     return answer["digest"]
 
 
@@ -83,10 +90,10 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
-        rows, problems = rows_within(dispatcher.source, device)
+        rows, problems = rows_within(dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None)
         for problem in problems:
             logger.warning("%s", problem)
-        return SyncedConfigs(device.key, tuple(rows)).to_json()
+        return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_document(device)}
     except Exception as error:  # sent to all ranks, which raise it
         return {"problem": _told(error)}
 
@@ -97,7 +104,8 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
         return None, {"problem": sent["problem"], "digest": ""}
     try:
         synced = SyncedConfigs.from_json(sent)
-        return synced, {"problem": "", "digest": _digest(synced, current_device(), strict)}
+        check(sent["autotuned"])
+        return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
 
@@ -106,10 +114,11 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def _digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
     """A hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),
+        "autotuned": autotuned,
         "device": device.key,
         "limits": asdict(device.limits),
         "kernels": {kernel.name: kernel.source_hash for kernel in competing()},

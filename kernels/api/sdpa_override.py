@@ -119,7 +119,7 @@ def _forward(
         out, lse, seed, offset, mask = torch.ops.aten._flash_attention_forward(*turned, *options, scale=scale)
         return out.transpose(1, 2), lse, None, None, query.shape[2], key.shape[2], seed, offset, mask
     plan, call = found
-    out, lse = plan.forward(query, key, value, call)
+    out, lse = plan.forward(query, key, value, call.scale, call.extras)
     seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # nothing is dropped
     offset = torch.zeros((), dtype=torch.uint64, device=query.device)
     return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
@@ -148,7 +148,7 @@ def _backward(
     found = _plan(dispatcher, query, key, value, dropout_p, is_causal, scale, Direction.BACKWARD)
     if found is not None:
         plan, call = found
-        return plan.backward(query, key, value, out, logsumexp, grad_out, call)
+        return plan.backward(query, key, value, out, logsumexp, grad_out, call.scale, call.extras)
     turned = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, value, out))
     options = (cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset)
     gradients = torch.ops.aten._flash_attention_backward(*turned, logsumexp, *options, scale=scale)

@@ -20,7 +20,8 @@ TURNED = {
 
 
 def folded_backward(config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-    """Config and shape of the forward whose blocks own block_n keys of a key head and walk block_m queries at a time.
+    """Return config and shape of the forward whose blocks own block_n keys of a key head and walk block_m queries at a
+    time.
 
     What a head of a group without others skips is skipped in the forward too. A walk along several heads is as long as
     the mean one: a mask that leaves some keys more queries than others is not one of a forward then.
@@ -43,7 +44,7 @@ def folded_backward(config: KernelConfig, shape: AttentionShape) -> tuple[Kernel
 
 
 def _turned_window(shape: AttentionShape) -> Features:
-    """A causal mask is turned with its window; alone, left and right change places."""
+    """Turn the mask: a causal mask is turned with its window; alone, left and right change places."""
     window = shape.features.window
     if window is None or shape.causal is not Causal.NONE:
         return shape.features

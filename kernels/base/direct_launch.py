@@ -17,38 +17,47 @@ MAX_MAPS = 1024
 reuse memory."""
 
 Describe = Callable[[Any], Any]
-"""Makes the descriptor of a tensor."""
+"""Makes the descriptor of a tensor, or of (a part of a workspace or its address, its rows)."""
+
+
+class Address:
+    """Stands for a tensor where only its address counts."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
 
 
 class EncodedMaps:
     """The encoded descriptors of one argument, each with the sizes and strides that follow it in a launch."""
 
-    __slots__ = ("_describe", "_maps", "_metadata")
+    __slots__ = ("_describe", "_metadata", "kept")
 
     def __init__(self, describe: Describe, metadata: Any) -> None:
         self._describe = describe
         self._metadata = metadata
-        self._maps: dict[int, list[Any]] = {}
+        self.kept: dict[Any, list[Any]] = {}
 
-    def of(self, tensor: Any) -> list[Any]:
-        address = tensor.data_ptr()
-        found = self._maps.get(address)
-        return self._encoded(tensor, address) if found is None else found
-
-    def _encoded(self, tensor: Any, address: int) -> list[Any]:
+    def encode(self, value: Any, place: Any) -> list[Any]:
+        """Of a tensor at an address, or of a part of a workspace as (address, rows), which is its place as well. It is
+        kept by its place."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
-        if len(self._maps) >= MAX_MAPS:
-            self._maps.clear()
-        made: list[Any] = make_tensordesc_arg(self._describe(tensor), self._metadata)
-        self._maps[address] = made
+        if len(self.kept) >= MAX_MAPS:
+            self.kept.clear()
+        made: list[Any] = make_tensordesc_arg(self._describe(value), self._metadata)
+        self.kept[place] = made
         return made
 
 
 def direct_launcher(
     compiled: Any,
     grid: tuple[int, int, int],
-    leading: Callable[..., tuple[Any, ...]],
+    leading: Callable[..., tuple[Any, ...]] | None,
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]],
 ) -> Callable[..., None] | None:
@@ -57,7 +66,8 @@ def direct_launcher(
     Args:
         compiled: a `CompiledKernel` that has been launched.
         grid: programs in three dimensions.
-        leading: makes the kernel's first arguments, which change from call to call, of a launch's arguments.
+        leading: makes the kernel's first arguments, which change from call to call, of a launch's arguments; None where
+            they are the launch's arguments.
         trailing: the others, as they are in every launch.
         descriptors: which of the leading arguments are tensors that the kernel gets as descriptors.
     """
@@ -79,7 +89,7 @@ def direct_launcher(
     ordinary = compiled[grid]
 
     def launch(*arguments: Any) -> None:
-        values = leading(*arguments)
+        values = arguments if leading is None else leading(*arguments)
         if (
             runtime.launch_enter_hook is not enter
             or runtime.launch_exit_hook is not leave
@@ -90,10 +100,12 @@ def direct_launcher(
             return
         final: list[Any] = []
         for value, own in zip(values, maps, strict=False):
-            if own is not None:
-                final += own.of(value)
-            else:
+            if own is None:
                 final.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
+                continue
+            place = value if type(value) is tuple else value.data_ptr()
+            found = own.kept.get(place)
+            final += own.encode(value, place) if found is None else found
         final += [value.data_ptr() if hasattr(value, "data_ptr") else value for value in values[described:]]
         launch_in_c(*grid, stream_of(current_device()), function, *options, *final, *rest)
 

@@ -15,6 +15,7 @@ DENSE_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive",
 
 MASK_CODES = {MaskKind.NONE: 0, MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
 """The masks as `score_tile` counts them."""
+_TENSOR_MASKS = (MaskKind.BOOLEAN, MaskKind.ADDITIVE)
 
 SIZES = (
     "num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "diagonal", "window_left",
@@ -31,20 +32,31 @@ def check_extras(features: Features, extras: Extras) -> None:
     Raises:
         UsageError: it has not.
     """
+    varlen = features.varlen
+    if (
+        (extras.mask is not None) is not (features.mask in _TENSOR_MASKS)
+        or (extras.alibi_slopes is not None) is not features.alibi
+        or (extras.cu_seqlens_q is not None) is not varlen
+        or (extras.cu_seqlens_k is not None) is not varlen
+    ):
+        raise UsageError(
+            "The extras hold the tensors of the shape's features and no others, but for "
+            f"{features.label!r} that is not so of {', '.join(_misplaced(features, extras))}. Give what the shape asks "
+            "for."
+        )
+    if features.softcap and not extras.softcap > 0:
+        raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
+
+
+def _misplaced(features: Features, extras: Extras) -> list[str]:
+    """The tensors that are missing or too many."""
     needed = {
-        "mask": features.mask in (MaskKind.BOOLEAN, MaskKind.ADDITIVE),
+        "mask": features.mask in _TENSOR_MASKS,
         "alibi_slopes": features.alibi,
         "cu_seqlens_q": features.varlen,
         "cu_seqlens_k": features.varlen,
     }
-    missing = [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
-    if missing:
-        raise UsageError(
-            "The extras hold the tensors of the shape's features and no others, but for "
-            f"{features.label!r} that is not so of {', '.join(missing)}. Give what the shape asks for."
-        )
-    if features.softcap and not extras.softcap > 0:
-        raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
+    return [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
 
 
 def mask_bytes(mask: Any) -> Any:

@@ -35,7 +35,7 @@ kernels/portable/forward/softmax.py)."""
 
 
 def padded_width(head_dim: int) -> int:
-    """The head dimension rounded up to what Triton can express: a power of two, at least 16."""
+    """Return the head dimension rounded up to what Triton can express: a power of two, at least 16."""
     return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
 
 
@@ -56,14 +56,15 @@ def swizzled_alike(width: int, width_v: int, element_bytes: int) -> tuple[int, i
 
 
 def heads_per_group(shape: AttentionShape) -> int:
-    """How many heads' keys and values fill `GROUP_BYTES`; at least 8, unless they fill twice as much."""
+    """Return how many heads' keys and values fill `GROUP_BYTES`; at least 8, unless they fill twice as much."""
     head_bytes = shape.seqlen_k * (shape.head_dim + shape.head_dim_v) * shape.element_bytes
     wanted = max(GROUP_BYTES // head_bytes, min(8, 2 * GROUP_BYTES // head_bytes), 1)
     return min(shape.batch * shape.num_heads, wanted)
 
 
 def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
-    """stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in elements."""
+    """Return stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in
+    elements."""
     heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, shape.seqlen_k)
     dim = shape.head_dim if letter in "qk" else shape.head_dim_v
     row = "m" if letter in "qo" else "n"
@@ -89,7 +90,7 @@ class FlashKernel(AttentionKernel):
         """The jitted function."""
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: what `schedule_problem` says."""
+        """Return the broken rules, besides the range of every parameter: what `schedule_problem` says."""
         problems = super().rule_violations(config, shape, limits)
         return problems or schedule_problem(config, shape, limits)
 
@@ -106,7 +107,8 @@ class FlashKernel(AttentionKernel):
         return hash_of_sources(self.function)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's barriers.
+        """Return the bytes of Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's
+        barriers.
 
         Read off the allocations of Triton 3.6: equal to them below compute capability 8.0 and on 9.0 and nearly always
         elsewhere, never above them, so that no config is dropped that would run (docs/models/shared_memory.md has
@@ -124,7 +126,7 @@ class FlashKernel(AttentionKernel):
         return max(q_bytes, rest_bytes)  # Q may have moved to tensor memory by the time that the buffers fill
 
     def _rest_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """What is there at one time besides Q."""
+        """Return the bytes of what is there at one time besides Q."""
         depth = buffer_depth(config, shape, limits)
         barriers = self.barrier_bytes(config, shape, limits, depth)
         if exchanges_in_turns(config, limits):
@@ -154,11 +156,12 @@ class FlashKernel(AttentionKernel):
         return SoftmaxCost(products_overlap=schedule == AHEAD)
 
     def barrier_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
-        """Shared memory of the barriers that the loads into `depth` buffers of K and of V complete on."""
+        """Return the bytes of shared memory of the barriers that the loads into `depth` buffers of K and of V complete
+        on."""
         return 0
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        """The constexpr arguments that all forward kernels share."""
+        """Return the constexpr arguments that all forward kernels share."""
         own, (width, width_v) = config.parameters, operand_widths(shape)
         return {
             "HEAD_DIM": shape.head_dim,
@@ -175,7 +178,7 @@ class FlashKernel(AttentionKernel):
         }
 
     def sizes(self, shape: AttentionShape) -> dict[str, int]:
-        """The run-time integers that all forward kernels share."""
+        """Return the run-time integers that all forward kernels share."""
         values = (
             shape.num_heads,
             shape.group_size,
@@ -221,7 +224,7 @@ def tf32_tiles(shape: AttentionShape) -> int:
 
 
 def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Buffers of K, and as many of V, that loads fill in turns."""
+    """Return the buffers of K, and as many of V, that loads fill in turns."""
     unit = product_unit(config, limits)
     if unit == "none":
         return 0  # no asynchronous copies: every tile is loaded when it is needed
@@ -241,13 +244,14 @@ def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_by
 
 
 def exchanges_in_turns(config: KernelConfig, limits: ComputeLimits) -> bool:
-    """Whether P goes through shared memory before V comes: on wgmma ahead with one stage, where warps share rows."""
+    """Return whether P goes through shared memory before V comes: on wgmma ahead with one stage, where warps share
+    rows."""
     ahead = config.parameters["schedule"] != IN_ORDER
     return product_unit(config, limits) == "wgmma" and ahead and config.num_stages == 1 and _shares_rows(config)
 
 
 def _turns_bytes(config: KernelConfig, shape: AttentionShape, barrier_bytes: int) -> int:
-    """K, and then P or V with its barrier."""
+    """Return the bytes of K, and then P or V with its barrier."""
     k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
     p_bytes = config.block_m * config.block_n * shape.element_bytes
     return k_bytes + max(v_bytes + barrier_bytes, p_bytes)
@@ -282,5 +286,5 @@ def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits:
 
 
 def _shares_rows(config: KernelConfig) -> bool:
-    """Whether a block has more warps than groups of rows that a warp multiplies."""
+    """Return whether a block has more warps than groups of rows that a warp multiplies."""
     return config.block_m < ROWS_PER_WARP * config.num_warps

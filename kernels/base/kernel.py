@@ -216,6 +216,11 @@ class AttentionKernel(ABC):
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         """A launcher of this config for tensors of this shape; imports triton."""
 
+    def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        """A launcher whose rows are equal to the bit whatever the batch is; a kernel whose launches depend on the batch
+        in another way than by their grid overrides this."""
+        return self.bind(config, shape)
+
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         """Why the kernel cannot read these very tensors, whatever the config; or None."""
         if any(tensor.stride(-1) != 1 for tensor in (q, k, v)):

@@ -7,6 +7,7 @@ it in less (kernels/base/direct_launch.py).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -101,21 +102,34 @@ class ExtrasLaunch(TritonLaunch):
 def launcher_of(
     compiled: Any,
     grid: tuple[int, int, int],
-    leading: Callable[..., tuple[Any, ...]],
+    leading: Callable[..., tuple[Any, ...]] | None,
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch:
     """The shortest launcher of a compiled kernel that this Triton has; arguments as in `direct_launcher`."""
-    if _triton_version() == DIRECT_TRITON:
-        direct = direct_launcher(compiled, grid, leading, trailing, descriptors)
-        if direct is not None:
-            return direct
+    direct = direct_of(compiled, grid, leading, trailing, descriptors)
+    if direct is not None:
+        return direct
     runner = compiled[grid]
 
     def launch(*arguments: Any) -> None:
-        runner(*with_descriptors(leading(*arguments), descriptors), *trailing)
+        values = arguments if leading is None else leading(*arguments)
+        runner(*with_descriptors(values, descriptors), *trailing)
 
     return launch
+
+
+def direct_of(
+    compiled: Any,
+    grid: tuple[int, int, int],
+    leading: Callable[..., tuple[Any, ...]] | None,
+    trailing: Sequence[Any],
+    descriptors: Sequence[tuple[int, Describe]] = (),
+) -> Launch | None:
+    """`direct_launcher`, or None with another Triton than its own. It takes addresses in the place of tensors."""
+    if _triton_version() != DIRECT_TRITON:
+        return None
+    return direct_launcher(compiled, grid, leading, trailing, descriptors)
 
 
 def can_pin(compiled: Any) -> bool:
@@ -129,6 +143,7 @@ def can_pin(compiled: Any) -> bool:
     return isinstance(compiled, CompiledKernel) and first <= _triton_version() <= last
 
 
+@cache
 def _triton_version() -> tuple[int, int]:
     major, minor = metadata.version("triton").split(".")[:2]
     return int(major), int(minor)

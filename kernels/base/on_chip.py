@@ -1,6 +1,6 @@
 """The tiles that a block of a kernel keeps on the chip, each in its memory.
 
-tuner/occupancy/tile_budgets_by_kernel.py lists those of an ordinary forward or backward; a kernel with other ones lists
+tuner/occupancy/tiles_by_kernel.py lists those of an ordinary forward or backward; a kernel with other ones lists
 them itself, made of `shared_tile`, `register_tile` and the groups below.
 """
 
@@ -57,7 +57,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnChip:
-    """The budget of one block.
+    """What one block keeps on the chip.
 
     tiles: what the loop over tiles holds. leaving_bytes: shared memory that the output passes through after it.
     num_warps: of the block, those that hold tiles in registers.
@@ -68,7 +68,7 @@ class OnChip:
     num_warps: int
 
     def bytes_in(self, place: Place) -> int:
-        """Of all tiles that live there."""
+        """Return the bytes of all tiles that live there."""
         return total_bytes(tile for tile in self.tiles if tile.place is place)
 
     @property

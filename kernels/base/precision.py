@@ -13,11 +13,12 @@ ONE_PRODUCT, THREE_PRODUCTS = "tf32", "tf32x3"
 
 
 def allows_tf32() -> bool:
-    """Whether PyTorch may round the factors of float32 products on a GPU now; not where PyTorch is not loaded."""
+    """Return whether PyTorch may round the factors of float32 products on a GPU now; not where PyTorch is not
+    loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 
 def product_precision(dtype: str) -> str:
-    """Triton's `input_precision` for tensors of this data type now."""
+    """Return Triton's `input_precision` for tensors of this data type now."""
     return THREE_PRODUCTS if dtype == "float32" and not allows_tf32() else ONE_PRODUCT

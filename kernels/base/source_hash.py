@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -43,24 +44,38 @@ def _parts(functions: tuple[Any, ...]) -> set[tuple[str, str]]:
         if function is None or function in seen:
             continue
         seen.add(function)
-        parts.add((function.__qualname__, inspect.getsource(function)))
-        for name, value in _references(function):
+        source = _source_of(holder, function)
+        parts.add((function.__qualname__, source))
+        for name, value in _references(function, source):
             waiting += _holders(value)
             if (constant := _constant(value, on_device=_is_tritons(type(holder)))) is not None:
                 parts.add((name, f"{name} = {constant}"))
     return parts
 
 
-def _references(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def _source_of(holder: Any, function: Callable[..., Any]) -> str:
+    """Return the text of the function in a holder. Triton has read it when it decorated the function: to find where it
+    ends again takes a millisecond."""
+    lines = getattr(holder, "raw_src", None)
+    return "".join(lines) if lines is not None and holder.fn is function else inspect.getsource(function)
+
+
+def _references(function: Callable[..., Any], source: str) -> Iterator[tuple[str, Any]]:
     """Yield what a function names outside of itself, nested code and default arguments included, decorators not."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     names = _names(function)
-    for part in ast.iter_child_nodes(definition):
-        if part in getattr(definition, "decorator_list", ()):
-            continue
-        for node in ast.walk(part):
-            if (value := _value_of(node, names)) is not _UNKNOWN:
-                yield getattr(node, "id", getattr(node, "attr", "")), value
+    for node in _naming_nodes(source):
+        if (value := _value_of(node, names)) is not _UNKNOWN:
+            yield getattr(node, "id", getattr(node, "attr", "")), value
+
+
+@cache
+def _naming_nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return the names and attributes in the text of a function but for its decorators. Kernels share functions."""
+    definition = ast.parse(textwrap.dedent(source)).body[0]
+    decorators = getattr(definition, "decorator_list", ())
+    parts = (part for part in ast.iter_child_nodes(definition) if part not in decorators)
+    nodes = (node for part in parts for node in ast.walk(part))
+    return tuple(node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
 
 
 def _names(function: Callable[..., Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class DescriptorArgument:
 
 
 def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> CompileSpec:
-    """The compilation that a launch of `function` with these arguments and options asks for.
+    """Return the compilation that a launch of `function` with these arguments and options asks for.
 
     Args:
         function: a `triton.jit` function.

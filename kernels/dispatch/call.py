@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from blocktune.kernels.base.feature_arguments import broadcast_strides
 from blocktune.kernels.dispatch.plan import DTYPE_NAMES, layout_obstacle, plan_key, rounds_products, tensor_obstacle
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 from blocktune.kernels.values.block_mask import BlockMask
@@ -24,6 +25,7 @@ EXTRA_TENSORS = (
     "scale_q",
     "scale_k",
     "scale_v",
+    "sinks",
 )
 """The extras that are tensors."""
 
@@ -35,6 +37,8 @@ class Call:
     """One call of attention without its query [batch, num_heads, seqlen_q, head_dim], key and value.
 
     lengths: (batch, longest seqlen_q, longest seqlen_k) where the tensors do not say them: packed sequences, caches.
+    num_splits: a power of two takes a config with this number of splits that does not depend on the batch; 0 takes the
+    best one.
     """
 
     causal: Causal
@@ -42,6 +46,7 @@ class Call:
     features: Features = NO_FEATURES
     extras: Extras = NO_EXTRAS
     lengths: tuple[int, int, int] | None = None
+    num_splits: int = 0
 
     @classmethod
     def of(
@@ -56,6 +61,7 @@ class Call:
         page_size: int = 0,
         block_mask: BlockMask | None = None,
         lengths: Sequence[int] | None = None,
+        num_splits: int = 0,
         **tensors: Tensor | None,
     ) -> Self:
         """The call with these arguments; which features it has follows from them.
@@ -85,7 +91,9 @@ class Call:
         if lengths is not None:
             batch, seqlen_q, seqlen_k = lengths
             lengths = batch, seqlen_q, seqlen_k
-        return cls(causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths)
+        return cls(
+            causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths, num_splits=num_splits
+        )
 
     def features_of(self, direction: Direction) -> Features:
         """Only a backward can be deterministic or not: every forward is."""
@@ -120,25 +128,29 @@ class Call:
     def kind(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
         """Return all that a plan depends on besides lengths and direction.
 
-        The values in tensors are no part of it, and of packed sequences not even how many tokens there are.
+        The values in tensors are no part of it, and of packed sequences hardly how many tokens there are.
         """
         if self.features.varlen:
             own: Any = *(_packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
+            own = *own, tokens_kind(query.shape[2], query.shape[1])
         else:
             own = plan_key(query, key, value, False, True)
         if self.extras is NO_EXTRAS:
             return own, self.causal, self.features
         kinds = tuple(
-            (name, tensor.dim(), tensor.dtype, tensor.device)
+            (name, *_extra_kind(tensor))
             for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True)
             if tensor is not None
         )
-        return own, self.causal, self.features, self.block_sizes, kinds
+        return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction) -> tuple[Any, ...] | None:
-        """The key of the plan, or None for tensors without strides or memory."""
+    def place(
+        self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool
+    ) -> tuple[Any, ...] | None:
+        """The key of the plan, or None for tensors without strides or memory. sums: of a forward, whether it leaves the
+        log-sum-exp."""
         kind = self.kind(query, key, value)
-        return None if kind[0] is None else (direction, self.lengths, kind)
+        return None if kind[0] is None else (direction, sums, self.lengths, kind)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:
@@ -165,13 +177,6 @@ class Call:
         extras = self.extras
         return _NO_TENSORS if extras is NO_EXTRAS else tuple(getattr(extras, name) for name in EXTRA_TENSORS)
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
-        """The call with these tensors in its extras, in the order of `EXTRA_TENSORS`."""
-        if self.extras is NO_EXTRAS:
-            return self
-        changed: dict[str, Any] = dict(zip(EXTRA_TENSORS, tensors, strict=True))
-        return replace(self, extras=replace(self.extras, **changed))
-
     def with_seed(self, seed: int, offset: int) -> Self:
         """The call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
@@ -180,7 +185,18 @@ class Call:
 def _packed_kind(tensor: Tensor) -> tuple[Any, ...]:
     """All of a tensor [1, heads, tokens, dim] but how many tokens there are."""
     aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
-    return tensor.shape[1], tensor.shape[3], tensor.stride()[1:], tensor.dtype, tensor.device, aligned
+    return tensor.shape[1], tensor.shape[3], tensor.stride(), tensor.dtype, tensor.device, aligned
+
+
+def _extra_kind(tensor: Tensor) -> tuple[Any, ...]:
+    """All of a tensor of the extras but its sizes, which follow from the others, and the strides of those of 1."""
+    aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return broadcast_strides(tensor, tensor.dim()), tensor.dtype, tensor.device, aligned
+
+
+def tokens_kind(tokens: int, num_heads: int) -> tuple[bool, ...]:
+    """What compiled code knows of the strides of the log-sum-exp of packed sequences, [num_heads, tokens]."""
+    return tokens % ALIGNMENT_BYTES == 0, tokens * num_heads % ALIGNMENT_BYTES == 0, tokens == 1
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:

@@ -89,15 +89,15 @@ def check_dropout(dropout_p: float) -> None:
 
 
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
-    """Check that a mask has a type and a shape that PyTorch takes; what it says of a query or a key with fewer than two
-    dimensions is PyTorch's matter.
+    """Check that a mask has a type and a shape that PyTorch takes. Which ones it takes with queries or keys of more or
+    fewer dimensions than four is its own matter, and differs: it computes such calls itself.
 
     Raises:
         TooFewDimensionsError: the mask has fewer than two dimensions.
-        UsageError: the mask is no boolean or floating-point tensor that broadcasts to [..., num_heads, seqlen_q,
+        UsageError: the mask is no boolean or floating-point tensor that broadcasts to [batch, num_heads, seqlen_q,
             seqlen_k].
     """
-    if query.dim() < 2 or key.dim() < 2:
+    if query.dim() != 4 or key.dim() != 4:
         return
     if mask.dtype not in (bool_, query.dtype, float32):
         added = " or ".join(map(str, dict.fromkeys((query.dtype, float32))))
@@ -105,7 +105,8 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
             f"`attn_mask` must be boolean (True where the query sees the key) or {added} (added to the scores), but "
             f"got {mask.dtype}. Convert it, such as with `attn_mask != 0`."
         )
-    given, wanted = tuple(mask.shape), _score_sizes(query, key)
+    leading = (max(sizes) for sizes in zip(query.shape[:2], key.shape[:2], strict=True))
+    given, wanted = tuple(mask.shape), (*leading, query.shape[2], key.shape[2])
     last = wanted[len(wanted) - len(given) :]
     if 2 <= len(given) <= len(wanted) and all(size in (1, most) for size, most in zip(given, last, strict=True)):
         return
@@ -114,15 +115,6 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
         f"`attn_mask` must broadcast to {wanted}, but got {given}. The last two dimensions are queries and keys; give "
         "1 for a dimension that shares the mask."
     )
-
-
-def _score_sizes(query: Tensor, key: Tensor) -> tuple[int, ...]:
-    """[..., num_heads, seqlen_q, seqlen_k], with the larger size where query and key differ, and all dimensions that
-    one of them has."""
-    missing = query.dim() - key.dim()
-    leading_q, leading_k = (1,) * -missing + tuple(query.shape[:-2]), (1,) * missing + tuple(key.shape[:-2])
-    leading = tuple(max(sizes) for sizes in zip(leading_q, leading_k, strict=True))
-    return (*leading, query.shape[-2], key.shape[-2])
 
 
 def check_softcap(softcap: float) -> None:
@@ -151,6 +143,27 @@ def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tenso
             f"`alibi_slopes` must be on the query's device, but got {slopes.device} and {query.device}. Move them."
         )
     return slopes if slopes.dim() == 2 else slopes[None]
+
+
+def check_sinks(sinks: Tensor | None, num_heads: int, query: Tensor) -> Tensor | None:
+    """The sinks [num_heads].
+
+    Raises:
+        WrongTypeError: they are no tensor.
+        UsageError: they have another shape, are no floating-point numbers, or are on another device.
+    """
+    if sinks is None:
+        return None
+    if not isinstance(sinks, Tensor):
+        raise WrongTypeError(f"`s_aux` must be a tensor, but got {type(sinks).__name__}. Give a logit for every head.")
+    if not sinks.is_floating_point() or tuple(sinks.shape) != (num_heads,):
+        raise UsageError(
+            f"`s_aux` must be floating-point numbers [num_heads] with {num_heads=}, but got {sinks.dtype} "
+            f"{tuple(sinks.shape)}. Give a logit for every head."
+        )
+    if sinks.device != query.device:
+        raise UsageError(f"`s_aux` must be on the query's device, but got {sinks.device} and {query.device}. Move it.")
+    return sinks
 
 
 def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> None:

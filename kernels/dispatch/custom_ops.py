@@ -9,7 +9,7 @@ drop the same pairs for ever. Their tag says so to `torch.compile(mode="reduce-o
 before and after them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -19,18 +19,22 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 
 if TYPE_CHECKING:
+    from blocktune.kernels.dispatch.autograd import Served
     from blocktune.kernels.dispatch.engine import Engine
+    from blocktune.kernels.dispatch.ways import Ways
 
 _TENSORS = (*EXTRA_TENSORS, "drawn", "blocks")
 _INPUTS = "Tensor query, Tensor key, Tensor value"
 _ASKED = (
     "int dispatcher, str causal, float scale, int[] window, float softcap, float dropout_p, bool deterministic, "
-    "int page_size, int[] blocks_of, SymInt[]? lengths, " + ", ".join(f"Tensor? {name}" for name in _TENSORS)
+    "int page_size, int[] blocks_of, SymInt[]? lengths, int num_splits, "
+    + ", ".join(f"Tensor? {name}" for name in _TENSORS)
 )
 _LIBRARY = torch.library.Library("blocktune", "DEF")
 _TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
@@ -78,6 +82,7 @@ def attend(
     page_size: int = 0,
     block_mask: BlockMask | None = None,
     lengths: Sequence[int] | None = None,
+    num_splits: int = 0,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`Engine.attend` while a graph is traced. The pairs to drop are drawn in the graph, on the CPU: the op needs the
@@ -86,12 +91,13 @@ def attend(
     if block_mask is not None:
         blocks, blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
     options = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, lengths]
+    options.append(num_splits)
     seed = torch.randint(2**62, (2,), dtype=torch.int64, device="cpu") if dropout_p else None
     given = [*(tensors.get(name) for name in EXTRA_TENSORS), seed, blocks]
     own = torch.ops.blocktune
     forward = own.attention_forward if seed is None else own.attention_forward_dropout
     out, sums = forward(query, key, value, lse, dispatcher, *options, *given)
-    return out, sums.detach()
+    return out, sums if lse else sums.detach()
 
 
 def _call(
@@ -104,6 +110,7 @@ def _call(
     page_size: int,
     blocks_of: Sequence[int],
     lengths: Sequence[int] | None,
+    num_splits: int,
     *tensors: Tensor | None,
 ) -> Call:
     """The call that the arguments of an op say."""
@@ -118,6 +125,7 @@ def _call(
         page_size=page_size,
         block_mask=None if blocks is None else BlockMask(blocks_of[0], blocks_of[1], blocks),
         lengths=lengths,
+        num_splits=num_splits,
         **dict(zip(EXTRA_TENSORS, extras, strict=True)),
     )
     return call if seed is None else call.with_seed(*seed.tolist())
@@ -125,14 +133,58 @@ def _call(
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, lse: bool, dispatcher: int, *asked: Any
-) -> tuple[Tensor, Tensor]:
-    return _engine(dispatcher).forward(query, key, value, _call(*asked), lse=lse)
+) -> tuple[Tensor, Tensor | None]:
+    engine, options, tensors = _engine(dispatcher), _options("forward", *asked), (query, key, value, *_extras(asked))
+    served = None if options is None else engine.way(options, *tensors)
+    if served is not None:
+        return served(query, key, value, *(tensor for tensor in tensors[3:] if tensor is not None))
+    return engine.forward(query, key, value, _call(*asked), lse=lse, remember=_remember(options, tensors))
 
 
 def _backward(
-    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, dispatcher: int, *asked: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _engine(dispatcher).backward(query, key, value, out, lse, grad, _call(*asked))
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
+    dispatcher: int, *asked: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    engine, options, tensors = _engine(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
+    served = None if options is None else engine.way(options, *tensors)
+    if served is not None and served.backward is not None:
+        extras = served.extras_of([tensor for tensor in tensors[3:] if tensor is not None]).with_grad_lse(grad_lse)
+        return served.backward.backward(query, key, value, out, lse, grad, served.scale, extras)
+    remember = _remember(options, tensors)
+    return engine.backward(query, key, value, out, lse, grad, _call(*asked), grad_lse=grad_lse, remember=remember)
+
+
+def _options(
+    op: str,
+    causal: str,
+    scale: float,
+    window: Sequence[int],
+    softcap: float,
+    dropout_p: float,
+    deterministic: bool,
+    page_size: int,
+    blocks_of: Sequence[int],
+    lengths: Sequence[int] | None,
+    num_splits: int,
+    *tensors: Tensor | None,
+) -> tuple[Any, ...] | None:
+    """The options of the short way to what serves an op; None for what has a seed or a block mask in it."""
+    if dropout_p or tensors[-1] is not None:
+        return None
+    del blocks_of
+    known = None if lengths is None else tuple(lengths)
+    return op, causal, scale, tuple(window), softcap, deterministic, page_size, known, num_splits
+
+
+def _extras(asked: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """The tensors of `EXTRA_TENSORS` among the arguments of an op."""
+    return asked[-len(_TENSORS) : -len(_TENSORS) + len(EXTRA_TENSORS)]
+
+
+def _remember(
+    options: tuple[Any, ...] | None, tensors: tuple[Tensor | None, ...]
+) -> Callable[["Ways", "Served"], None] | None:
+    return None if options is None else lambda ways, served: ways.add(options, tensors, served)
 
 
 def _fake_forward(query: Tensor, key: Tensor, value: Tensor, lse: bool, *asked: Any) -> tuple[Tensor, Tensor]:
@@ -149,16 +201,22 @@ def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> t
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, _, *asked = inputs
+    ctx.set_materialize_grads(False)
     ctx.asked = asked[: -len(_TENSORS)]
     ctx.save_for_backward(query, key, value, *output, *asked[-len(_TENSORS) :])
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     query, key, value, out, lse, *tensors = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
     own, seed = torch.ops.blocktune, tensors[_TENSORS.index("drawn")]
     backward = own.attention_backward if seed is None else own.attention_backward_dropout
-    gradients = backward(query, key, value, out, lse, grad, *ctx.asked, *tensors)
-    return *gradients, None, *(None for _ in ctx.asked), *(None for _ in tensors)
+    gradients = backward(query, key, value, out, lse, grad, grad_lse, *ctx.asked, *tensors)
+    of_tensors: list[Tensor | None] = [None] * len(tensors)
+    place = _TENSORS.index("sinks")
+    if ctx.needs_input_grad[len(_INPUTS.split(",")) + 1 + len(ctx.asked) + place]:
+        of_tensors[place] = gradient_of_sinks(out, lse, grad, grad_lse, tensors[place])
+    return *gradients, None, *(None for _ in ctx.asked), *of_tensors
 
 
 def _no_second(ctx: Any, *grads: Tensor | None) -> None:
@@ -176,7 +234,8 @@ for _kind, _tags in _TAGS.items():
     _forward_op, _backward_op = f"attention_forward{_kind}", f"attention_backward{_kind}"
     _LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
     _LIBRARY.define(
-        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, {_ASKED}) -> (Tensor, Tensor, Tensor)",
+        f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, {_ASKED})"
+        " -> (Tensor, Tensor, Tensor)",
         tags=_tags,
     )
     for _device in ("CPU", "CUDA"):

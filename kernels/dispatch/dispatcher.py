@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
+from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.engine import Engine, Plans, run
@@ -23,11 +24,18 @@ from blocktune.kernels.dispatch.plan import (
     Plan,
     autocasted,
     call_obstacle,
+    is_capturing,
     layout_obstacle,
     needs_gradients,
     plan_key,
 )
-from blocktune.kernels.dispatch.sdpa_arguments import call_of, options_obstacle, traced_attention, type_obstacle
+from blocktune.kernels.dispatch.sdpa_arguments import (
+    call_of,
+    mask_of_scores,
+    options_obstacle,
+    traced_attention,
+    type_obstacle,
+)
 from blocktune.kernels.dispatch.torch_attention import (
     scaled_dot_product_attention,
     torch_attention,
@@ -39,6 +47,9 @@ from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+
+_SDPA = "scaled_dot_product_attention"
+"""Among the options of a short way: which entry point's they are."""
 
 
 class Dispatcher(Engine):
@@ -76,13 +87,13 @@ class Dispatcher(Engine):
 
         query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
         heads, L, Ev] has the dimension order of the query. attn_mask is boolean (True where the query sees the key) or
-        added to the scores, and broadcasts to [batch, heads, L, S]. Gradients are computed by our kernels where both
-        directions have one. What they do not run (a mask that requires a gradient, tensors on the CPU, ...) is computed
-        by PyTorch; `explain` with the same arguments says so.
+        added to the scores, and broadcasts to [batch, heads, L, S]. PyTorch computes tensors of other ranks and nested
+        ones. Gradients are computed by our kernels where both directions have one. What they do not run (a mask that
+        requires a gradient, tensors on the CPU, ...) is computed by PyTorch; `explain` with the same arguments says so.
 
         Raises:
-            UsageError: attn_mask has another shape or data type, or dropout_p is outside [0, 1]. It is a RuntimeError,
-                as PyTorch's is.
+            UsageError: dropout_p is outside [0, 1], or attn_mask of tensors with four dimensions has another shape or
+                data type. It is a RuntimeError, as PyTorch's is.
             TooFewDimensionsError: attn_mask has fewer than two dimensions. It is an IndexError as well.
             Exception: PyTorch's own, for all other wrong arguments: a TypeError for one of another type, a RuntimeError
                 for tensors that do not fit each other. attn_mask together with is_causal is computed or refused as the
@@ -90,10 +101,16 @@ class Dispatcher(Engine):
         """
         if is_compiling():
             return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is None and dropout_p == 0.0:
+        trains = is_grad_enabled() and getattr(query, "requires_grad", False)  # such a call has no plain plan
+        if attn_mask is None and dropout_p == 0.0 and not trains:
             plan = self._plans.of(query, key, value, is_causal, enable_gqa)
             if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
                 return plan.run(query, key, value, scale)
+        if type(is_causal) is bool and type(enable_gqa) is bool:  # 1 equals True, but PyTorch refuses it
+            served = self.way((_SDPA, dropout_p, is_causal, scale, enable_gqa), query, key, value, attn_mask)
+            if served is not None:
+                masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
+                return served(query, key, value, *masks)[0]
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def explain(
@@ -142,7 +159,7 @@ class Dispatcher(Engine):
         """Resolves, compiles and loads what calls with these shapes need, on the current GPU, once the source is read.
 
         Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
-        a backward with gradients.
+        a backward with gradients, those with a mask with one [seqlen_q, seqlen_k].
 
         Raises:
             NoDeviceError: there is no GPU here.
@@ -198,6 +215,8 @@ class Dispatcher(Engine):
         enable_gqa: bool,
     ) -> Tensor:
         pytorchs = type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None
+        options, tensors = (_SDPA, dropout_p, is_causal, scale, enable_gqa), (query, key, value, attn_mask)
+        repeats = not pytorchs and (scale is None or scale > 0)
         if not pytorchs:
             query, scale = with_positive_scale(query, None if scale is None else float(scale))
         if pytorchs or functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
@@ -207,7 +226,10 @@ class Dispatcher(Engine):
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if isinstance(found, tuple):
             plans, call = found
-            return run(plans, query, key, value, call)[0]
+            served = Served(call, *plans, lse=False)
+            if repeats and not is_capturing(query):
+                self._resolver.ways.add(options, tensors, served)
+            return run(served, call, query, key, value)[0]
         if isinstance(found, Explanation):
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
             return torch_attention(*arguments, scale=scale, enable_gqa=enable_gqa)

@@ -5,7 +5,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch import custom_ops as ops
-from blocktune.kernels.dispatch.autograd import Attention, GeneralPlan
+from blocktune.kernels.dispatch.autograd import GeneralPlan, Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_values
 from blocktune.kernels.dispatch.plan import (
@@ -29,15 +29,17 @@ from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import with_positive_scale
 from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
+from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.background import MAX_SECONDS
+from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
 
-OFFSET_STEP = 4
-"""By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
+Remember = Callable[[Ways, Served], None]
+"""Leaves a short way to what serves a call."""
 
 Plans = tuple[GeneralPlan, GeneralPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
@@ -63,7 +65,7 @@ class Engine:
         self._source = default_source() if source is None else source
         require_source(self._source)
         self._number = ops.registered(self)  # by which compiled graphs name it
-        self._begin(Snapshot(self._source, self._renew))
+        self._begin(self._snapshot())
 
     @property
     def source(self) -> ConfigSource:
@@ -74,6 +76,11 @@ class Engine:
     def strict(self) -> bool:
         """Whether only exact measurements are taken."""
         return self._strict
+
+    @property
+    def resolver(self) -> Resolver:
+        """What has been decided so far; another one takes its place when configs have come."""
+        return self._resolver
 
     def use(self, source: ConfigSource) -> None:
         """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
@@ -90,12 +97,16 @@ class Engine:
 
         Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
         """
-        snapshot = Snapshot(self._source, self._renew)
+        snapshot = self._snapshot()
         for device in self._resolver.snapshot.devices:
             snapshot.begin(device)
         for device in snapshot.devices:
             snapshot.table(device, MAX_SECONDS)
         self._begin(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        """A new one of the source; a strict dispatcher takes signed files alone if the user has named a key."""
+        return Snapshot(self._source, self._renew, trusted_key() if self._strict else None)
 
     def _begin(self, snapshot: Snapshot) -> None:
         with self._miss_lock():
@@ -123,29 +134,48 @@ class Engine:
             configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
             self._renew(snapshot)
 
+    def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None:
+        """What serves a call with these options and tensors, if such a call was made before (`attend`)."""
+        return self._resolver.ways.of(options, tensors)
+
+    def remember(self, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...], served: Served) -> None:
+        """Leaves a short way to what has served a call with these options and tensors."""
+        self._resolver.ways.add(options, tensors, served)
+
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, lse: bool = False, **asked: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output, laid out like the query, and the log-sum-exp, which is right with `lse` and has no
-        gradient. Differentiable. Autocast converts as it does for PyTorch's attention.
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        lse: bool = False,
+        remember: Remember | None = None,
+        **asked: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
+        Differentiable, both. Autocast converts as it does for PyTorch's attention.
 
         Args:
+            remember: gets what serves the call, where our kernels do, to leave a short way to it.
             asked: the arguments of `Call.of`.
 
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         query, key, value = autocasted(query, key, value)
-        query, asked["scale"] = with_positive_scale(query, asked["scale"])
+        query, asked["scale"], is_changed = *with_positive_scale(query, asked["scale"]), not asked["scale"] > 0
         if is_compiling():
             return ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
         obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
         if obstacle is None:
-            plans = self.plans(query, key, value, call)
+            resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
             if not isinstance(plans, Explanation):
-                return run(plans, query, key, value, call)
+                served = Served(call, *plans, lse=lse)
+                if remember is not None and not is_changed and _may_repeat(query, call):
+                    remember(resolver.ways, served)
+                return run(served, call, query, key, value)
         if lse or not is_pytorchs(
             query, key, call
         ):  # else PyTorch draws the pairs to drop, when a graph is replayed too
@@ -174,53 +204,77 @@ class Engine:
             self._checked.clear()
         self._checked.add(kind)
 
-    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plans | Explanation:
+    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool = False) -> Plans | Explanation:
         """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
-        which has no `call_obstacle`."""
+        which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
-        if needs_gradients(query, key, value):
+        if needs_gradients(query, key, value, call.extras.sinks):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
             if isinstance(found, Explanation):
                 return found
             backward = found
-        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        sums = lse or backward is not None or call.extras.sinks is not None
+        forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
         return forward if isinstance(forward, Explanation) else (forward, backward)
 
     def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
     ) -> GeneralPlan | Explanation:
-        """The plan of one direction, or why PyTorch computes it."""
-        place = call.place(query, key, value, direction)
+        """The plan of one direction, or why PyTorch computes it. sums: a forward leaves the log-sum-exp."""
+        place = call.place(query, key, value, direction, sums)
         plan = self._resolver.general_plans.get(place)
         if plan is None:
             with self._miss_lock():
                 resolver = self._resolver
                 plan = resolver.general_plans.get(place) or resolver.resolve_general(
-                    place, query, key, value, call, direction
+                    place, query, key, value, call, direction, sums
                 )
         return plan
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool, remember: Remember | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has the
         strides of `empty_output` whoever computes it."""
         self.check(query, key, value, call)
+        resolver = self._resolver
         plan = self.plan(query, key, value, call, Direction.FORWARD) if call.scale > 0 else None
         if isinstance(plan, GeneralPlan):
-            return plan.forward(query, key, value, call)
+            if remember is not None and _may_repeat(query, call):
+                remember(resolver.ways, Served(call, plan, None, lse=True))
+            out, sums = plan.forward(query, key, value, call.scale, call.extras)
+            assert sums is not None  # the plan is one with log-sum-exp
+            return out, sums
         out, sums = mathematics(query, key, value, call, lse=lse or call.features.dropout)
         return _laid_out(out, empty_output(query, value.shape[-1])), sums
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        call: Call,
+        *,
+        grad_lse: Tensor | None = None,
+        remember: Remember | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `forward`, with the strides of `torch.empty_like` whoever computes them."""
-        plans = self._plans_of_both(query, key, value, call)
+        """The gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever computes
+        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
+        resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
         if plans is not None:
-            return plans[1].backward(query, key, value, out, lse, grad, call)
+            if remember is not None and _may_repeat(query, call):
+                remember(resolver.ways, Served(call, *plans, lse=True))
+            extras = call.extras.with_grad_lse(grad_lse)
+            return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
         with torch.enable_grad(), autograd_within_an_op():
-            again, _ = mathematics(leaves[0], leaves[1], leaves[2], call, lse=call.features.dropout)
-            found = torch.autograd.grad(again, leaves, grad)
+            wants_lse = call.features.dropout or grad_lse is not None
+            again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
+            outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
+            found = torch.autograd.grad(outputs, leaves, grads)
         dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
         return dq, dk, dv
 
@@ -258,31 +312,21 @@ class Engine:
         return self._lock
 
 
-def run(plans: Plans, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp by our kernels, with newly drawn pairs to drop."""
-    forward, backward = plans
-    call = drawn(call, query.device)
-    if backward is None:
-        return forward.forward(query, key, value, call)
-    out, lse = Attention.apply(query, key, value, forward, backward, call)
-    return out, lse
+def run(served: Served, call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return output and log-sum-exp of the call by our kernels, with newly drawn pairs to drop."""
+    tensors = (tensor for tensor in call.tensors if tensor is not None)
+    return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
 
 
 def drawn(call: Call, device: torch.device) -> Call:
-    """The call with a seed from PyTorch's generator of the device, which moves on; itself without dropout.
+    """The call with a new seed; itself without dropout."""
+    return call.with_seed(*draw(device)) if call.features.dropout else call
 
-    On a GPU that is the generator's seed and its offset, so that nothing waits for the GPU; `torch.manual_seed` and
-    the states that activation checkpointing keeps and restores decide both.
-    """
-    if not call.features.dropout:
-        return call
-    if device.type != "cuda":
-        seed, offset = torch.randint(2**62, (2,)).tolist()
-        return call.with_seed(seed, offset)
-    generator = torch.cuda.default_generators[device.index]
-    offset = generator.get_offset()
-    generator.set_offset(offset + OFFSET_STEP)
-    return call.with_seed(generator.initial_seed() & (2**64 - 1), offset)
+
+def _may_repeat(query: Tensor, call: Call) -> bool:
+    """Whether further calls of this kind go the same way: on the CPU each has its lengths looked at, and what a CUDA
+    graph captures may come from earlier plans."""
+    return (call.lengths is None or query.device.type != "cpu") and not is_capturing(query)
 
 
 @contextmanager

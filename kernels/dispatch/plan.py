@@ -73,9 +73,10 @@ Plan = KernelPlan | SdpaPlan
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
     """A new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
-    dtype = torch.bfloat16 if query.dtype is EIGHT_BITS else query.dtype
+    is_short = query.dtype is EIGHT_BITS
+    dtype = torch.bfloat16 if is_short else query.dtype
     if head_dim_v == query.shape[-1]:
-        return torch.empty_like(query, dtype=dtype)
+        return torch.empty_like(query, dtype=dtype) if is_short else torch.empty_like(query)
     shape = (*query.shape[:-1], head_dim_v)
     return query.new_empty_strided(shape, strides_like(query.stride(), shape), dtype=dtype)
 
@@ -150,6 +151,8 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
     """Why nothing can be launched for these tensors now, whoever asks; or None."""
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
+    if any(tensor.is_nested for tensor in tensors):
+        return "an argument is nested"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if functorch_transform() is not None or forward_ad._current_level >= 0:
@@ -178,9 +181,10 @@ def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor
     return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
-def needs_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def needs_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> bool:
     """Whether autograd records this call."""
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:

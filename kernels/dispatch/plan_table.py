@@ -5,38 +5,19 @@ data type and so on, and is hashed: most of 2 us. The guards that PyTorch puts a
 three tensors in one call.
 """
 
-import logging
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, float32, is_grad_enabled
-from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
-from torch._C import _is_tracing as is_tracing
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C._functorch import peek_interpreter_stack as functorch_transform
-from torch.autograd import forward_ad
 
 from blocktune.kernels.base.precision import allows_tf32
+from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never
 from blocktune.kernels.dispatch.plan import Plan, plan_key
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
-
-logger = logging.getLogger("blocktune")
-
-Guard = Callable[[Any, Any, Any], bool]
-"""Whether three tensors are of the kinds that it was made for."""
-
-
-def _never(query: Any, key: Any, value: Any) -> bool:
-    del query, key, value
-    return False
-
 
 Way = tuple[Guard, bool, bool, Plan | None]
 """The short way to a plan: for tensors that the guard lets through, with these options (is_causal, enable_gqa)."""
 
-_NO_WAY: Way = (_never, False, False, None)
+_NO_WAY: Way = (never, False, False, None)
 
 
 class PlanTable(dict[Any, Plan]):
@@ -58,16 +39,7 @@ class PlanTable(dict[Any, Plan]):
         None where there is no plan, or where something else decides: `call_obstacle` makes the same checks and gives
         reasons.
         """
-        if (
-            type(query) is not Tensor
-            or type(key) is not Tensor
-            or type(value) is not Tensor
-            or is_any_autocast_enabled()
-            or dispatch_modes()
-            or functorch_transform() is not None
-            or is_tracing()
-            or forward_ad._current_level >= 0
-        ):
+        if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or is_watched():
             return None
         if query.is_nested or key.is_nested or value.is_nested:
             return None  # before the guard: nested tensors without strides would end the process there
@@ -84,7 +56,7 @@ class PlanTable(dict[Any, Plan]):
             return None
         place = plan_key(query, key, value, is_causal, enable_gqa)
         way = self._ways.get(place)
-        if way is None or (way in recent and way[0] is not _never):  # has just failed: inference mode is part of it
+        if way is None or (way in recent and way[0] is not never):  # has just failed: inference mode is part of it
             way = self._new_way(place, query, key, value, is_causal, enable_gqa)
         if way is _NO_WAY or way[1] is not is_causal or way[2] is not enable_gqa:
             return None  # 1 equals True, so that both have one key, but PyTorch refuses it
@@ -101,8 +73,8 @@ class PlanTable(dict[Any, Plan]):
             and len(addresses) == 3
             and not any(address % ALIGNMENT_BYTES for address in addresses)
         )
-        guard = guard_of(query, key, value) if is_short else _never
-        if query.dtype is float32 and guard is not _never:
+        guard = guard_of(query, key, value) if is_short else never
+        if query.dtype is float32 and guard is not never:
             guard = _as_precise_as_now(guard)
         way: Way = guard, is_causal, enable_gqa, plan
         self._ways[place] = way
@@ -117,35 +89,3 @@ def _as_precise_as_now(guard: Guard) -> Guard:
         return allows_tf32() is before and guard(query, key, value)
 
     return stays
-
-
-def guard_of(query: Tensor, key: Tensor, value: Tensor) -> Guard:
-    """Return a check whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these.
-
-    Each tensor is compared with the one in its own place. Addresses are not compared. One tensor in two places never
-    passes. A tensor that refuses to give its sizes or strides ends the process, so callers must not pass one.
-    """
-    make = _guards()
-    return _never if make is None else make(query, key, value)
-
-
-@cache
-def _guards() -> Callable[[Tensor, Tensor, Tensor], Guard] | None:
-    """What makes guards; None where this PyTorch has none that say what they should: they are private to it. Without
-    them all goes by keys, with the same answers."""
-
-    def make(query: Tensor, key: Tensor, value: Tensor) -> Guard:
-        kinds = torch._C._dynamo.guards.TensorGuards
-        check: Guard = kinds(query, key, value, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        return check
-
-    try:
-        one, other, third = (torch.empty(1, 2, 3, 4, device="cpu") for _ in range(3))
-        guard = make(one, other, third)
-        wrong = other.half(), other.mT, other[..., :3], other.clone().requires_grad_(), other.to("meta")
-        if guard(one, other, third) and not any(guard(one, tensor, third) for tensor in wrong):
-            return make
-        logger.info("PyTorch's guards answer otherwise than expected; plans are looked up by key.")
-    except Exception as error:  # whatever another version of PyTorch says to such a call
-        logger.info("PyTorch's guards are not to be had (%s); plans are looked up by key.", error)
-    return None

@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.precision import product_precision
-from blocktune.kernels.dispatch.autograd import GeneralPlan, extras_of, new_gradients, new_results
+from blocktune.kernels.dispatch.autograd import GeneralPlan, new_gradients, new_results, takes_extras
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import (
     KernelPlan,
@@ -24,11 +24,14 @@ from blocktune.kernels.dispatch.plan import (
 )
 from blocktune.kernels.dispatch.plan_table import PlanTable
 from blocktune.kernels.dispatch.snapshot import Snapshot
+from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung, climb_down
+from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.config import KernelConfig
@@ -50,6 +53,7 @@ class Resolver:
     def __init__(self, snapshot: Snapshot, *, strict: bool = False) -> None:
         self.plans = PlanTable()
         self.general_plans: dict[Any, GeneralPlan | Explanation] = {}
+        self.ways = Ways()  # to the general plans
         self.snapshot = snapshot
         self.late = snapshot.late  # what comes after that makes the plans out of date
         self._strict = strict
@@ -58,6 +62,17 @@ class Resolver:
         self._earlier_general: dict[Any, GeneralPlan | Explanation] = {}
         self._devices: dict[int | None, DeviceSpec | str] = {}  # by CUDA index; text: why it is not known
         self._failures: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def counted_plans(self) -> list[Plan | GeneralPlan]:
+        """Return all plans, which count their calls."""
+        found = [*self.plans.values(), *self.general_plans.values()]
+        return [plan for plan in found if not isinstance(plan, Explanation)]
+
+    @property
+    def disabled(self) -> int:
+        """Return how many configs did not launch or computed a wrong result."""
+        return len({kind[0] for kind in list(self._failures)})
 
     def renewed(self) -> "Resolver":
         """A resolver that knows what this one does, but for the plans: configs have come that they do not know of.
@@ -98,7 +113,7 @@ class Resolver:
         return plan
 
     def resolve_general(
-        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, sums: bool
     ) -> GeneralPlan | Explanation:
         """The plan for calls of this `Call.place`, or why PyTorch has to compute them.
 
@@ -115,46 +130,45 @@ class Resolver:
         shape = call.shape(query, key, value, direction)
         if is_capturing(query):
             return self._earlier_general.get(place) or self._while_capturing(shape, query)
-        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call)
-        result = found if isinstance(found, Explanation) else GeneralPlan(*found)
+        found = self._climb_general(shape, query.detach(), key.detach(), value.detach(), call, sums)
+        result = found if isinstance(found, Explanation) else GeneralPlan(*found, call, direction, sums)
         if len(self.general_plans) >= MAX_PLANS:
             self.general_plans.clear()
+            self.ways = Ways()
         self.general_plans[place] = result
         if isinstance(result, GeneralPlan):
             watch(result)
         return result
 
     def _climb_general(
-        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call
+        self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, sums: bool
     ) -> tuple[Explanation, Launch] | Explanation:
         """The first config down the ladder that launches this call in this direction."""
-        index, (out, lse) = query.device.index, new_results(query, value, call)
-        extras = extras_of(call, shape.direction)
+        packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
+        index, (out, lse) = query.device.index, new_results(query, value, packed=packed, sums=sums or is_backward)
+        extras = (call.extras,) if takes_extras(call, shape.direction) else ()
         if shape.direction is Direction.FORWARD and not extras:
             return self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
         arguments: tuple[Any, ...] = (query, key, value, out, lse, call.scale, *extras)
-        if shape.direction is Direction.BACKWARD:
-            gradients = new_gradients(query, key, value, call)
-            inputs = (query, key, value, out.zero_(), lse.zero_(), torch.zeros_like(out))
+        if is_backward:
+            gradients = new_gradients(query, key, value, packed=packed)
+            inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out))
             arguments = (*inputs, *gradients, call.scale, *extras)
         blocks = call.block_sizes
-        return self.climb(shape, index, lambda config: self._tried_once(config, shape, arguments, blocks), blocks)
+        attempt = partial(self._tried_once, shape=shape, arguments=arguments, call=call)
+        return self.climb(shape, index, attempt, blocks, call.num_splits)
 
     def _tried_once(
-        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], block_sizes: Any
+        self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], call: Call
     ) -> Launch | str:
         """A launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
-            launch, query = get_kernel(config.kernel).bind(config, shape), arguments[0]
-            with torch.cuda.device_of(query):
-                if isinstance(launch, ExtrasLaunch) and not shape.features.varlen:
-                    launch = launch.pinned(*arguments)  # a plan of packed sequences serves any number of tokens
-                else:
-                    launch(*arguments)
-            return on_its_device(launch, query.device.index)
+            kernel = get_kernel(config.kernel)
+            bind = kernel.bind_batch_invariant if call.num_splits else kernel.bind
+            return _launched(bind(config, shape), arguments)
 
-        return self._guarded(config, shape, arguments[:3], attempt, block_sizes)
+        return self._guarded(config, shape, arguments[:3], attempt, call.block_sizes)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """What serves a shape on a device, the current one by default, without launching anything."""
@@ -178,7 +192,15 @@ class Resolver:
     def _descend(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> KernelPlan | Explanation:
         """Return a plan with the first config down the ladder that launches; or why no config does."""
         shape = shape_of(query, key, value, is_causal)
-        found = self.climb(shape, query.device.index, lambda config: self._tried(config, shape, query, key, value))
+
+        def checked(config: KernelConfig, launch: Launch) -> Launch | str:
+            problem = canary.problem_of(config, launch, shape, query, key, value, empty_output(query, shape.head_dim_v))
+            if problem is not None:
+                self._failures[_kind(config, shape, query)] = problem
+            return problem or launch
+
+        index = query.device.index
+        found = self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value), check=checked)
         if isinstance(found, Explanation):
             return found
         explanation, launch = found
@@ -190,24 +212,31 @@ class Resolver:
         index: int | None,
         attempt: Callable[[KernelConfig], Launch | str],
         block_sizes: tuple[int, int] | None = None,
+        num_splits: int = 0,
+        *,
+        check: Callable[[KernelConfig, Launch], Launch | str] | None = None,
     ) -> tuple[Explanation, Launch] | Explanation:
         """Return the first config down the ladder that launches on the device with this CUDA index; or why none does.
 
         attempt: a launcher of a config that has launched once, or why the config cannot. block_sizes: queries and keys
-        of the blocks of a block mask, if there is one.
+        of the blocks of a block mask, if there is one. num_splits: only configs with this number of splits, unless 0.
+        check: of a launcher whose config was not measured for exactly this; returns it, or why it is not used.
         """
         device = self.device(index)
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
-        for step in climb_down(table, shape, device.limits, strict=self._strict):
+        steps = climb_down(table, shape, device.limits, strict=self._strict)
+        for step in fixed_splits(shape, num_splits, device.limits) if num_splits else steps:
             if isinstance(step, Candidate) and block_sizes is not None:
                 step = within_blocks(step, block_sizes, shape, device.limits)
             if isinstance(step, Rejection):
                 passed_over.append(step)
                 continue
             launch = attempt(step.config)
+            if check is not None and step.rung is not Rung.EXACT and not isinstance(launch, str):
+                launch = check(step.config, launch)
             if isinstance(launch, str):
                 passed_over.append(Rejection(step.rung, launch))
                 continue
@@ -229,7 +258,7 @@ class Resolver:
 
         def attempt() -> Launch:
             out = empty_output(query, shape.head_dim_v)
-            return _launched(get_kernel(config.kernel).bind(config, shape), query, key, value, out, lse)
+            return _launched(get_kernel(config.kernel).bind(config, shape), (query, key, value, out, lse, 1.0))
 
         return self._guarded(config, shape, (query, key, value), attempt)
 
@@ -249,8 +278,7 @@ class Resolver:
         problem = get_kernel(config.kernel).layout_problem(*tensors)
         if problem is not None:
             return problem
-        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
-        kind = (config, tensors[0].device, *sizes, shape.causal, shape.features)
+        kind = _kind(config, shape, tensors[0], block_sizes)
         if kind in self._failures:
             return self._failures[kind]
         try:
@@ -295,16 +323,20 @@ class Resolver:
         watch(plan)
 
 
-def _launched(bound: Launch, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> Launch:
-    """The shortest launcher of a bound config, after it has computed these tensors."""
-    arguments = (query, key, value, out, lse, 1.0)
-    launch = bound
+def _kind(config: KernelConfig, shape: AttentionShape, query: Tensor, block_sizes: Any = None) -> tuple[Any, ...]:
+    """What a failure of a config holds for."""
+    sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
+    return (config, query.device, *sizes, shape.causal, shape.features)
+
+
+def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
+    """The shortest launcher of a bound config, after it has computed these arguments, whose first one is the query."""
+    query = arguments[0]
     with torch.cuda.device_of(query):
-        if isinstance(bound, TritonLaunch):
-            launch = bound.pinned(*arguments)
-        else:
-            bound(*arguments)
-    return on_its_device(launch, query.device.index)
+        if hasattr(bound, "pinned"):
+            return on_its_device(bound.pinned(*arguments), query.device.index)
+        bound(*arguments)
+    return on_its_device(bound, query.device.index)
 
 
 def _nothing_fits(

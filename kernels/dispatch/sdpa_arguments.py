@@ -92,16 +92,20 @@ def _asked(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> dict[str, Any]:
     """The arguments as those of `Call.of`."""
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
-        mask = mask.expand(-1, -1, -1, key.shape[2])
     return {
         "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
         "scale": scale_of(query, scale),
         "dropout_p": dropout_p,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "mask": mask,
+        "mask": None if mask is None else mask_of_scores(mask, key.shape[2]),
     }
+
+
+def mask_of_scores(mask: Tensor, seqlen_k: int) -> Tensor:
+    """The mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]."""
+    if mask.dim() == 4 and mask.shape[3] == seqlen_k:
+        return mask
+    return mask[(None,) * (4 - mask.dim())].expand(-1, -1, -1, seqlen_k)
 
 
 def traced_attention(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -30,17 +31,21 @@ class DeviceConfigs:
         source: the source; it is read from now on.
         device: the device.
         changed: called on another thread when a layer has come after an answer was given without it.
+        signed_by: a public key; only results files that its owner signed are taken.
     """
 
-    def __init__(self, source: ConfigSource, device: DeviceSpec, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, source: ConfigSource, device: DeviceSpec, changed: Callable[[], None], signed_by: Path | None = None
+    ) -> None:
         self.device = device
         layers = layers_of(source)
         _learn_present_identity(device)
         self._names = [type(layer).__name__ for layer in layers]
-        self._layers = [_begun(layer, device, changed) for layer in layers]
+        self._layers = [_begun(layer, device, changed, signed_by) for layer in layers]
         self._there: tuple[bool, ...] | None = None
         self._table = ConfigTable(())
-        self._untuned = partial(shipped_untuned, device) if has_shipped(layers) else _nothing
+        is_allowed = has_shipped(layers) and signed_by is None
+        self._untuned = partial(shipped_untuned, device) if is_allowed else _nothing
 
     @property
     def late(self) -> int:
@@ -85,11 +90,11 @@ def _learn_present_identity(device: DeviceSpec) -> None:
             present_identity(device, kernel.source_hash)
 
 
-def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None]) -> Layer:
+def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None], signed_by: Path | None) -> Layer:
     """A layer that is being read; what it holds, if it is in memory or of a class that says nothing of threads."""
 
     def read() -> LayerRows:
-        rows, problems = read_source(layer, device)
+        rows, problems = read_source(layer, device, signed_by=signed_by)
         for problem in problems:
             logger.warning("%s", problem)
         return rows, problems
@@ -108,10 +113,14 @@ class Snapshot:
         source: where they come from.
         changed: called with this snapshot, on another thread, when something has come after an answer was given
             without it.
+        signed_by: a public key; only results files that its owner signed are taken.
     """
 
-    def __init__(self, source: ConfigSource, changed: Callable[["Snapshot"], None]) -> None:
+    def __init__(
+        self, source: ConfigSource, changed: Callable[["Snapshot"], None], signed_by: Path | None = None
+    ) -> None:
         self._source = source
+        self._signed_by = signed_by
         self._changed = changed
         self._configs: dict[str, DeviceConfigs] = {}  # by DeviceSpec.key
 
@@ -128,7 +137,9 @@ class Snapshot:
     def begin(self, device: DeviceSpec) -> DeviceConfigs:
         """The configs for a device, whose reading has begun."""
         if device.key not in self._configs:
-            self._configs[device.key] = DeviceConfigs(self._source, device, lambda: self._changed(self))
+            self._configs[device.key] = DeviceConfigs(
+                self._source, device, lambda: self._changed(self), self._signed_by
+            )
         return self._configs[device.key]
 
     def table(self, device: DeviceSpec, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
@@ -136,6 +147,11 @@ class Snapshot:
         return self.begin(device).table(seconds)
 
 
-def rows_within(source: ConfigSource, device: DeviceSpec, seconds: float = MAX_SECONDS) -> LayerRows:
-    """Return all rows of a source that can be read within `seconds`, and what is wrong or missing."""
-    return DeviceConfigs(source, device, lambda: None).rows(seconds)
+def rows_within(
+    source: ConfigSource, device: DeviceSpec, seconds: float = MAX_SECONDS, *, signed_by: Path | None = None
+) -> LayerRows:
+    """Return all rows of a source that can be read within `seconds`, and what is wrong or missing.
+
+    signed_by: a public key; only results files that its owner signed are taken.
+    """
+    return DeviceConfigs(source, device, lambda: None, signed_by).rows(seconds)

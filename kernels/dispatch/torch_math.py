@@ -8,6 +8,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal, Direction
@@ -24,17 +25,27 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
             options = {"scale": call.scale, "enable_gqa": query.shape[1] != key.shape[1]}
             out = torch_attention(query, key, value, call.extras.mask, call.extras.dropout_p, causal, **options)
             return out, query.new_zeros(query.shape[:3], dtype=torch.float32)
-        if call.features.cached:
-            return _over_cache(query, key, value, call)
-        if call.extras.block_mask is not None:
-            seen = call.extras.block_mask.to_dense(query.shape[2], key.shape[2])
-            seen = seen.tril() if call.causal is Causal.UPPER_LEFT else seen
-            return masked_attention(query, key, value, seen, call.scale)
-        return _by_definition(query, key, value, call)
+        out, sums = _all_scores(query, key, value, call)
+        if call.extras.sinks is not None:
+            out, sums = with_sinks(out, sums, call.extras.sinks)
+        return out, sums.float()
+
+
+def _all_scores(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call without its sinks, with all scores in memory."""
+    if call.features.cached:
+        return _over_cache(query, key, value, call)
+    if call.extras.block_mask is not None:
+        seen = call.extras.block_mask.to_dense(query.shape[2], key.shape[2])
+        seen = seen.tril() if call.causal is Causal.UPPER_LEFT else seen
+        return masked_attention(query, key, value, seen, call.scale)
+    return _by_definition(query, key, value, call)
 
 
 def is_pytorchs(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether scaled_dot_product_attention computes the same: its diagonal, and no other feature than its own."""
+    if call.extras.sinks is not None:
+        return False
     names = call.features_of(Direction.FORWARD).names
     if call.causal is Causal.NONE:
         return names <= {str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "dropout"}
@@ -53,7 +64,7 @@ def _by_definition(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
         features=call.features_of(Direction.FORWARD),
         extras=call.extras,
     )
-    return out.to(query.dtype), sums.detach().float()
+    return out.to(query.dtype), sums
 
 
 def masked_attention(
@@ -74,7 +85,7 @@ def masked_attention(
     softcap * tanh(score / softcap), unless it is 0. bias: is added to them then, broadcastable likewise.
 
     Returns:
-        the output like query, and the log-sum-exp float32 [batch, num_heads, seqlen_q], which has no gradient.
+        the output like query, and the log-sum-exp [batch, num_heads, seqlen_q], in float32 or float64.
     """
     group, wide = query.shape[1] // key.shape[1], torch.promote_types(query.dtype, torch.float32)
     wide_key, wide_value = (tensor.to(wide).repeat_interleave(group, 1) for tensor in (key, value))
@@ -88,7 +99,7 @@ def masked_attention(
     probabilities = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
     anyone = seen.expand(scores.shape).any(-2)  # 0 * NaN is NaN: a value that no query sees counts as 0
     clean = torch.where(anyone[..., None], wide_value, 0.0)
-    return (probabilities @ clean).to(query.dtype), lse.detach().float()
+    return (probabilities @ clean).to(query.dtype), lse
 
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:

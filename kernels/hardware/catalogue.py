@@ -55,12 +55,12 @@ class CatalogueEntry:
 
 
 def normalised(name: str) -> str:
-    """A device name without its accidents: lower case, one space for every run of other signs."""
+    """Return a device name without its accidents: lower case, one space for every run of other signs."""
     return re.sub(r"[^a-z0-9]+", " ", name.casefold()).strip()
 
 
 def _squashed(name: str) -> str:
-    """The key of the look-up, in which `RTX 2070`, `rtx-2070` and `rtx2070` are one name."""
+    """Return the key of the look-up, in which `RTX 2070`, `rtx-2070` and `rtx2070` are one name."""
     return normalised(name).replace(" ", "")
 
 
@@ -92,7 +92,7 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
 
 @cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
-    """All rows, in the order of the file."""
+    """Return all rows, in the order of the file."""
     text = resources.files("blocktune.kernels.hardware").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
     return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
 
@@ -103,13 +103,15 @@ def _by_any_name() -> dict[str, CatalogueEntry]:
 
 
 def entry_by_driver_name(name: str) -> CatalogueEntry | None:
-    """The row whose driver name is exactly this one, or None. Aliases do not count: a device's own name is precise."""
+    """Return the row whose driver name is exactly this one, or None. Aliases do not count: a device's own name is
+    precise."""
     entry = _by_any_name().get(_squashed(name))
     return entry if entry is not None and _squashed(entry.name) == _squashed(name) else None
 
 
 def entry_named(name: str) -> CatalogueEntry:
-    """The row with this id, driver name or alias, whatever its case and separators. Never a substring: A10 is no A100.
+    """Return the row with this id, driver name or alias, whatever its case and separators. Never a substring: A10 is no
+    A100.
 
     Raises:
         UnknownDeviceError: no row has this name; the message lists the nearest ones.

@@ -93,7 +93,8 @@ class DeviceSpec:
         return f"{normalised(self.name)}|{self.limits.name}|{self.num_sms}"
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as plain values. `limits` holds only what differs from the table of its compute capability."""
+        """Return the spec as plain values. `limits` holds only what differs from the table of its compute
+        capability."""
         table = asdict(limits_for(self.limits.cc))
         overlay = {name: value for name, value in asdict(self.limits).items() if value != table[name]}
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "limits"}
@@ -101,7 +102,7 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The spec that `to_json` wrote.
+        """Return the spec that `to_json` wrote.
 
         Raises:
             UsageError: a field is unknown, missing or out of range.
@@ -117,7 +118,7 @@ class DeviceSpec:
 
 
 def _with_overlay(limits: ComputeLimits, overlay: dict[str, Any]) -> ComputeLimits:
-    """The limits with some numbers replaced, after checking that they are numbers of limits."""
+    """Return the limits with some numbers replaced, after checking that they are numbers of limits."""
     if not isinstance(overlay, dict):
         raise UsageError(f"`limits` is an object of limits that differ from the table, but got {overlay!r}.")
     for name, value in overlay.items():
@@ -139,7 +140,7 @@ _LIVE_LIMITS = (
 
 
 def device_named(name: str) -> DeviceSpec:
-    """The device of the catalogue with this id, alias or driver name; upper case and separators do not matter.
+    """Return the device of the catalogue with this id, alias or driver name; upper case and separators do not matter.
 
     Raises:
         UnknownDeviceError: no device has this name; the message lists the nearest names and the file to edit.
@@ -172,7 +173,7 @@ def device_of(device: DeviceSpec | str | None) -> DeviceSpec:
 
 
 def present_devices() -> tuple[DeviceSpec, ...]:
-    """The GPUs of this machine, in the order of CUDA; empty without a GPU or driver.
+    """Return the GPUs of this machine, in the order of CUDA; empty without a GPU or driver.
 
     Warns:
         DeviceFactsWarning: a GPU differs from the tables, or is of a kind that they do not know and is left out.
@@ -188,7 +189,7 @@ def present_devices() -> tuple[DeviceSpec, ...]:
 
 
 def current_device(index: int | None = None) -> DeviceSpec:
-    """The GPU with this CUDA index; None is torch's current device, or the first one before torch has used CUDA.
+    """Return the GPU with this CUDA index; None is torch's current device, or the first one before torch has used CUDA.
 
     Raises:
         NoDeviceError: there is no GPU, no driver, or no such index; the message says which.
@@ -223,7 +224,8 @@ def _current_index() -> int:
 
 
 def _spec(live: LiveDevice, source: str) -> DeviceSpec:
-    """The live attributes over the table of its compute capability, and rates from the catalogue where it is listed."""
+    """Return the live attributes over the table of its compute capability, and rates from the catalogue where it is
+    listed."""
     entry = entry_by_driver_name(live.name)
     limits = _overlaid(limits_for(live.cc), live)
     same_size = entry is not None and entry.num_sms == live.num_sms
@@ -249,7 +251,7 @@ def _l2_bytes(entry: CatalogueEntry) -> int | None:
 
 
 def _overlaid(limits: ComputeLimits, live: LiveDevice) -> ComputeLimits:
-    """The limits as the device tells them, with a warning for every one that differs from the table."""
+    """Return the limits as the device tells them, with a warning for every one that differs from the table."""
     max_warps = None if live.max_threads_per_sm is None else live.max_threads_per_sm // WARP_SIZE
     told = {"max_warps_per_sm": max_warps} | {name: getattr(live, name) for name in _LIVE_LIMITS[1:]}
     different = {name: value for name, value in told.items() if value is not None and value != getattr(limits, name)}

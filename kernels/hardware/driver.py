@@ -87,7 +87,7 @@ class DriverReport:
 
 
 def load_library() -> DriverLibrary | None:
-    """libcuda, or None where no NVIDIA driver is installed."""
+    """Return libcuda, or None where no NVIDIA driver is installed."""
     for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
         try:
             return ctypes.CDLL(name)
@@ -97,7 +97,7 @@ def load_library() -> DriverLibrary | None:
 
 
 def read_driver(library: DriverLibrary | None = None) -> DriverReport:
-    """Asks the driver for its GPUs. Never raises: whatever is wrong is in the report's `problem`.
+    """Ask the driver for its GPUs. Never raises: whatever is wrong is in the report's `problem`.
 
     Args:
         library: libcuda or a stand-in; None loads the real one.
@@ -118,7 +118,7 @@ def read_driver(library: DriverLibrary | None = None) -> DriverReport:
 
 
 def read_torch() -> DriverReport:
-    """The GPUs as torch sees them, for a system where torch finds the driver and `load_library` does not.
+    """Return the GPUs as torch sees them, for a system where torch finds the driver and `load_library` does not.
 
     It asks only a torch that is loaded already: importing it takes seconds, and a CPU-only machine would pay them.
     """
@@ -180,7 +180,7 @@ def _read_device(library: DriverLibrary, index: int) -> LiveDevice:
 
 
 def _attribute(library: DriverLibrary, device: int, number: int) -> int | None:
-    """One attribute; None where this driver is too old to know it."""
+    """Return one attribute; None where this driver is too old to know it."""
     value = ctypes.c_int()
     code = library.cuDeviceGetAttribute(ctypes.byref(value), number, device)
     return value.value if code == CUDA_SUCCESS else None
@@ -193,7 +193,7 @@ def _name(library: DriverLibrary, device: int) -> str:
 
 
 def _uuid(library: DriverLibrary, device: int) -> str:
-    """The UUID as NVML prints it. `_v2` (CUDA 11.4) tells the slices of a partitioned GPU apart."""
+    """Return the UUID as NVML prints it. `_v2` (CUDA 11.4) tells the slices of a partitioned GPU apart."""
     buffer = (ctypes.c_ubyte * 16)()
     function = "cuDeviceGetUuid_v2" if hasattr(library, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     _check(library, function, ctypes.byref(buffer), device)
@@ -207,7 +207,7 @@ def _memory_bytes(library: DriverLibrary, device: int) -> int:
 
 
 def _torch_device(torch: Any, index: int) -> LiveDevice:
-    """torch's properties; which of them exist depends on its version, so each is optional."""
+    """Return torch's properties; which of them exist depends on its version, so each is optional."""
     properties = torch.cuda.get_device_properties(index)
     identity = getattr(properties, "uuid", None)
     return LiveDevice(

@@ -87,7 +87,7 @@ _HOPPER_CARVEOUTS = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
 def _before_ampere(
     cc: tuple[int, int], warps: int, blocks: int, shared_kib: int, carveouts: tuple[int, ...]
 ) -> ComputeLimits:
-    """Volta and Turing: no reserve, so one block can have all the shared memory."""
+    """Return the limits of Volta and Turing: no reserve, so one block can have all the shared memory."""
     return ComputeLimits(
         cc=cc,
         max_warps_per_sm=warps,
@@ -110,7 +110,7 @@ def _since_ampere(
     tensor_memory_columns: int = 0,
     exp_per_clock: int = 16,
 ) -> ComputeLimits:
-    """Ampere and later: 1 KiB of shared memory is reserved for every block."""
+    """Return the limits of Ampere and later: 1 KiB of shared memory is reserved for every block."""
     return ComputeLimits(
         cc=cc,
         max_warps_per_sm=warps,
@@ -150,12 +150,12 @@ _ALIASES = {(10, 1): (11, 0)}  # CUDA 12 calls Thor 10.1, CUDA 13 calls it 11.0
 
 
 def known_ccs() -> tuple[tuple[int, int], ...]:
-    """The compute capabilities of the table, ascending."""
+    """Return the compute capabilities of the table, ascending."""
     return tuple(sorted(_TABLE))
 
 
 def limits_for(cc: tuple[int, int]) -> ComputeLimits:
-    """The limits of a compute capability; (10, 1) is the old name of (11, 0).
+    """Return the limits of a compute capability; (10, 1) is the old name of (11, 0).
 
     Raises:
         UnknownDeviceError: the table has no such row. A neighbour's row would be a guess.
@@ -171,7 +171,8 @@ def limits_for(cc: tuple[int, int]) -> ComputeLimits:
 
 
 def parse_cc(text: str) -> tuple[int, int]:
-    """The compute capability in `9.0`, `90` or `sm_90a`. Whether the table holds it is the question of `limits_for`.
+    """Return the compute capability in `9.0`, `90` or `sm_90a`. Whether the table holds it is the question of
+    `limits_for`.
 
     Raises:
         UsageError: the text has none of these forms.

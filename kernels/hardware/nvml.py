@@ -1,56 +1,160 @@
-"""The driver's version and power limits, which NVML, a library that comes with the driver, knows and CUDA does not.
+"""What NVML knows and CUDA does not: the driver's version, power limits, and how a GPU works at the moment.
 
-By ctypes, since the production path needs no pynvml. Where there is no NVML, all is unknown and nothing an error.
+NVML comes with the driver and is read through `pynvml`. Where either is missing, or where NVML does not answer on this
+driver or GPU, a value is unknown and nothing is an error.
+
+A GPU is found by its UUID: NVML's index ignores CUDA_VISIBLE_DEVICES, and its order differs from CUDA's.
 """
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
-LIBRARY = "libnvidia-ml.so.1"
-_SUCCESS = 0
-_TEXT_BYTES = 96  # more than NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
-_WATT = 1000  # NVML counts milliwatts
+_MILLI = 1000  # NVML counts milliwatts and millijoules
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """An initialised NVML: the module `pynvml`."""
+
+    pynvml: Any
+
+    @classmethod
+    def open(cls) -> Self | None:
+        """Return NVML, initialised; None where there is none."""
+        try:
+            import pynvml
+        except ModuleNotFoundError:  # attention needs torch and Triton only
+            return None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return None
+        return cls(pynvml)
+
+    def close(self) -> None:
+        """Let NVML go."""
+        self.answer(self.pynvml.nvmlShutdown)
+
+    def driver_version(self) -> str | None:
+        """Return the version, such as `580.65.06`. CUDA knows only the newest CUDA that the driver supports."""
+        return self.answer(self.pynvml.nvmlSystemGetDriverVersion)
+
+    def gpu(self, uuid: str) -> "NvmlGpu | None":
+        """Return the GPU with this UUID."""
+        return self._gpu(self.pynvml.nvmlDeviceGetHandleByUUID, canonical_uuid(uuid))
+
+    def gpus(self) -> list["NvmlGpu"]:
+        """Return all GPUs, whether or not CUDA may use them."""
+        count = self.answer(self.pynvml.nvmlDeviceGetCount) or 0
+        found = (self._gpu(self.pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
+        return [gpu for gpu in found if gpu is not None]
+
+    def answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+        """Return what a function of `pynvml` returns; None where it fails or where this driver lacks it."""
+        try:
+            return function(*arguments)
+        except self.pynvml.NVMLError:
+            return None
+
+    def _gpu(self, function: Callable[..., Any], key: str | int) -> "NvmlGpu | None":
+        handle = self.answer(function, key)
+        return None if handle is None else NvmlGpu(self, handle)
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlGpu:
+    """One GPU. What it does not tell is None."""
+
+    nvml: Nvml
+    handle: Any
+
+    @property
+    def name(self) -> str | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetName)
+
+    @property
+    def uuid(self) -> str | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetUUID)
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetCudaComputeCapability)
+
+    @property
+    def sm_clock_mhz(self) -> int | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_SM)
+
+    @property
+    def memory_clock_mhz(self) -> int | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_MEM)
+
+    @property
+    def temperature_c(self) -> int | None:
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetTemperature, self.nvml.pynvml.NVML_TEMPERATURE_GPU)
+
+    @property
+    def power_w(self) -> float | None:
+        """The power draw: on large GPUs a mean over the last second."""
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetPowerUsage))
+
+    @property
+    def power_limit_w(self) -> float | None:
+        """The enforced power limit."""
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetEnforcedPowerLimit))
+
+    @property
+    def energy_j(self) -> float | None:
+        """The energy used since the driver was loaded."""
+        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetTotalEnergyConsumption))
+
+    @property
+    def throttle_reasons(self) -> int | None:
+        """What lowers the clocks at the moment, as bits of `nvml.h`."""
+        return self._answer(self.nvml.pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+
+    @property
+    def num_processes(self) -> int | None:
+        """How many processes compute on it."""
+        # without `_v3`, newer pynvml raises an error that is no NVMLError on a driver that lacks the function
+        processes = self._answer(self.nvml.pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+        return None if processes is None else len(processes)
+
+    def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+        return self.nvml.answer(function, self.handle, *arguments)
 
 
 @cache
 def driver_version() -> str:
-    """The driver's version, such as `580.65.06`; empty when unknown. CUDA tells only the newest CUDA it supports."""
-    text = ctypes.create_string_buffer(_TEXT_BYTES)
-    with _session() as nvml:
-        if nvml is None or nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_TEXT_BYTES)) != _SUCCESS:
-            return ""
-    return text.value.decode(errors="replace")
+    """Return the driver's version; empty when unknown."""
+    with _opened() as nvml:
+        return (nvml.driver_version() if nvml is not None else None) or ""
 
 
 @cache
 def power_limit_w(uuid: str | None) -> int:
-    """The enforced power limit in watts of the GPU with this UUID; 0 when unknown, as for a slice of one."""
-    handle, milliwatts = ctypes.c_void_p(), ctypes.c_uint()
-    with _session() as nvml:
-        if nvml is None or uuid is None:
-            return 0
-        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
-            return 0
-        if nvml.nvmlDeviceGetEnforcedPowerLimit(handle, ctypes.byref(milliwatts)) != _SUCCESS:
-            return 0
-    return round(milliwatts.value / _WATT)
+    """Return the enforced power limit in watts of the GPU with this UUID; 0 when unknown, as for a slice of one."""
+    with _opened() as nvml:
+        gpu = nvml.gpu(uuid) if nvml is not None and uuid is not None else None
+        return round((gpu.power_limit_w if gpu is not None else None) or 0)
+
+
+def canonical_uuid(uuid: str) -> str:
+    """Return NVML's spelling: torch leaves out the `GPU-` in front. A MIG slice keeps its `MIG-`."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 @contextmanager
-def _session() -> Iterator[Any | None]:
-    """The library, initialised; None without it."""
-    try:
-        nvml = ctypes.CDLL(LIBRARY)
-    except OSError:
-        yield None
-        return
-    if nvml.nvmlInit_v2() != _SUCCESS:
-        yield None
-        return
+def _opened() -> Iterator[Nvml | None]:
+    nvml = Nvml.open()
     try:
         yield nvml
     finally:
-        nvml.nvmlShutdown()
+        if nvml is not None:
+            nvml.close()
+
+
+def _from_milli(value: int | None) -> float | None:
+    return None if value is None else value / _MILLI

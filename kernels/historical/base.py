@@ -22,5 +22,5 @@ class HistoricalKernel(AttentionKernel):
 
 
 def strides_of(*tensors: Any) -> tuple[int, ...]:
-    """The strides of (batch, head, row) of each tensor, in elements."""
+    """Return the strides of (batch, head, row) of each tensor, in elements."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])

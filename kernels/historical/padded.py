@@ -76,7 +76,7 @@ def flash_fwd_padded_kernel(
 
 
 def next_width(head_dim: int) -> int:
-    """The next power of two above the head dimension: twice one that is a power of two itself."""
+    """Return the next power of two above the head dimension: twice one that is a power of two itself."""
     return max(2 * MIN_HEAD_DIM, 1 << head_dim.bit_length())
 
 
@@ -100,7 +100,7 @@ class FlashForwardPadded(HistoricalKernel):
     )
 
     def multiplied(self, shape: AttentionShape) -> AttentionShape:
-        """The shape whose head dimensions are those that are multiplied."""
+        """Return the shape whose head dimensions are those that are multiplied."""
         return padded_shape(shape)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -119,7 +119,7 @@ class FlashForwardPadded(HistoricalKernel):
         return _PLAIN.softmax_cost(plain_config(config))
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """The padded products; the bytes of the padding are counted too, though they are not loaded."""
+        """Return the padded products; the bytes of the padding are counted too, though they are not loaded."""
         return config, self.multiplied(shape)
 
     @cached_property
@@ -151,12 +151,12 @@ class FlashForwardPadded(HistoricalKernel):
 
 
 def padded_shape(shape: AttentionShape) -> AttentionShape:
-    """The shape whose head dimensions are those that are multiplied."""
+    """Return the shape whose head dimensions are those that are multiplied."""
     return replace(shape, head_dim=next_width(shape.head_dim), head_dim_v=next_width(shape.head_dim_v))
 
 
 def plain_config(config: KernelConfig) -> KernelConfig:
-    """The same blocks of the plain kernel, whose tiles are computed in order."""
+    """Return the same blocks of the plain kernel, whose tiles are computed in order."""
     return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
 
 

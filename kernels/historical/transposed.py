@@ -237,7 +237,7 @@ class FlashForwardTransposed(HistoricalKernel):
 
 
 def plain_config(config: KernelConfig) -> KernelConfig:
-    """The same blocks of the plain kernel, whose tiles are computed in order."""
+    """Return the same blocks of the plain kernel, whose tiles are computed in order."""
     return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
 
 
@@ -249,7 +249,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 
 
 def _turned_strides(shape: AttentionShape) -> dict[str, int]:
-    """Of contiguous [batch, num_heads_kv, head_dim, seqlen_k], in elements."""
+    """Return the strides of contiguous [batch, num_heads_kv, head_dim, seqlen_k], in elements."""
     head = shape.head_dim * shape.seqlen_k
     return {"stride_tb": shape.num_heads_kv * head, "stride_th": head, "stride_td": shape.seqlen_k}
 
@@ -273,7 +273,7 @@ def _transpose(config: KernelConfig, shape: AttentionShape, k: Any, kt: Any) -> 
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    """The arguments that change with every call, new memory for the transposed keys among them."""
+    """Return the arguments that change with every call, new memory for the transposed keys among them."""
     batch, heads, rows, dim = k.shape
     kt = torch.empty((batch, heads, dim, rows), dtype=k.dtype, device=k.device)
     return q, v, out, lse, scale * LOG2_E, kt

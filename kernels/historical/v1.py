@@ -208,7 +208,7 @@ class FlashV1(HistoricalKernel):
         return shape.element_bytes * m * width + keys
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of float32, with an output that changes its layout as a whole."""
+        """Return the bytes of float32, with an output that changes its layout as a whole."""
         if limits.mma == "none" or shape.element_bytes != FLOAT32_BYTES:
             return self.shared_bytes(config, shape, limits)
         m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
@@ -223,9 +223,9 @@ class FlashV1(HistoricalKernel):
         return most_forward_columns(config, _widths(shape), shape.element_bytes) if on_tensor_memory else 0
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """One tile of each operand, as float32 for plain multiply-adds, with P where Q was; two of float32 keys and
-        values for tensor cores. The output and the statistics of a tile of queries are in registers while it meets a
-        tile of keys, and in device memory between two of these."""
+        """Return one tile of each operand, as float32 for plain multiply-adds, with P where Q was; two of float32 keys
+        and values for tensor cores. The output and the statistics of a tile of queries are in registers while it meets
+        a tile of keys, and in device memory between two of these."""
         m, n, plain = config.block_m, config.block_n, limits.mma == "none"
         element_bytes, (width, width_v) = FLOAT32_BYTES if plain else shape.element_bytes, _widths(shape)
         queries = ("P, after Q", m, n) if plain and n > width else ("Q", m, width)
@@ -241,7 +241,8 @@ class FlashV1(HistoricalKernel):
         return SoftmaxCost(round_trip=True)
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """One block a head that visits its tiles one after another: as if they were the keys of one query tile."""
+        """Return one block a head that visits its tiles one after another: as if they were the keys of one query
+        tile."""
         keys = tiles_of(config, shape) * config.block_n
         return config, replace(shape, seqlen_q=config.block_m, seqlen_k=max(1, keys), causal=Causal.NONE)
 
@@ -272,7 +273,7 @@ class FlashV1(HistoricalKernel):
 
 
 def _widths(shape: AttentionShape) -> tuple[int, int]:
-    """Padded columns of a tile of Q or K, and of V."""
+    """Return padded columns of a tile of Q or K, and of V."""
     return padded_width(shape.head_dim), padded_width(shape.head_dim_v)
 
 
@@ -287,7 +288,7 @@ def columns_beside_keys(config: KernelConfig, shape: AttentionShape, limits: Com
 
 
 def tiles_of(config: KernelConfig, shape: AttentionShape) -> int:
-    """Pairs of a query tile and a key tile that a head's program computes."""
+    """Return the pairs of a query tile and a key tile that a head's program computes."""
     if shape.causal is Causal.NONE:
         return -(-shape.seqlen_q // config.block_m) * -(-shape.seqlen_k // config.block_n)
     seen = (
@@ -298,7 +299,8 @@ def tiles_of(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    """The arguments that change with every call, new memory for what the passes leave to each other among them."""
+    """Return the arguments that change with every call, new memory for what the passes leave to each other among
+    them."""
     rows = q.shape[:3]
     sums, maxima = (torch.empty(rows, dtype=torch.float32, device=q.device) for _ in range(STATISTICS))
     acc = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32, device=q.device)

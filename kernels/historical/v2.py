@@ -26,5 +26,5 @@ class FlashV2(FlashForwardPadded):
     }
 
     def multiplied(self, shape: AttentionShape) -> AttentionShape:
-        """The shape itself: tiles are as wide as its rows, up to a power of two."""
+        """Return the shape itself: tiles are as wide as its rows, up to a power of two."""
         return shape

@@ -1,7 +1,7 @@
 """What the dispatcher missed: calls of shapes that have no measurement of their own on this device.
 
 `watch` is all that the dispatcher calls, once for a new plan; a plan counts its own calls. A thread of its own writes
-the counts to the file of `kernels/stored/miss_file.py` now and then, so that no call waits for a disk, and the end of
+the counts to the file of `miss_file.py` now and then, so that no call waits for a disk, and the end of
 the process writes what is left. `tune run --from-misses` makes work of them.
 """
 
@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import ConfigTable
-from blocktune.kernels.stored.miss_file import Miss, append_misses, miss_path
+from blocktune.kernels.selection.miss_file import Miss, append_misses, miss_path
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import ConfigSource, LayeredConfigs
 from blocktune.kernels.values.errors import UsageError

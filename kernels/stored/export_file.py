@@ -6,6 +6,7 @@ its rows pass the rules of `sources.py` before anything else sees them.
 """
 
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
 from blocktune.kernels.stored.ownership import require_trusted
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.stored.signature import SIGNATURE, require_signature
+from blocktune.kernels.values.errors import StoreError
+
+logger = logging.getLogger("blocktune")
 
 SUFFIX = ".json"
 """How the names of results files end. No store has such a name, so that BLOCKTUNE_DB may name either."""
@@ -40,13 +45,22 @@ EXPORTED_ONLY = "trials"
 """What every export says of a winner, and no frozen file."""
 
 
-def rows_in_file(path: str | Path) -> list[dict[str, Any]]:
+def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dict[str, Any]]:
     """The bests in a results file as rows like those of the store's `dispatch` view.
 
+    Args:
+        path: of the file.
+        signed_by: a public key; only a file that its owner signed is taken.
+
     Raises:
-        StoreError: the file cannot be read, is no results file, or was changed after it was frozen.
+        StoreError: the file cannot be read, is no results file, was changed after it was frozen, or is not signed.
+        UsageError: the key cannot be read, or `cryptography` is not installed.
     """
-    return _rows(str(path), _parsed(str(path), _text(file_path(path))))
+    document = _parsed(str(path), _text(file_path(path)))
+    rows = _rows(str(path), document)
+    if signed_by is not None:
+        require_signature(str(path), document, document.get(_SEAL) or "", signed_by)
+    return rows
 
 
 def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -58,9 +72,9 @@ def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
-    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash itself."""
+    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash and the signature."""
     digest = hashlib.sha256()
-    for piece in canonical_pieces({name: value for name, value in document.items() if name != _SEAL}):
+    for piece in canonical_pieces({name: value for name, value in document.items() if name not in (_SEAL, SIGNATURE)}):
         digest.update(piece.encode())
     return digest.hexdigest()
 
@@ -121,15 +135,41 @@ def _rows(name: str, document: Any) -> list[dict[str, Any]]:
     try:
         device_key = DeviceSpec.from_json(document["device"]).key
         environments = document["environments"]
+        bests = _unchanged(name, document["bests"], device_key, environments)
         return [
             {"device_key": device_key}
             | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
             | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
-            for best in document["bests"]
+            for best in bests
         ]
-    except (AttributeError, KeyError, TypeError, UsageError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"{name} lacks what exported results have ({reason:.300}). Export it again.") from error
+
+
+def exported_checksum(row: Mapping[str, Any], device_key: str, environment: Mapping[str, Any]) -> str:
+    """Return the checksum of a row of an export: of all of its fields, its device and its software."""
+    told = {field: value for field, value in row.items() if field != CHECKSUM}
+    return checksum_of(told | {"device": device_key, "environment": dict(environment)})
+
+
+def _unchanged(
+    name: str, bests: list[dict[str, Any]], device_key: str, environments: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The winners that are as they were written, or have no checksum. The others are named in the log."""
+    kept = []
+    for index, best in enumerate(bests):
+        checksum = best.get(CHECKSUM)
+        if checksum is None or checksum == exported_checksum(best, device_key, environments[best["environment"]]):
+            kept.append(best)
+        else:
+            logger.warning(
+                "`bests[%d]` of %s is not as it was written and is left out. Export it again; a row that was changed "
+                "on purpose has no `checksum`.",
+                index,
+                name,
+            )
+    return kept
 
 
 def _require_export(name: str, document: Mapping[str, Any]) -> None:

@@ -17,10 +17,11 @@ from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_r
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
+from blocktune.kernels.stored.signature import VARIABLE
 from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
@@ -138,25 +139,48 @@ def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
 
 
 def has_shipped(layers: Iterable[ConfigSource]) -> bool:
-    """Whether the results that ship with the package are among these."""
+    """Return whether the results that ship with the package are among these."""
     return any(isinstance(layer, JsonConfigs) and layer.path is None for layer in layers)
 
 
-def read_source(source: ConfigSource, device: DeviceSpec) -> tuple[list[TunedConfig], list[str]]:
+def read_source(
+    source: ConfigSource, device: DeviceSpec, *, signed_by: Path | None = None
+) -> tuple[list[TunedConfig], list[str]]:
     """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
 
     Any exception of a source is a problem to report, whatever its type: a source may be a user's own class.
+
+    Args:
+        source: what is read.
+        device: what it is read for.
+        signed_by: a public key; only results files that its owner signed are taken.
     """
     found: list[TunedConfig] = []
     problems: list[str] = []
     for layer in layers_of(source):
         try:
-            found += layer.configs(device)
+            found += layer.configs(device) if signed_by is None else _signed_configs(layer, device, signed_by)
         except BlocktuneError as error:
             problems.append(shown(str(error)))
         except Exception as error:
             problems.append(shown(f"{type(layer).__name__} cannot be read: {type(error).__name__}: {error}"))
     return found, problems
+
+
+def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[TunedConfig]:
+    """Raises:
+    StoreError: the layer is no results file, or one that the owner of the key did not sign.
+    """
+    if not getattr(layer, "reads_files", False):
+        return list(layer.configs(device))  # what the program itself hands over
+    path = user_place() if isinstance(layer, UserConfigs) else getattr(layer, "path", None)
+    if path is None or not str(path).endswith(SUFFIX):
+        named = "the shipped results" if isinstance(layer, JsonConfigs) else path or type(layer).__name__
+        raise StoreError(
+            f"A strict dispatcher takes results files signed by the owner of {key} alone, but {named} is none. Name a "
+            f"signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
+        )
+    return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 
 
 def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:

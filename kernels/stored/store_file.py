@@ -18,7 +18,7 @@ from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
 from blocktune.kernels.stored.ownership import require_trusted
 from blocktune.kernels.stored.places import default_store_path, is_server, store_file
-from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of
+from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of, unchanged_rows
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
     SchemaTooNewError,
@@ -30,7 +30,7 @@ from blocktune.kernels.values.errors import (
 
 logger = logging.getLogger("blocktune")
 
-NEWEST_SCHEMA = 4
+NEWEST_SCHEMA = 5
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 _VERSION = re.compile("[0-9]{1,9}")
@@ -115,7 +115,7 @@ class SqliteRows:
         try:
             self._require_file()
             require_trusted(self.path)
-            return self._read_in_time(Selection(self.view, device, values))
+            rows, changed = unchanged_rows(self._read_in_time(Selection(self.view, device, values)))
         except OSError as error:  # a directory that may not be searched, a name that is too long
             raise StoreError(
                 f"The store must be readable, but {self.path} is not ({error.strerror}). "
@@ -125,6 +125,9 @@ class SqliteRows:
             raise _explained(error, self.path) from error
         except ValueError as error:  # what SQLite hands over is no text, or no JSON
             raise _corrupt(error, self.path) from error
+        if changed:
+            logger.warning("%d row(s) of %s are ignored. The first: %s", len(changed), self.path, changed[0])
+        return rows
 
     def _require_file(self) -> None:
         """Raises:

@@ -7,12 +7,13 @@ one that a migration of blocktune makes, over tables, and every value is bounded
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import ForeignStoreError
+from blocktune.kernels.stored.checksums import CHECKSUM, require_unchanged
+from blocktune.kernels.values.errors import ForeignStoreError, UsageError
 
 MAX_TEXT = 1000
 """Characters of a text. Longer ones than the tables declare are no row of ours."""
@@ -39,14 +40,23 @@ _USER_DISPATCH = ["device_key", "kernel", "source_hash", "problem", "config", "t
 DISPATCH = StoreView(
     "dispatch",
     ("best", "config", "device", "environment", "kernel", "shape"),
-    {"b8f49ea04f32dbb7": tuple(_DISPATCH), "1ad91cb0b92e1b01": (*_DISPATCH, "power_limit_w")},
+    {
+        "b8f49ea04f32dbb7": tuple(_DISPATCH),
+        "1ad91cb0b92e1b01": (*_DISPATCH, "power_limit_w"),
+        "6163a9c4a63a28cf": (*_DISPATCH, "power_limit_w", CHECKSUM),
+    },
 )
 """The winners of our kernels."""
 
 USER_DISPATCH = StoreView(
-    "user_dispatch", ("device", "environment", "user_best"), {"e0db212a15365541": tuple(_USER_DISPATCH)}
+    "user_dispatch",
+    ("device", "environment", "user_best"),
+    {
+        "e0db212a15365541": tuple(_USER_DISPATCH),
+        "097440330c66e04a": (*_USER_DISPATCH, CHECKSUM),
+    },
 )
-"""The winners of tuned functions."""
+"""The winners of autotuned kernels."""
 
 
 def digest_of(definition: str) -> str:
@@ -111,6 +121,20 @@ class Selection:
         """Return how many rows there are."""
         query = f"SELECT count(*) FROM {self.view.name} WHERE {self.condition}"
         return int(connection.execute(query, self.parameters).fetchone()[0])
+
+
+def unchanged_rows(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
+    """Return the rows that are as they were written, without their checksums, and what is wrong with each other one."""
+    kept, changed = list[Row](), list[str]()
+    for row in rows:
+        checksum = row.pop(CHECKSUM, None)
+        try:
+            require_unchanged(row, checksum)
+            kept.append(row)
+        except (UsageError, ValueError) as error:
+            named = ", ".join(f"{row[name]!s:.200}" for name in ("device_key", "shape", "problem") if name in row)
+            changed.append(f"{named}: {error}")
+    return kept, changed
 
 
 def _bounded(column: str) -> str:

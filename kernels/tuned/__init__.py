@@ -1,1 +1,1 @@
-"""@tuned: user-written functions with searched parameters."""
+"""Kernels of other people under `@triton.autotune`: what a call is known by, and which stored config serves it."""

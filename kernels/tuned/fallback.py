@@ -1,14 +1,14 @@
-"""Which stored config serves a call of a tuned function: from its own measurement down to the function's default.
+"""Which stored config serves a call of a tuned kernel: from its own measurement down to the first of the list.
 
-    exact             measured for this problem on this device, with this triton, ptxas and driver
-    other_driver      the same with another driver
+    frozen            from a frozen file, or from rank 0
+    exact             measured for this call on this device, with this triton, ptxas and driver
+    other_driver      the same with another driver or power limit
     other_compiler    the same with another triton or ptxas
-    same_capability   measured for this problem elsewhere, on a device of this compute capability
-    nearest           measured for the nearest other problem, by any of the above
-    default           the function's own default
-    reference         the function's reference, which needs no config
+    same_capability   measured for this call elsewhere, on a device of this compute capability
+    nearest           measured for other key values, by any of the above
+    default           the first config of the list
 
-What was measured with another source of the function is no part of it: its parameters may mean something else now.
+What was measured with another source of the kernel is no part of it: its parameters may mean something else now.
 """
 
 import logging
@@ -33,18 +33,23 @@ logger = logging.getLogger("blocktune")
 class UserRung(StrEnum):
     """The steps of the ladder, best first."""
 
+    FROZEN = "frozen"
     EXACT = "exact"
     OTHER_DRIVER = "other_driver"
     OTHER_COMPILER = "other_compiler"
     SAME_CAPABILITY = "same_capability"
     NEAREST = "nearest"
     DEFAULT = "default"
-    REFERENCE = "reference"
+
+    @property
+    def place(self) -> int:
+        """0 for the best."""
+        return list(UserRung).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserWinner:
-    """A stored winner of a function. reuse: how far its measurement is from this device and software."""
+    """A stored winner of a kernel. reuse: how far its measurement is from this device and software."""
 
     problem: Problem
     config: UserConfig
@@ -52,38 +57,16 @@ class UserWinner:
     reuse: Reuse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserExplanation:
-    """Which rung serves a call of a tuned function, and why no higher one does.
-
-    tuned_for is the problem that the config was measured for, time_us the time there. passed_over: why better configs
-    do not serve.
-    """
-
-    rung: UserRung
-    problem: Problem
-    config: UserConfig | None = None
-    tuned_for: Problem | None = None
-    time_us: float | None = None
-    passed_over: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        config = self.config.label if self.config else "the reference computes it"
-        measured = f", measured for {self.tuned_for.label}: {self.time_us:.1f} us" if self.tuned_for else ""
-        lines = [f"{self.problem.label}: {self.rung}: {config}{measured}"]
-        return "\n".join(lines + [f"  passed over {reason}" for reason in self.passed_over])
-
-
 def stored_winners(
     kernel: str, source_hash: str, device: DeviceSpec, path: str | Path | None = None
 ) -> list[UserWinner]:
-    """What a store (by default the user's) knows of a function with this very source, on devices of this compute
+    """What a store (by default the user's) knows of a kernel with this very source, on devices of this compute
     capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
     try:
         store = SqliteRows(user_store_path() if path is None else file_path(path), USER_DISPATCH)
         rows = store.read(device, kernel=kernel, source_hash=source_hash)
     except Exception as error:  # whatever is wrong with a place or a file: a call goes on without
-        logger.info("%s is not tuned: %s", kernel, error)
+        logger.info("No stored configs of %s: %s", kernel, error)
         return []
     found = []
     for row in rows:
@@ -96,10 +79,11 @@ def stored_winners(
 
 def candidates(stored: Iterable[UserWinner], problem: Problem) -> Iterator[tuple[UserRung, UserWinner]]:
     """The stored winners that may serve the problem, best first."""
-    ours = sorted((winner for winner in stored if winner.problem == problem), key=_weight)
+    winners = list(stored)
+    ours = sorted((winner for winner in winners if winner.problem == problem), key=_weight)
     for winner in ours:
         yield UserRung(str(winner.reuse)), winner
-    distances = ((problem.distance(winner.problem), winner) for winner in stored if winner.problem != problem)
+    distances = ((problem.distance(winner.problem), winner) for winner in winners if winner.problem != problem)
     near = [(distance + _weight(winner), winner) for distance, winner in distances if distance is not None]
     for distance, winner in sorted(near, key=lambda pair: pair[0])[:MAX_NEIGHBOURS]:
         if distance <= MAX_DISTANCE:

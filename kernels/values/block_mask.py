@@ -42,7 +42,7 @@ class BlockLists:
 
     @classmethod
     def of(cls, mask: Tensor) -> Self:
-        """The lists of a boolean mask [batch or 1, heads or 1, rows, columns], on its device."""
+        """Return the lists of a boolean mask [batch or 1, heads or 1, rows, columns], on its device."""
         order = torch.argsort(mask.to(torch.uint8), dim=-1, descending=True, stable=True)
         total = mask.to(torch.int32).cumsum(-1, dtype=torch.int32)
         pad = torch.nn.functional.pad
@@ -78,7 +78,7 @@ class BlockMask:
 
     @classmethod
     def from_dense(cls, mask: Tensor, *, block_q: int, block_k: int) -> Self:
-        """The block mask that shows the very pairs that `mask` shows.
+        """Return the block mask that shows the very pairs that `mask` shows.
 
         Args:
             mask: bool [seqlen_q, seqlen_k], with heads, or batch and heads, in front; True where the query sees the
@@ -110,7 +110,7 @@ class BlockMask:
         block_k: int,
         device: torch.device | str | None = None,
     ) -> Self:
-        """The block mask of a rule, such as `lambda q_block, k_block: abs(q_block - k_block) < 3`.
+        """Return the block mask of a rule, such as `lambda q_block, k_block: abs(q_block - k_block) < 3`.
 
         Args:
             predicate: gets int64 block numbers, of queries [rows, 1] and of keys [1, columns], and returns bool
@@ -139,7 +139,7 @@ class BlockMask:
         return float(self.mask.float().mean())
 
     def to_dense(self, seqlen_q: int | None = None, seqlen_k: int | None = None) -> Tensor:
-        """bool [batch or 1, heads or 1, seqlen_q, seqlen_k], whole blocks unless lengths are given."""
+        """Return bool [batch or 1, heads or 1, seqlen_q, seqlen_k], whole blocks unless lengths are given."""
         dense = self.mask.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
         return dense[:, :, :seqlen_q, :seqlen_k]
 
@@ -154,8 +154,10 @@ class BlockMask:
         return BlockLists.of(self.mask.transpose(-1, -2))
 
     def check_fits(self, shape: AttentionShape) -> None:
-        """Raises:
-        UsageError: the mask belongs to other lengths, heads or batches than the shape's.
+        """Check that the mask fits a shape.
+
+        Raises:
+            UsageError: the mask belongs to other lengths, heads or batches than the shape's.
         """
         wanted = (-(-shape.seqlen_q // self.block_q), -(-shape.seqlen_k // self.block_k))
         batch, heads, *blocks = self.mask.shape
@@ -172,13 +174,13 @@ class BlockMask:
             )
 
     def strides(self, lists: BlockLists) -> tuple[int, int, int]:
-        """Of lists by (batch, head, row), in elements; 0 where one serves all."""
+        """Return the strides of lists by (batch, head, row), in elements; 0 where one serves all."""
         batch, heads, row, _ = lists.indices.stride()
         return batch if self.mask.shape[0] > 1 else 0, heads if self.mask.shape[1] > 1 else 0, row
 
 
 def tile_shift(name: str, block: int, tile: int) -> int:
-    """log2 of how many tiles make up a block of the mask.
+    """Return log2 of how many tiles make up a block of the mask.
 
     Args:
         name: of the config's parameter that holds the tile's size.
@@ -205,15 +207,17 @@ def _check_blocks(block_q: int, block_k: int) -> None:
 
 
 def _in_blocks(dense: Tensor, block_q: int, block_k: int, fill: bool) -> Tensor:
-    """[batch, heads, query blocks, block_q, key blocks, block_k], with `fill` beyond the sequences."""
+    """Return [batch, heads, query blocks, block_q, key blocks, block_k], with `fill` beyond the sequences."""
     batch, heads, seqlen_q, seqlen_k = dense.shape
     padded = torch.nn.functional.pad(dense, (0, -seqlen_k % block_k, 0, -seqlen_q % block_q), value=fill)
     return padded.reshape(batch, heads, -(-seqlen_q // block_q), block_q, -(-seqlen_k // block_k), block_k)
 
 
 def _refuse_partial(partial: Tensor, block_q: int, block_k: int) -> None:
-    """Raises:
-    UsageError: a block of partial [batch, heads, query blocks, key blocks] is True.
+    """Check that no partial block is True everywhere.
+
+    Raises:
+        UsageError: a block of partial [batch, heads, query blocks, key blocks] is True.
     """
     if not partial.any():
         return

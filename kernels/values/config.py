@@ -75,7 +75,7 @@ class KernelConfig:
 
     @classmethod
     def of(cls, kernel: str, parameters: dict[str, int]) -> Self:
-        """The config with these parameters; names beyond the four common ones become `extra`."""
+        """Return the config with these parameters; names beyond the four common ones become `extra`."""
         own = dict(parameters)
         try:
             tile = {name: own.pop(name) for name in ("block_m", "block_n", "num_warps", "num_stages")}
@@ -90,7 +90,7 @@ class KernelConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The config that `to_json` wrote. Whether the kernel knows the extra names is the registry's question.
+        """Return the config that `to_json` wrote. Whether the kernel knows the extra names is the registry's question.
 
         Raises:
             UsageError: a value is missing or out of range.

@@ -110,6 +110,8 @@ def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:
     Raises:
         UsageError: dropout_p is outside [0, 1).
     """
+    if not extras.dropout_p:
+        return 0, 0, 0, 0
     threshold = keep_threshold(extras.dropout_p)
     words = extras.seed & _WORD, extras.seed >> 32 & _WORD, extras.offset & _WORD, threshold
     seed_lo, seed_hi, offset, least = (word - (1 << 32) if word >> 31 else word for word in words)

@@ -1,6 +1,6 @@
 """The run-time values that come with a call's features, in addition to query, key and value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ class Extras:
     max_pages], the page of every page_size keys. block_mask: a `BlockMask`. tree_mask: int32 [batch, seqlen_q, words],
     bit j % 32 of word j // 32 is set where the query sees key number (length - seqlen_q + j): a draft of its tree.
     scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: > 0, float32 [batch or
-    1, num_heads(_kv) or 1], any strides; None is 1.
+    1, num_heads(_kv) or 1], any strides; None is 1. sinks: [num_heads], a logit that joins the softmax of every row; no
+    kernel of attention reads it (kernels/portable/sinks). grad_lse: of a backward, the gradient of the log-sum-exp,
+    which is laid out like it in float32; None is 0.
     """
 
     mask: "Tensor | None" = None
@@ -36,6 +38,12 @@ class Extras:
     scale_q: "Tensor | None" = None
     scale_k: "Tensor | None" = None
     scale_v: "Tensor | None" = None
+    sinks: "Tensor | None" = None
+    grad_lse: "Tensor | None" = None
+
+    def with_grad_lse(self, grad_lse: "Tensor | None") -> "Extras":
+        """These of a backward in which the log-sum-exp has this gradient."""
+        return self if grad_lse is None else replace(self, grad_lse=grad_lse)
 
 
 NO_EXTRAS = Extras()

@@ -65,7 +65,7 @@ class Features:
 
     def __bool__(self) -> bool:
         """Return whether the call has any feature."""
-        return self != Features()
+        return self != NO_FEATURES
 
     @property
     def names(self) -> frozenset[str]:

@@ -26,7 +26,8 @@ def attention_reference(
     features: Features = NO_FEATURES,
     extras: Extras = NO_EXTRAS,
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """softmax(scale * q k^T) v and the natural log-sum-exp of every row (Vaswani et al., arXiv 1706.03762, equation 1).
+    """Compute softmax(scale * q k^T) v and the natural log-sum-exp of every row (Vaswani et al., arXiv 1706.03762,
+    equation 1).
 
     q [..., num_heads, seqlen_q, head_dim], k and v [..., num_heads_kv, seqlen_k, head_dim(_v)] with num_heads a
     multiple of num_heads_kv; scale is 1 / sqrt(head_dim) unless given. Computed in `dtype` (float32 unless given) on
@@ -65,7 +66,7 @@ def visible(
     device: "torch.device",
     window: tuple[int, int] | None = None,
 ) -> "torch.Tensor":
-    """[seqlen_q, seqlen_k], True where causal mask and window let the query see the key."""
+    """Return [seqlen_q, seqlen_k], True where causal mask and window let the query see the key."""
     distance = _distance(seqlen_q, seqlen_k, causal, device)
     left, right = (UNLIMITED, UNLIMITED) if window is None else window
     seen = distance <= (seqlen_q + seqlen_k if causal is Causal.NONE else 0)
@@ -95,7 +96,7 @@ def _attention(
     extras: Extras,
     number: int = 0,
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Attention with as many key heads as query heads. number: that of the first batch entry, for dropout."""
+    """Compute attention with as many key heads as query heads. number: that of the first batch entry, for dropout."""
     import torch
 
     scores = _scores(q @ k.transpose(-1, -2) * scale, causal, features, extras)
@@ -110,7 +111,7 @@ def _attention(
 
 
 def _scores(scores: "torch.Tensor", causal: Causal, features: Features, extras: Extras) -> "torch.Tensor":
-    """The scaled products with everything that the features add to them, -inf where the pair takes no part."""
+    """Return the scaled products with everything that the features add to them, -inf where the pair takes no part."""
     seqlen_q, seqlen_k = scores.shape[-2:]
     if features.softcap:
         scores = extras.softcap * (scores / extras.softcap).tanh()
@@ -139,7 +140,7 @@ def _packed(
     features: Features,
     extras: Extras,
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Sequence by sequence; tokens outside all of them get 0 and -inf."""
+    """Compute attention sequence by sequence; tokens outside all of them get 0 and -inf."""
     assert extras.cu_seqlens_q is not None
     assert extras.cu_seqlens_k is not None
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -156,7 +157,7 @@ def _packed(
 
 
 def _extras_of(extras: Extras, number: int, seqlen_q: int, seqlen_k: int) -> Extras:
-    """The mask and the slopes of one packed sequence."""
+    """Return the mask and the slopes of one packed sequence."""
     mask, slopes = extras.mask, extras.alibi_slopes
     if mask is not None:
         mask = mask[number if mask.shape[0] > 1 else 0][None, :, :seqlen_q, :seqlen_k]

@@ -199,7 +199,7 @@ class AttentionShape:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The shape that `to_json` wrote.
+        """Return the shape that `to_json` wrote.
 
         Raises:
             UsageError: a field is unknown, missing or out of range.
@@ -243,7 +243,7 @@ def _require_sizes(sizes: dict[str, Any]) -> None:
 
 
 def _dtype_named(dtype: object) -> str:
-    """The name of a data type that is given by its name, its short name or as PyTorch's own."""
+    """Return the name of a data type that is given by its name, its short name or as PyTorch's own."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     name = _LONG_DTYPES.get(name, name)
     if name not in ELEMENT_BYTES:

@@ -13,7 +13,7 @@ MAX_DRAFTS = 64
 
 
 def tree_words(parents: Sequence[int | None]) -> "Tensor":
-    """The mask of one tree as `Extras.tree_mask` wants it for a batch entry.
+    """Return the mask of one tree as `Extras.tree_mask` wants it for a batch entry.
 
     A draft sees itself and its ancestors: bit j % 32 of word j // 32 of row i is set for them. Several roots make a
     forest. Stack the words of all entries for a batch.
@@ -46,6 +46,6 @@ def tree_words(parents: Sequence[int | None]) -> "Tensor":
 
 
 def _word(bits: int, word: int) -> int:
-    """32 of the bits as the signed integer that has them."""
+    """Return 32 of the bits as the signed integer that has them."""
     value = bits >> WORD_BITS * word & (1 << WORD_BITS) - 1
     return value - (1 << WORD_BITS) if value >> WORD_BITS - 1 else value

@@ -22,13 +22,13 @@ from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.tuned.config import Problem, TensorKind, UserConfig
+from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
-PROBLEM = Problem((("scale", 0.5), ("x", TensorKind("float16", (64, 100), (128, 1)))))
+PROBLEM = Problem((("(types)", "fp16 fp16"), ("scale", 0.5)))
 CONFIG = UserConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
 
 

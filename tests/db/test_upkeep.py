@@ -138,7 +138,7 @@ def test_differences_say_what_changed(bests: list[Best]) -> None:
     later = replace(bests[2], created_at=bests[2].created_at + HOUR)  # the same result, seen again
     retimed = replace(bests[3], environment=replace(bests[3].environment, driver="600"))
     found = differences(bests[:4], [other_config, later, retimed, bests[4]])
-    assert [(each.change, each.subject.shape.seqlen_q) for each in found] == [
+    assert [(each.change, each.winner.shape.seqlen_q) for each in found] == [
         (Change.REMOVED, 512),
         (Change.CONFIG, 1024),
         (Change.RETIMED, 4096),
@@ -196,9 +196,10 @@ def test_a_hostile_store_is_read_by_the_rules_of_a_document(tmp_path: Path, best
     shutil.copyfile(path, tmp_path / "copy.db")
     with closing(sqlite3.connect(tmp_path / "copy.db")) as connection, connection:
         connection.execute("UPDATE environment SET triton = char(27) || '[2J'")
+        connection.execute("UPDATE best SET checksum = NULL")
     with pytest.raises(StoreError, match="printable"):
         read_results(str(tmp_path / "copy.db"), trials=False)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE best SET created_at = '2999-01-01 00:00:00.000000'")
+        connection.execute("UPDATE best SET created_at = '2999-01-01 00:00:00.000000', checksum = NULL")
     with pytest.raises(ImportRejectedError, match="created_at"):
         read_results(str(path), trials=False)

@@ -20,6 +20,7 @@ from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
 from tests.db.conftest import KERNEL, PROBLEM, SOURCE
+from tests.support.older_stores import make_schema_4
 
 
 def stored(store: UserKernelStore, trial: UserTrial) -> list[UserTrial]:
@@ -77,7 +78,7 @@ def test_a_damaged_row_is_said(target: str, user_best: UserBest) -> None:
         store.set_best(user_best)
         place = target if "://" in target else f"sqlite:///{target}"
         with create_engine(place, poolclass=NullPool).begin() as connection:
-            connection.execute(text("UPDATE user_best SET config = '[]'"))
+            connection.execute(text("UPDATE user_best SET config = '[]', checksum = NULL"))
         with pytest.raises(StoreCorruptError, match="--recover"):
             store.best(user_best.device, KERNEL, SOURCE, PROBLEM)
 
@@ -123,7 +124,7 @@ def test_a_value_that_blocktune_never_wrote_is_refused_with_its_row(
                 for table in ("user_trial", "user_best")
             }
             for table in (table for table, names in columns.items() if column in names):
-                connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+                connection.execute(f"UPDATE {table} SET {column} = ?, checksum = NULL", (value,))
         if column in columns["user_best"]:
             with pytest.raises(StoreCorruptError, match="values that blocktune wrote") as caught:
                 store.bests(user_best.device)
@@ -153,6 +154,7 @@ def test_cleaning_leaves_them_and_what_they_refer_to(target: str, user_trial: Us
 def test_an_older_store_is_upgraded_and_keeps_what_it_has(path: Path, best: Best, user_best: UserBest) -> None:
     with ResultStore.open(path) as store:
         store.set_best(best)
+    make_schema_4(path)
     with closing(sqlite3.connect(path)) as connection:  # as the first schema left it
         for statement in ("VIEW user_dispatch", "TABLE user_trial", "TABLE user_best"):
             connection.execute(f"DROP {statement}")

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.differential import oracle
+from tests.differential.caches import Cache
 from tests.differential.case import Case, Entry, Mode
 from tests.differential.oracle import Problem
 from tests.differential.tensors import Inputs
@@ -97,6 +98,7 @@ def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
         "window_size": case.window,
         "softcap": case.softcap,
         "alibi_slopes": inputs.slopes,
+        "s_aux": inputs.sinks,
     }
 
 
@@ -120,9 +122,14 @@ def _varlen(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     longest = [max(lengths) for lengths in zip(*case.sequences, strict=True)]
     options = _options(case, inputs) | {"deterministic": case.deterministic}
 
+    if case.kind.page_size:
+        options["block_table"] = pages_of(case, device)
+
     def ours(*tensors: Tensor) -> Tensor:
-        packed = (tensor[0].transpose(0, 1) for tensor in tensors)
-        return subject.flash_attn_varlen_func(*packed, *bounds, *longest, **options).transpose(0, 1)[None]
+        query, *others = (tensor[0].transpose(0, 1) for tensor in tensors)
+        if case.kind.page_size:
+            others = [in_pages(tensor, options["block_table"], case, bounds[1]) for tensor in others]
+        return subject.flash_attn_varlen_func(query, *others, *bounds, *longest, **options).transpose(0, 1)[None]
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
         """The sequences next to each other, of which each sees itself."""
@@ -142,55 +149,45 @@ def _varlen(case: Case, inputs: Inputs, subject: Subject) -> Calls:
 
 
 def _kvcache(case: Case, inputs: Inputs, subject: Subject) -> Calls:
-    device, page = inputs.query.tensor.device, case.kind.page_size
-    generator = torch.Generator(device).manual_seed(case.seed + 1)
-    cached = torch.tensor(case.cached, dtype=torch.int32, device=device)
-    pages = case.seqlen_k // page if page else 0
-    table = None
-    if page:
-        table = torch.randperm(case.batch * pages, generator=generator, device=device).view(case.batch, pages).int()
+    device = inputs.query.tensor.device
+    cache = Cache.of(case, device)
     entries = torch.arange(case.batch, device=device)[:, None]
-    places = cached.long()[:, None] + torch.arange(case.appended, device=device)[None]
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """key and value are what the caches hold in the end; the last rows are appended by the call."""
-        new = [tensor.transpose(1, 2)[entries, places] for tensor in (key, value)] if case.appended else [None, None]
-        caches = [_cache(tensor, table, page) for tensor in (key, value)]
+        """key and value are what the caches hold in the end, before keys are turned; the call appends the last rows."""
+        new: list[Tensor | None] = [None, None]
         if case.appended:
-            caches = [cache.clone() for cache in caches]
-            for cache in caches:
-                _forget(cache, table, entries, places, page)
-        options = _options(case, inputs) | {"cache_seqlens": cached, "block_table": table}
-        out = subject.flash_attn_with_kvcache(query.transpose(1, 2), *caches, *new, **options)
-        return out.transpose(1, 2)
+            new = [tensor.transpose(1, 2)[entries, cache.new_places()] for tensor in (key, value)]
+        caches = [cache.filled(tensor) for tensor in (key, value)]
+        options = _options(case, inputs) | cache.arguments(query.dtype)
+        return subject.flash_attn_with_kvcache(query.transpose(1, 2), *caches, *new, **options).transpose(1, 2)
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
-        full = cached.long() + case.appended
+        full = cache.lengths - cache.padding + case.appended
         keys, rows = (torch.arange(tensor.shape[2], device=device) for tensor in (key, query))
         diagonal = full[:, None] - query.shape[2]
         distance = keys[None, None] - (rows[None] + diagonal)[..., None]
-        return _near(case, inputs, query, key, value, distance, (keys < full[:, None])[:, None].expand_as(distance))
+        seen = (keys < full[:, None])[:, None].expand_as(distance)
+        return _near(case, inputs, *cache.turned(query, key), value, distance, seen)
 
     return Calls(ours, None, problem)
 
 
-def _cache(tensor: Tensor, table: Tensor | None, page: int) -> Tensor:
-    """A cache [batch, rows, heads, columns] with these keys or values, or pages of it in the order of the table."""
-    rows = tensor.transpose(1, 2)
-    if table is None:
-        return rows
-    pages = rows.unflatten(1, (-1, page)).flatten(0, 1)
-    cache = torch.empty_like(pages)
-    cache[table.long().flatten()] = pages
-    return cache
+def pages_of(case: Case, device: torch.device) -> Tensor:
+    """A block table of shuffled pages for the keys of packed sequences."""
+    count = max(1, *(-(-keys // case.kind.page_size) for _, keys in case.sequences))
+    generator = torch.Generator(device).manual_seed(case.seed + 1)
+    total = len(case.sequences) * count
+    return torch.randperm(total, generator=generator, device=device).view(-1, count).int()
 
 
-def _forget(cache: Tensor, table: Tensor | None, entries: Tensor, places: Tensor, page: int) -> None:
-    """Overwrites what the call is to append."""
-    if table is None:
-        cache[entries, places] = cache.new_full((), 7.0)  # a Python number would be copied from the CPU
-    else:
-        cache[table.long()[entries, places // page], places % page] = cache.new_full((), 7.0)
+def in_pages(packed: Tensor, table: Tensor, case: Case, bounds: Tensor) -> Tensor:
+    """Packed keys or values [tokens, heads, columns] in the pages of a table; 7 where no key is."""
+    count, size = torch.arange(len(case.sequences), device=packed.device), case.kind.page_size
+    own = count.repeat_interleave(torch.tensor([keys for _, keys in case.sequences], device=packed.device))
+    within = torch.arange(own.numel(), device=packed.device) - bounds[:-1].long()[own]
+    pages = packed.new_full((table.numel(), size, *packed.shape[1:]), 7.0)
+    return pages.index_put((table.long()[own, within // size], within % size), packed)
 
 
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
@@ -230,7 +227,7 @@ def _near(
         else:
             by_row = (slopes if slopes.dim() == 2 else slopes[None])[:, :, None, None]
         bias = -by_row * distance.abs().double()[:, None]
-    return Problem(query, key, value, scale_of(case), seen[:, None], bias, case.softcap)
+    return Problem(query, key, value, scale_of(case), seen[:, None], bias, case.softcap, inputs.sinks)
 
 
 def in_type(case: Case, problem: Problem) -> Tensor:

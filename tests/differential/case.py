@@ -59,7 +59,8 @@ class CompileClass:
     `short`, `medium` or `long`; octave: of `few` and `long`, the logarithm of the fewest keys. mask: `none`, `boolean`,
     `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query, key) the mask has, as
     `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the mask's rows have an odd length
-    in memory (mask_row_odd).
+    in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked, padded: an index picks the entries of a
+    contiguous cache, whose first rows hold no keys.
     """
 
     entry: Entry
@@ -87,6 +88,9 @@ class CompileClass:
     softcap: bool = False
     alibi: bool = False
     page_size: int = 0
+    sinks: bool = False
+    picked: bool = False
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class Layout:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One call. The sizes of packed sequences are in `sequences`, (queries, keys) each; cached: keys of every entry.
+
+    num_splits: of the keys in a cache. rotary: how many numbers of a head are turned, interleaved: pairs of neighbours.
 
     hidden: `some` pairs at random, `rows`: some queries see no key, `all`, `none`. wrong: what makes the call wrong.
     """
@@ -134,6 +140,9 @@ class Case:
     sequences: tuple[tuple[int, int], ...] = ()
     cached: tuple[int, ...] = ()
     appended: int = 0
+    num_splits: int = 0
+    rotary: int = 0
+    interleaved: bool = False
     wrong: str = ""
 
     @property

@@ -51,7 +51,10 @@ def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
         common |= {"causal": draw(st.booleans()), "window": draw(weighted({False: 2, True: 1}))}
         common |= {"softcap": draw(weighted({False: 3, True: 1})), "alibi": draw(weighted({False: 3, True: 1}))}
         common["slopes_by_batch"] = common["alibi"] and draw(st.booleans())
-        common["page_size"] = draw(weighted({0: 2, 16: 1, 64: 1, 256: 1})) if entry is Entry.KVCACHE else 0
+        common |= {"sinks": draw(weighted({False: 3, True: 1})), "page_size": draw(_page_sizes(entry))}
+        if entry is Entry.KVCACHE and not common["page_size"]:
+            where = draw(weighted({"": 2, "picked": 1, "padded": 1, "picked padded": 1}))
+            common |= {name: name in where for name in ("picked", "padded")}
         return CompileClass(**common)
     special = draw(weighted({"": 28, "rank": 1, "refusals": 1}))
     common["mask"] = draw(weighted({"none": 10, "boolean": 4, "additive": 3, "float32": 1}))
@@ -64,6 +67,14 @@ def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
         common |= {"rank": draw(st.sampled_from((2, 3, 5))), "group": 1}
     common["refusals"] = special == "refusals"
     return CompileClass(**common)
+
+
+def _page_sizes(entry: Entry) -> st.SearchStrategy[int]:
+    sizes: dict[Entry, dict[int, float]] = {
+        Entry.KVCACHE: {0: 4, 16: 2, 64: 2, 256: 2, 48: 1},
+        Entry.VARLEN: {0: 5, 16: 1, 48: 1},
+    }
+    return weighted(sizes.get(entry, {0: 1}))
 
 
 def with_dims(kind: CompileClass, head_dim: int, head_dim_v: int) -> CompileClass:

@@ -15,7 +15,8 @@ NOTHING = float("-inf")
 class Problem:
     """What is to be computed: query [batch, heads, rows, columns], key and value with heads_kv of them.
 
-    seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64.
+    seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64. sinks: [heads], a
+    logit that joins the softmax of every row of a head.
     """
 
     query: Tensor
@@ -25,6 +26,7 @@ class Problem:
     seen: Tensor | None = None
     bias: Tensor | None = None
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """The same in another type."""
@@ -72,19 +74,19 @@ def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
         gradients = torch.autograd.grad(out, leaves, grad.double(), materialize_grads=True)
     with torch.no_grad():
         finite = _finite(exact)
-        magnitudes = _magnitudes(finite, None if grad is None else grad.double())
+        magnitudes = _magnitudes(finite, _weights(exact).nan_to_num(0.0), None if grad is None else grad.double())
         return Truth((out.detach(), *gradients), magnitudes, _score_size(finite))
 
 
 def _finite(problem: Problem) -> Problem:
-    """The problem with 0 for what is not finite: it changes nothing that is finite in the result."""
+    """The problem with 0 for what is not finite."""
     tensors = (torch.where(one.isfinite(), one, 0.0) for one in (problem.query, problem.key, problem.value))
     query, key, value = tensors
     return replace(problem, query=query, key=key, value=value)
 
 
 def _weights(problem: Problem) -> Tensor:
-    """The probabilities; rows that see no key are zero."""
+    """The probabilities of the keys; rows that see none are zero."""
     key = _repeated(problem.key, problem)
     scores = problem.query @ key.mT * problem.scale
     if problem.softcap:
@@ -96,8 +98,12 @@ def _weights(problem: Problem) -> Tensor:
     if not scores.shape[-1]:
         return scores
     highest = scores.detach().amax(-1, keepdim=True)
-    raised = torch.exp(scores - torch.where(highest == NOTHING, 0.0, highest))
+    sinks = None if problem.sinks is None else problem.sinks.to(scores.dtype)[None, :, None, None]
+    highest = highest if sinks is None else torch.maximum(highest, sinks)
+    highest = torch.where(highest == NOTHING, 0.0, highest)
+    raised = torch.exp(scores - highest)
     total = raised.sum(-1, keepdim=True)
+    total = total if sinks is None else total + torch.exp(sinks - highest)
     return raised / torch.where(total == 0, 1.0, total)
 
 
@@ -128,9 +134,11 @@ def _score_size(problem: Problem) -> Tensor:
     return size
 
 
-def _magnitudes(problem: Problem, grad: Tensor | None) -> tuple[Tensor, ...]:
-    """The sums that make output and gradients, of magnitudes: what rounding of the terms can change."""
-    weights = _weights(problem)
+def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple[Tensor, ...]:
+    """The sums that make output and gradients, of magnitudes: what rounding of the terms can change.
+
+    problem: finite. weights: of the problem as it was given, in which an infinite key may leave all weight to others.
+    """
     value, key = (_repeated(tensor, problem).abs() for tensor in (problem.value, problem.key))
     out = weights @ value
     if grad is None:

@@ -203,7 +203,7 @@ def _filled_up(sequences: list[tuple[int, int]], kind: CompileClass) -> tuple[tu
 @st.composite
 def _caches(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any]) -> dict[str, Any]:
     """How much of the cache is full, and how much is appended."""
-    page = kind.page_size
+    page, is_extreme = kind.page_size, sizes["values"] not in (Values.NORMAL, Values.TINY, Values.ZEROS)
     capacity = max(sizes["seqlen_k"], 1)
     capacity = -(-capacity // page) * page if page else capacity
     batch, queries = max(sizes["batch"], 1), max(sizes["seqlen_q"], 1)
@@ -214,4 +214,8 @@ def _caches(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any
     full = st.one_of(st.just(capacity - appended), st.integers(0, capacity - appended))
     cached = tuple(draw(full) for _ in range(batch))
     sizes = {"batch": batch, "seqlen_q": queries, "seqlen_k": capacity}
+    sizes["num_splits"] = draw(weighted({0: 3, 1: 1, 3: 0.5, 16: 0.5}))
+    if appended and kind.head_dim > 1 and not is_extreme and draw(st.booleans()):  # what is turned may overflow
+        half = kind.head_dim // 2
+        sizes |= {"rotary": 2 * draw(st.sampled_from((half, -(-half // 2)))), "interleaved": draw(st.booleans())}
     return sizes | {"appended": appended, "cached": cached, "scale": draw(st.sampled_from((None, 0.1)))}

@@ -29,6 +29,7 @@ class Inputs:
     grad: Tensor
     mask: Tensor | None
     slopes: Tensor | None
+    sinks: Tensor | None
 
     @property
     def memories(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,6 +52,7 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
         view_of((batch, case.heads, rows_q), kind.head_dim_v, case.grad, dtype, generator).tensor,
         mask_of(case, dtype, generator) if kind.mask != "none" else None,
         slopes_of(case, generator) if kind.alibi else None,
+        torch.randn(case.heads, generator=generator, device=device) * 2.0 if kind.sinks else None,
     )
 
 

@@ -39,6 +39,21 @@ def test_cases_differ(some: list[Case]) -> None:
     assert len({case.text for case in some}) == len(some)
 
 
+def test_everything_that_a_cache_takes_is_drawn() -> None:
+    kinds = [kind for kind in islice(planned_classes(11), 400) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
+    caches = [kind for kind in kinds if kind.entry is Entry.KVCACHE]
+    assert {kind.page_size for kind in caches} == {0, 16, 48, 64, 256}
+    assert {(kind.picked, kind.padded) for kind in caches if not kind.page_size} == {
+        (False, False), (False, True), (True, False), (True, True),
+    }  # fmt: skip
+    assert {kind.page_size for kind in kinds if kind.entry is Entry.VARLEN} == {0, 16, 48}
+    assert {kind.sinks for kind in kinds} == {False, True}
+    found = [case for number, kind in enumerate(caches) for _, case in drawn_cases(kind, number, 3)]
+    assert {case.num_splits for case in found} == {0, 1, 3, 16}
+    assert {case.interleaved for case in found if case.rotary} == {False, True}
+    assert all(case.rotary <= case.kind.head_dim for case in found)
+
+
 def test_a_job_that_goes_on_draws_what_is_left_of_it(some: list[Case]) -> None:
     assert [case for _, case in drawn_cases(some[0].kind, 0, 4, 2)] == some[2:4]
 

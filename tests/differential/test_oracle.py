@@ -13,6 +13,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal
+from tests.differential.caches import Cache
 from tests.differential.calls import calls_of
 from tests.differential.case import Case, CompileClass, Entry
 from tests.differential.oracle import Problem, truth_of
@@ -53,6 +54,10 @@ def test_magnitudes_bound_what_they_belong_to() -> None:
     truth = truth_of(problem, inputs.grad)
     for tensor, magnitude in zip(truth.tensors, truth.magnitudes, strict=True):
         assert bool((tensor.abs() <= magnitude + 1e-12).all())
+    problem.key[:, :, 1] = float("-inf")
+    hidden = truth_of(replace(problem, query=problem.query.abs()), None)
+    assert bool((hidden.tensors[0].abs() <= hidden.magnitudes[0] + 1e-12).all())
+    problem.key[:, :, 1] = 0.0
     scores = (problem.query @ problem.key.repeat_interleave(2, 1).mT * problem.scale).abs().amax(-1, keepdim=True)
     assert bool((scores <= truth.score_size + 1e-6).all())
 
@@ -126,3 +131,36 @@ def test_a_cache_is_what_was_in_it_and_what_is_appended() -> None:
             query[entry], key[entry, :, :full], value[entry, :, :full], seen, enable_gqa=True
         )
         torch.testing.assert_close(truth[entry], own, atol=1e-12, rtol=1e-12)
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    kind = kind_of(Entry.FLASH, causal=True, sinks=True)
+    inputs, problem = made(Case(kind=kind, **SIZES))
+    assert inputs.sinks is not None
+    truth = truth_of(problem, None).tensors[0]
+    query, key, value = (view.tensor.double() for view in (inputs.query, inputs.key, inputs.value))
+    key, value = (tensor.repeat_interleave(2, 1) for tensor in (key, value))
+    scores = (query @ key.mT * 5**-0.5).masked_fill(torch.ones(9, 13).triu(5).bool(), float("-inf"))
+    sinks = inputs.sinks.double()[:, None, None].expand(2, -1, 9, 1)
+    own = torch.cat((sinks, scores), -1).softmax(-1)[..., 1:] @ value
+    torch.testing.assert_close(truth, own, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("places", [{}, {"picked": True}, {"padded": True}, {"page_size": 4}])
+def test_scores_of_turned_rows_depend_on_distances(places: dict[str, Any], interleaved: bool) -> None:
+    """What is turned by angles that grow with the position; equal rows then have equal scores at equal distances."""
+    kind = CompileClass(entry=Entry.KVCACHE, dtype="float32", head_dim=8, head_dim_v=8, causal=True, **places)
+    case = Case(kind=kind, cached=(3, 6), appended=4, rotary=6, interleaved=interleaved, **SIZES | {"seqlen_q": 4})
+    case = replace(case, seqlen_k=12)
+    cache = replace(Cache.of(case, CPU), angles=torch.arange(40)[:, None] * torch.tensor([0.1, 0.3, 0.7]).double())
+    query, key = cache.turned(torch.ones(2, 1, 4, 8), torch.ones(2, 1, 12, 8))
+    for entry, first in enumerate(case.cached):
+        new = key[entry, 0, first : first + 4]
+        scores = query[entry, 0].double() @ new.double().T
+        for distance in range(-3, 4):
+            diagonal = scores.diagonal(distance)
+            torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(scores[0, 1:], scores[0, :-1], atol=1e-2)
+        assert bool((key[entry, 0, :first] == 1.0).all())
+        assert bool((key[entry, 0, first + 4 :] == 1.0).all())

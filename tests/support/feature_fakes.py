@@ -3,9 +3,13 @@
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
+from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch import dispatcher as dispatch
+from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.engine import autograd_within_an_op
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
@@ -13,7 +17,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from tests.support.dispatch_fakes import PlainKernel
+from tests.support.dispatch_fakes import H200, PlainKernel
 
 SERVED = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen", "block_sparse"))
 
@@ -26,6 +30,16 @@ def attended(q: Any, k: Any, v: Any, scale: float, shape: AttentionShape, extras
         extras = replace(extras, mask=extras.block_mask.to_dense(shape.seqlen_q, shape.seqlen_k), block_mask=None)
     with torch.autocast("cpu", enabled=False):  # no kernel knows of it
         return attention_reference(q, k, v, causal=shape.causal, scale=scale, features=features, extras=extras)
+
+
+def pretend_features(monkeypatch: pytest.MonkeyPatch) -> "tuple[FeatureForward, FeatureBackward]":
+    """The CPU as an H200 with a kernel for either direction that serves all features; both are returned."""
+    both = FeatureForward(), FeatureBackward()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
+    for module in (plan, dispatch):
+        monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(resolver, "current_device", lambda index: H200)
+    return both
 
 
 class FeatureForward(PlainKernel):

@@ -402,8 +402,6 @@ STAND_INS: dict[str, Any] = {
     "copy_out": copy_out,
     "reinterpret": reinterpret,
     "pin": lambda x: x,
-    "rescale": lambda acc, factor, layout: acc * factor[:, None],
-    "times_rows": lambda sums, factor: sums * factor[:, None],
     "reciprocal": lambda x: 1.0 / x,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,

@@ -1,5 +1,6 @@
-"""The assembly of the 8-bit forward as PyTorch: stand-ins of gluon_machine.py for what a thread does with its rows."""
+"""The assembly of the Hopper forwards as PyTorch: stand-ins of gluon_machine.py for what threads do with their rows."""
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,35 @@ def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torc
     return torch.where(above > 8, highest - 4, base), factor
 
 
+def raised_top(
+    scores: torch.Tensor, top: tuple[torch.Tensor, torch.Tensor], scales: tuple[float, float]
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Maxima with their scales, and factors, four times the same; a maximum may grow by 8 before it is raised."""
+    maximum, scale = top
+    assert (maximum == maximum[:, :1]).all()
+    assert (scale == scale[:, :1]).all()
+    own, above = (torch.as_tensor(value, dtype=torch.float32) for value in scales)
+    highest = scores.amax((1, 2, 3))[:, None].expand(maximum.shape)
+    raises = highest.double() * scale - maximum > 8
+    wanted = torch.where((highest * own).abs() < 2**27, own, above)
+    new = torch.where(raises, highest * wanted, maximum)
+    factor = torch.where(raises, torch.exp2(maximum - new), 1.0)
+    return (new, torch.where(raises, wanted, scale)), factor
+
+
+def scales_of(scale: float) -> tuple[float, float]:
+    return scale, 2.0 ** math.ceil(math.log2(scale))
+
+
+def of_scaled_scores(s: torch.Tensor, scale: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
+    """In one instruction, as the hardware has it: the product is not rounded."""
+    return torch.exp2((s.double() * scale.double() - maximum.double()).float())
+
+
 ROWS: dict[str, Any] = {
+    "of_scaled_scores": of_scaled_scores,
+    "raised_top": raised_top,
+    "scales_of": scales_of,
     "half_word": half_word,
     "whole_word": whole_word,
     "across": across,
@@ -47,4 +76,4 @@ ROWS: dict[str, Any] = {
     "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
     "as_rows": lambda rows, numbers: rows,
 }
-"""By the names of kernels/hopper/fp8/rows.py and kernels/hopper/fp8/steps.py."""
+"""By the names of kernels/hopper/common/rows.py, kernels/hopper/fp8/ and kernels/hopper/forward/row_maxima.py."""

@@ -15,6 +15,7 @@ def multiplied(path: Path, count: int, *, device_key: str | None = None) -> Path
         if device_key is not None:
             connection.execute("UPDATE device SET key = ?", (device_key,))
         (document,) = connection.execute("SELECT document FROM shape").fetchone()
+        connection.execute("UPDATE best SET checksum = NULL, served_checksum = NULL")
         shape, best = (_columns(connection, table) for table in ("shape", "best"))
         for number in range(2, count + 1):
             longer = AttentionShape.from_json(json.loads(document) | {"seqlen_k": 10_000 + number})

@@ -23,7 +23,8 @@ from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 
 HOST_COST = "host_cost"
-"""The property by which a test tells what it has timed: {"kernel": name, "calls": count, "times": {...}}."""
+"""The property by which a test says what it has timed: {"kernel": name, "calls": count, "times": {...}}, or of an entry
+point {"entry": its call, "times": {...}}."""
 
 OPTIONS = {"--record": SUITE, "--record-costs": COSTS}
 MESSAGE_CHARACTERS = 300
@@ -47,6 +48,7 @@ class Recorder:
         self._paths = paths
         self._files: dict[str, dict[str, Any]] = {}
         self._costs: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
         self._calls = 0
         self._command = _command(config)
         try:
@@ -70,7 +72,10 @@ class Recorder:
             row["passed"] += 1
         if report.when == "call":
             for told in (value for name, value in report.user_properties if name == HOST_COST):
-                self._costs[told["kernel"]], self._calls = told["times"], told["calls"]
+                if "entry" in told:
+                    self._entries[told["entry"]] = told["times"]
+                else:
+                    self._costs[told["kernel"]], self._calls = told["times"], told["calls"]
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -81,9 +86,10 @@ class Recorder:
             document["commands"] = list(dict.fromkeys((*document["commands"], self._command)))
             if suffix == SUITE:
                 document["files"] |= self._files
-            elif self._costs:
-                document["calls"] = self._calls
+            elif self._costs or self._entries:
+                document["calls"] = self._calls or document["calls"]
                 document["rows"] |= self._costs
+                document["entries"] = document.get("entries", {}) | self._entries
             _write(path, document)
 
     def _row(self, nodeid: str) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def _empty(suffix: str) -> dict[str, Any]:
         "environment": environment,
         "created_at": "",
         "commands": [],
-    } | ({"files": {}} if suffix == SUITE else {"calls": 0, "rows": {}})
+    } | ({"files": {}} if suffix == SUITE else {"calls": 0, "rows": {}, "entries": {}})
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def compare(
     torch_device: str = "cuda",
     bind: Bind | None = None,
 ) -> Comparison:
-    """Times everybody who computes a shape against each other.
+    """Time everybody who computes a shape against each other.
 
     Args:
         shape: what is computed.
@@ -150,8 +150,8 @@ def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) 
 def best_of_others(
     store: ResultStore, device: DeviceSpec, shape: AttentionShape, tuned: KernelConfig
 ) -> dict[str, KernelConfig | None]:
-    """The fastest stored config of every kernel but the winner's, by the kernel's name; of trials that ran with the
-    kernels as they are, under the winner's regime. Historical kernels have the ladder instead."""
+    """Return the fastest stored config of every kernel but the winner's, by the kernel's name; of trials that ran with
+    the kernels as they are, under the winner's regime. Historical kernels have the ladder instead."""
     best = store.best(device, shape)
     sources = {kernel.name: kernel.source_hash for kernel in competing() if kernel.name != tuned.kernel}
     fastest: dict[str, tuple[float, KernelConfig]] = {}
@@ -167,7 +167,7 @@ def best_of_others(
 
 
 def tune_command(shape: AttentionShape) -> str:
-    """The command that tunes this shape."""
+    """Return the command that tunes this shape."""
     words = f"tune run --seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"
     words += "" if shape.group_size == 1 else f" --kv-heads {shape.num_heads_kv}"
     words += "" if shape.seqlen_k == shape.seqlen_q else f" --seq-k {shape.seqlen_k}"

@@ -16,7 +16,8 @@ MODULE = "flash_attn.cute"
 
 
 def fa4_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
-    """`flash_attn.cute.flash_attn_func` for this question: a plain forward, or a backward whose forward ran before.
+    """Return `flash_attn.cute.flash_attn_func` for this question: a plain forward, or a backward whose forward ran
+    before.
 
     It takes [batch, length, heads, dim] and aligns the causal mask to the lower right.
 

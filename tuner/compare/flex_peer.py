@@ -33,7 +33,7 @@ Visible = Callable[[Any, Any, Any, Any], Any]
 
 
 def flex_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
-    """FlexAttention for this question: a forward, or a backward whose forward ran before.
+    """Return FlexAttention for this question: a forward, or a backward whose forward ran before.
 
     Raises:
         UsageError: it does not compute what the shape asks for.
@@ -79,7 +79,7 @@ def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Co
 
 
 def _visible(shape: AttentionShape, extras: Extras) -> Visible | None:
-    """Which pairs take part, as a function of (batch, head, query, key); None if all do."""
+    """Return which pairs take part, as a function of (batch, head, query, key); None if all do."""
     rules: list[Visible] = []
     diagonal = shape.diagonal
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
@@ -104,7 +104,7 @@ def _both(one: Visible, other: Visible) -> Visible:
 
 
 def _score_function(shape: AttentionShape, extras: Extras) -> Callable[..., Any] | None:
-    """What the features do to a scaled score; None if nothing."""
+    """Return what the features do to a scaled score; None if nothing."""
     features, diagonal, softcap = shape.features, shape.diagonal, extras.softcap
     if not (features.softcap or features.alibi or features.mask is MaskKind.ADDITIVE):
         return None

@@ -98,7 +98,7 @@ def climb(
     seed: int = 0,
     preset: Preset | None = None,
 ) -> Ladder:
-    """Climbs the ladder.
+    """Climb the ladder.
 
     Args:
         shape: a plain forward.
@@ -120,7 +120,7 @@ def climb(
         )
     steps = [
         _modelled(step, shape, device, compiler)
-        for step in (Step(name=STANDARD), *planned_steps(shape, device.limits, known, preset))
+        for step in (Step(name=STANDARD), *listed_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
@@ -130,10 +130,10 @@ def climb(
     return Ladder(shape=shape, device=device, steps=compared, measured=clock is not None, rounds=len(rounds))
 
 
-def planned_steps(
+def listed_steps(
     shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig], preset: Preset | None = None
 ) -> list[Step]:
-    """Every step with a kernel and the config that it takes, or why it has none."""
+    """Return every step with a kernel and the config that it takes, or why it has none."""
     blocks = _common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
     for name in (step for step in IDEAS if step != STANDARD):
@@ -163,7 +163,7 @@ def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeL
 
 
 def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
-    """The first common blocks that every step that runs at all can run."""
+    """Return the first common blocks that every step that runs at all can run."""
     kernels = [kernels_of(name)[0] for name in PLAIN_STEPS]
     able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
 
@@ -176,7 +176,7 @@ def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, i
 def _with_blocks(
     kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
 ) -> KernelConfig:
-    """The kernel's default with these blocks, computed in order."""
+    """Return the kernel's default with these blocks, computed in order."""
     m, n, warps, stages = blocks
     own = kernel.default_config(shape, limits).parameters
     most = max(kernel.parameters["num_stages"])
@@ -195,7 +195,7 @@ def _plain_config(
 def _best_config(
     kernels: Sequence[AttentionKernel], known: Sequence[KernelConfig], shape: AttentionShape, limits: ComputeLimits
 ) -> KernelConfig:
-    """The first known config of these kernels that can run, else the first kernel's default."""
+    """Return the first known config of these kernels that can run, else the first kernel's default."""
     by_name = {kernel.name: kernel for kernel in kernels}
     fitting = (
         config
@@ -206,7 +206,7 @@ def _best_config(
 
 
 def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> Step:
-    """The step with all that the models say."""
+    """Return the step with all that the models say."""
     if step.problem:
         return step
     traffic = bytes_of(shape, step.config)
@@ -246,7 +246,7 @@ def _timed(
     bind: Bind,
     seed: int,
 ) -> tuple[list[Step], Rounds]:
-    """The steps with their times, or with what went wrong, and the paired rounds of those that have a time."""
+    """Return the steps with their times, or with what went wrong, and the paired rounds of those that have a time."""
     plain, hard = make_questions(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, plain, clock, bind)
     for step in steps:
@@ -268,7 +268,7 @@ def _timed(
 
 
 def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[Question], bind: Bind) -> Compute:
-    """The config bound, once output and log-sum-exp of both questions are right.
+    """Return the config bound, once output and log-sum-exp of both questions are right.
 
     Raises:
         WrongResultError: one of them differs from the reference.
@@ -285,7 +285,7 @@ def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[Qu
 
 
 def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tuple[Step, ...]:
-    """The steps with their gains, by paired rounds where there are any, and the reasons."""
+    """Return the steps with their gains, by paired rounds where there are any, and the reasons."""
     columns = {step.name: index for index, step in enumerate(step for step in steps if step.timing)}
 
     def gain(before: Step | None, after: Step) -> float | None:

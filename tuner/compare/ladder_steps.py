@@ -120,7 +120,7 @@ def kernels_of(step: str) -> tuple[AttentionKernel, ...]:
 
 
 def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
-    """What a step moves, all its launches together."""
+    """Return what a step moves, all its launches together."""
     if config is None:
         total = standard_traffic(shape).total_bytes
         return Bytes(counted=total, least=total)
@@ -130,20 +130,20 @@ def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
 
 
 def columns_of(name: str, shape: AttentionShape) -> int:
-    """Columns of keys and values that are multiplied."""
+    """Return the columns of keys and values that are multiplied."""
     width = next_width if name == PADDED else padded_width
     return width(shape.head_dim) + width(shape.head_dim_v)
 
 
 def grid_of(config: KernelConfig, shape: AttentionShape) -> int:
-    """Blocks of the attention itself, or where a block takes one tile after another, tiles."""
+    """Return the blocks of the attention itself, or where a block takes one tile after another, tiles."""
     blocks, folded = get_kernel(config.kernel).as_forward(config, shape)
     return folded.batch * folded.num_heads * -(-folded.seqlen_q // blocks.block_m)
 
 
 def predicted_standard_us(shape: AttentionShape, device: DeviceSpec) -> float:
-    """Product, softmax, product, one after another, each at its ceiling of arithmetic or at what PyTorch's operations
-    reach of device memory.
+    """Predict product, softmax and product, one after another, each at its ceiling of arithmetic or at what PyTorch's
+    operations reach of device memory.
 
     Raises:
         UsageError: a rate of the device is unknown.
@@ -163,7 +163,7 @@ def predicted_standard_us(shape: AttentionShape, device: DeviceSpec) -> float:
 
 
 def why(before: Step, after: Step, device: DeviceSpec) -> str:
-    """What the models see change between two steps, the same wherever nothing does."""
+    """Return what the models see change between two steps, the same wherever nothing does."""
     facts = [
         *_memory(before, after),
         *_grid(before, after, device),
@@ -212,7 +212,7 @@ def _products(before: Step, after: Step) -> list[str]:
 
 
 def _conflicts(before: Step, after: Step) -> list[str]:
-    """Conflicts of the banks of shared memory, where a loop reads it by itself."""
+    """Return the conflicts of the banks of shared memory, where a loop reads it by itself."""
     old, new = before.shared, after.shared
     if new is None or not (new.load_excess or (old and old.load_excess)):
         return []
@@ -255,7 +255,7 @@ def _span(traffic: Bytes) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes for people, in powers of ten."""
+    """Return the bytes for people, in powers of ten."""
     value, unit = float(size_bytes), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
@@ -265,5 +265,5 @@ def size(size_bytes: int) -> str:
 
 
 def last_timed(steps: Sequence[Step]) -> Step | None:
-    """The last step without a problem."""
+    """Return the last step without a problem."""
     return next((step for step in reversed(steps) if not step.problem), None)

@@ -58,7 +58,7 @@ class LineUp:
                 self.invite(Entry(name=name, config=config), functools.partial(self._own, config))
 
     def invite(self, entry: Entry, make: Callable[[], Compute]) -> None:
-        """Checks a contender; one that fails or is wrong is kept with the reason and not timed."""
+        """Check a contender; one that fails or is wrong is kept with the reason and not timed."""
         if self._takes_part(entry):
             return
         question = self._question
@@ -90,7 +90,7 @@ class LineUp:
         return True
 
     def invite_torch(self, name: str, backend: str) -> None:
-        """One of PyTorch's back ends."""
+        """Check one of PyTorch's back ends as `invite` does."""
         shape, question = self._shape, self._question
         if isinstance(question, GradientQuestion):
             self.invite(Entry(name=name), functools.partial(sdpa_gradients, shape, backend, question))
@@ -99,7 +99,7 @@ class LineUp:
             self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend, extras))
 
     def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
-        """Lets stock autotune search the feasible space, and invites its winner."""
+        """Let stock autotune search the feasible space, and invite its winner."""
         question, name = self._question, "triton_autotune"
         if not isinstance(question, Question):
             problem = "stock autotune tunes one function of a forward without features, and no other"
@@ -147,7 +147,7 @@ class LineUp:
         return rounds, watch.load()
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
-        """All contenders, those that were timed with their times."""
+        """Return all contenders, those that were timed with their times."""
         samples = {name: column(rounds, place) for name, place in self._places.items()}
         return tuple(
             replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn")))
@@ -168,7 +168,7 @@ class LineUp:
         return thunk_compute(launch, question, self._out)
 
     def _no_block(self) -> str:
-        """Why a rule names no config."""
+        """Return why a rule names no config."""
         if self._shape.direction is Direction.BACKWARD or self._shape.seqlen_q < SMALLEST_BLOCK:
             return "this rule is one of a forward whose queries fill a tile"
         return "no block of this rule fits the device"

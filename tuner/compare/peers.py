@@ -27,7 +27,7 @@ KNOWN_FEATURES = frozenset({"boolean", "additive", "deterministic"})
 
 
 def thunk_compute(launch: Launch, question: AnyQuestion, result: Any) -> Compute:
-    """A bound config with the arguments that the question has for it, written into `result`."""
+    """Return a bound config with the arguments that the question has for it, written into `result`."""
     run = question.thunk(launch, result)
 
     def compute(q: Any, k: Any, v: Any) -> Any:
@@ -38,7 +38,7 @@ def thunk_compute(launch: Launch, question: AnyQuestion, result: Any) -> Compute
 
 
 def sdpa_gradients(shape: AttentionShape, backend: str, question: GradientQuestion) -> Compute:
-    """The backward of PyTorch's scaled_dot_product_attention held to one back end; its forward ran before.
+    """Return the backward of PyTorch's scaled_dot_product_attention held to one back end; its forward ran before.
 
     Raises:
         UsageError: it does not compute what the shape asks for.
@@ -54,7 +54,7 @@ def sdpa_gradients(shape: AttentionShape, backend: str, question: GradientQuesti
 
 
 def own_compute(launch: Launch, shape: AttentionShape, out: Any) -> Compute:
-    """A bound config that writes into `out`, as the dispatcher launches it: without the log-sum-exp."""
+    """Return a bound config that writes into `out`, as the dispatcher launches it: without the log-sum-exp."""
     scale = softmax_scale(shape)
 
     def compute(q: Any, k: Any, v: Any) -> Any:
@@ -65,7 +65,7 @@ def own_compute(launch: Launch, shape: AttentionShape, out: Any) -> Compute:
 
 
 def sdpa_compute(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
-    """PyTorch's scaled_dot_product_attention held to one back end, a member of `SDPBackend`.
+    """Return PyTorch's scaled_dot_product_attention held to one back end, a member of `SDPBackend`.
 
     Raises:
         UsageError: it does not compute what the shape asks for.
@@ -80,7 +80,7 @@ def sdpa_compute(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
 
 
 def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:
-    """The same with whatever gradient mode is on.
+    """Compute the same with whatever gradient mode is on.
 
     Raises:
         UsageError: it does not compute what the shape asks for.
@@ -105,7 +105,7 @@ def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
 
 
 def sdpa_problem(shape: AttentionShape) -> str | None:
-    """Why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
+    """Return why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
     if shape.dtype == FP8:
         return "scaled_dot_product_attention takes no 8-bit tensors. Compare another data type."
     unknown = sorted(shape.features.names - KNOWN_FEATURES)
@@ -126,5 +126,5 @@ def sdpa_problem(shape: AttentionShape) -> str | None:
 
 
 def _sees_every_key(shape: AttentionShape) -> bool:
-    """A single query at the end of the keys, for which the causal mask hides nothing."""
+    """Return a single query at the end of the keys, for which the causal mask hides nothing."""
     return shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q == 1

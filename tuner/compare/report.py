@@ -91,7 +91,7 @@ class Comparison:
 def timing_of(
     samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flops: int, key_bytes: int | None = None
 ) -> Timing:
-    """The timing of a contender by its rounds, paired with cuDNN's; flops and key_bytes: of one launch."""
+    """Return the timing of a contender by its rounds, paired with cuDNN's; flops and key_bytes: of one launch."""
     median_us = statistics.median(samples_us)
     twentieths = statistics.quantiles(samples_us, n=20, method="inclusive")
     over = None

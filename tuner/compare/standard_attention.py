@@ -16,7 +16,7 @@ from blocktune.tuner.traffic.model import standard_memory_problem
 
 
 def standard_compute(shape: AttentionShape, device: DeviceSpec) -> Compute:
-    """compute(q, k, v) of a shape, by `standard_attention`.
+    """Return compute(q, k, v) of a shape, by `standard_attention`.
 
     Raises:
         UsageError: the scores do not fit the device, or the shape is no plain forward.
@@ -30,8 +30,8 @@ def standard_compute(shape: AttentionShape, device: DeviceSpec) -> Compute:
 
 
 def standard_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
-    """softmax(scale * q k^T) v as three operations with all scores in memory, in the inputs' data type but for the
-    softmax, which is in float32. A query without keys gives 0.
+    """Compute softmax(scale * q k^T) v as three operations with all scores in memory, in the inputs' data type but for
+    the softmax, which is in float32. A query without keys gives 0.
 
     Raises:
         torch.OutOfMemoryError: the scores do not fit.

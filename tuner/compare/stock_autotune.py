@@ -67,7 +67,7 @@ def run_stock_autotune(
     synchronize: Callable[[], None],
     do_bench: DoBench | None = None,
 ) -> StockTuning:
-    """Tunes every kernel among the configs by `triton.autotune` and names the fastest of their winners.
+    """Tune every kernel among the configs by `triton.autotune` and names the fastest of their winners.
 
     Args:
         configs: the feasible ones.
@@ -121,7 +121,7 @@ def run_stock_autotune(
 def _tune_kernel(
     configs: Sequence[KernelConfig], shape: AttentionShape, bind: Bind, arguments: tuple[Any, ...], do_bench: DoBench
 ) -> tuple[KernelConfig, float | None]:
-    """The winner among configs of one kernel and its time in microseconds, None where it had no rival."""
+    """Return the winner among configs of one kernel and its time in microseconds, None where it had no rival."""
     import triton
 
     q, k, v, out, _, _ = arguments
@@ -155,7 +155,8 @@ def _tune_kernel(
 
 
 def _set_descriptor_blocks(arguments: Mapping[str, Any]) -> Callable[[dict[str, Any]], None] | None:
-    """A hook that gives the launch's tensor descriptors the block shapes that these have; None without descriptors."""
+    """Return a hook that gives the launch's tensor descriptors the block shapes that these have; None without
+    descriptors."""
     blocks = {name: value.block_shape for name, value in arguments.items() if hasattr(value, "block_shape")}
     return functools.partial(_set_blocks, blocks) if blocks else None
 
@@ -166,7 +167,8 @@ def _set_blocks(blocks: Mapping[str, list[int]], launch_arguments: dict[str, Any
 
 
 def _tolerant(do_bench: DoBench | None, failures: list[str]) -> DoBench:
-    """The benchmark function, for which a config that fails is infinitely slow; the error is kept in `failures`."""
+    """Return the benchmark function, for which a config that fails is infinitely slow; the error is kept in
+    `failures`."""
 
     def measure(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
         from triton.testing import do_bench as stock
@@ -182,7 +184,7 @@ def _tolerant(do_bench: DoBench | None, failures: list[str]) -> DoBench:
 
 @contextmanager
 def _counted_compiles() -> Iterator[list[str]]:
-    """Collects one entry for every kernel that is compiled meanwhile, rather than found in Triton's cache."""
+    """Collect one entry for every kernel that is compiled meanwhile, rather than found in Triton's cache."""
     from triton import knobs
 
     found: list[str] = []

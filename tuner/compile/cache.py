@@ -41,7 +41,7 @@ class ResourceCache:
         self._writable = True
 
     def get(self, key: str) -> CompileResult | None:
-        """What was remembered, or None. A damaged entry is dropped with a warning."""
+        """Return what was remembered, or None. A damaged entry is dropped with a warning."""
         path = self._path(key)
         try:
             return _result(json.loads(path.read_bytes()))
@@ -52,7 +52,7 @@ class ResourceCache:
             return None
 
     def put(self, key: str, result: CompileResult) -> None:
-        """Remembers a result. Where the folder cannot be written, one warning is logged and nothing is remembered."""
+        """Remember a result. Where the folder cannot be written, one warning is logged and nothing is remembered."""
         if not self._writable or result.outcome not in REMEMBERED:
             return
         try:
@@ -90,7 +90,7 @@ def _entry(result: CompileResult) -> dict[str, Any]:
 
 
 def _result(entry: dict[str, Any]) -> CompileResult | None:
-    """The result of an entry; None if it is of another format.
+    """Return the result of an entry; None if it is of another format.
 
     Raises:
         ValueError, TypeError, KeyError: it is not an entry.
@@ -112,7 +112,7 @@ def _result(entry: dict[str, Any]) -> CompileResult | None:
 
 
 def _checked(kind: type[Record], data: dict[str, Any]) -> Record:
-    """The record with these fields, each of its type and none below 0."""
+    """Return the record with these fields, each of its type and none below 0."""
     for field in fields(kind):
         value = data[field.name]
         if type(value) is not field.type or (type(value) is int and value < 0):

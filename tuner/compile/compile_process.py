@@ -1,7 +1,8 @@
-"""One worker process of a compile farm, seen from the parent."""
+"""One worker process that compiles, seen from the parent."""
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from blocktune.tuner.compile.child_process import Child, ChildLostError
@@ -11,12 +12,25 @@ START_TIMEOUT_S = 120.0
 
 
 class CompileProcess(Child):
-    """A worker that compiles kernels of a source, given as `module:function`."""
+    """A worker that compiles kernels of a source.
 
-    def __init__(self, kernels: str) -> None:
+    Args:
+        kernels: the source, which the worker makes sense of.
+        worker: the module that the worker runs.
+        environment: of the worker; None is that of this process.
+    """
+
+    def __init__(
+        self,
+        kernels: str,
+        *,
+        worker: str = "blocktune.tuner.compile.worker",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._worker = worker
         # -P: a folder that happens to be called `triton` where the user stands is not imported.
-        command = [sys.executable, "-P", "-m", "blocktune.tuner.compile.worker", kernels, str(os.getpid())]
-        super().__init__(command, os.environ)
+        command = [sys.executable, "-P", "-m", worker, kernels, str(os.getpid())]
+        super().__init__(command, os.environ if environment is None else environment)
 
     def wait_until_ready(self) -> None:
         """Wait until the worker takes jobs.
@@ -30,7 +44,7 @@ class CompileProcess(Child):
             said = lost.last_words or "it said nothing"
             raise RuntimeError(
                 f"A compile worker must start within {START_TIMEOUT_S:.0f} s, but it did not: {said}. "
-                "Try `python -P -c 'import blocktune.tuner.compile.worker'`."
+                f"Try `python -P -c 'import {self._worker}'`."
             ) from None
 
     def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored import provenance as identity
+from blocktune.kernels.stored import provenance
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
@@ -72,16 +72,22 @@ def compile_config(
             memory than there is.
         RuntimeError: a pass of the compiler failed.
     """
+    specs = (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
+    for spec in specs:
+        compiled = compiled_code(spec, cc)
+    return resources_of(compiled), shared_accesses(compiled.asm["ptx"])
+
+
+def compiled_code(spec: CompileSpec, cc: tuple[int, int]) -> Any:
+    """Triton's compiled kernel of a spec; raises what `compile_config` raises."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as triton_compile
 
     limits = limits_for(cc)
     target = GPUTarget("cuda", limits.sm_arch, WARP_SIZE)
-    specs = (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
-    for spec in specs:
-        compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
-        _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
-    return _resources_of(compiled), shared_accesses(compiled.asm["ptx"])
+    compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
+    _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
+    return compiled
 
 
 def source_of(spec: CompileSpec) -> "ASTSource":
@@ -131,7 +137,7 @@ def has_code(spec: CompileSpec, key: str) -> bool:
 
 def ptxas_version(cc: tuple[int, int]) -> str:
     """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty without one."""
-    return identity.ptxas_version(limits_for(cc).sm_arch)
+    return provenance.ptxas_version(limits_for(cc).sm_arch)
 
 
 def tensor_cores_in(ptx: str) -> str:
@@ -147,7 +153,8 @@ def _check_tensor_memory(metadata: Any, columns: int) -> None:
         raise OutOfResources(needed, columns, "tensor memory")
 
 
-def _resources_of(compiled: Any) -> KernelResources:
+def resources_of(compiled: Any) -> KernelResources:
+    """What compiled code takes from a multiprocessor."""
     from triton import knobs
 
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]

@@ -26,7 +26,7 @@ class CubinUsage:
 
 
 def usage_of(cubin: bytes, sm_arch: int, cuobjdump: str) -> CubinUsage:
-    """Registers, stack and static shared memory of the one kernel in a cubin.
+    """Return the registers, stack and static shared memory of the one kernel in a cubin.
 
     Args:
         cubin: the binary.
@@ -55,7 +55,8 @@ def usage_of(cubin: bytes, sm_arch: int, cuobjdump: str) -> CubinUsage:
 
 
 def code_sha256(cubin: bytes) -> str:
-    """Hash of the instructions alone; the rest of a cubin holds debug information, which differs with every config."""
+    """Return the hash of the instructions alone; the rest of a cubin holds debug information, which differs with every
+    config."""
     digest = hashlib.sha256()
     for name, content in _sections(cubin):
         if name.startswith(".text."):
@@ -64,7 +65,7 @@ def code_sha256(cubin: bytes) -> str:
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of every section of a 64-bit little-endian ELF file, which a cubin is."""
+    """Yield name and bytes of every section of a 64-bit little-endian ELF file, which a cubin is."""
     (table,) = struct.unpack_from("<Q", elf, 40)
     entry_size, count, names_index = struct.unpack_from("<HHH", elf, 58)
     headers = [_SECTION.unpack_from(elf, table + i * entry_size) for i in range(count)]

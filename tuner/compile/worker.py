@@ -33,28 +33,40 @@ _KILLED_CHILD = "failed with error code -9"  # ptxas, killed from outside: most 
 
 GetKernel = Callable[[str], AttentionKernel]
 
+CompileJob = Callable[[dict[str, Any]], dict[str, Any]]
+"""Compiles what a job describes and returns what was found, as far as the answer has it: `resources` and `shared`."""
 
-def serve(get_kernel: GetKernel, jobs: TextIO, results: TextIO) -> None:
+
+def serve(compile_job: CompileJob, jobs: TextIO, results: TextIO) -> None:
     """Compiles until the jobs end."""
     _send(results, {"ready": True})
     for line in jobs:
-        _send(results, _compile(get_kernel, json.loads(line)))
+        _send(results, _compile(compile_job, json.loads(line)))
 
 
-def _compile(get_kernel: GetKernel, job: dict[str, Any]) -> dict[str, Any]:
+def attention_job(get_kernel: GetKernel) -> CompileJob:
+    """Return what compiles a config of an attention kernel for a shape."""
+
+    def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+        config, shape = KernelConfig.from_json(job["config"]), AttentionShape.from_json(job["shape"])
+        resources, shared = compile_config(get_kernel(job["kernel"]), config, shape, tuple(job["cc"]))
+        return {"resources": resources.to_json(), "shared": shared.to_json()}
+
+    return compile_job
+
+
+def _compile(compile_job: CompileJob, job: dict[str, Any]) -> dict[str, Any]:
     _limit_cpu_time(job["timeout_s"])
     start = time.perf_counter()
     try:
-        config, shape = KernelConfig.from_json(job["config"]), AttentionShape.from_json(job["shape"])
-        resources, shared = compile_config(get_kernel(job["kernel"]), config, shape, tuple(job["cc"]))
-        found = {"resources": resources.to_json(), "shared": shared.to_json()}
-        answer = found | {"outcome": str(Outcome.OK), "error": "", "transient": False}
+        answer = compile_job(job) | {"outcome": str(Outcome.OK), "error": "", "transient": False}
     except Exception as error:
-        answer = _failure(error)
+        answer = failure_of(error)
     return answer | {"seconds": time.perf_counter() - start}
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def failure_of(error: Exception) -> dict[str, Any]:
+    """The answer to a job whose compile raised an error."""
     from triton.runtime.errors import OutOfResources
 
     text = f"{type(error).__name__}: {error}"
@@ -111,7 +123,7 @@ def main(arguments: list[str]) -> None:
     kernels, parent = arguments
     die_with_parent(int(parent))
     results = private_stdout()
-    serve(find_kernels(kernels), sys.stdin, results)
+    serve(attention_job(find_kernels(kernels)), sys.stdin, results)
 
 
 if __name__ == "__main__":

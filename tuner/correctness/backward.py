@@ -58,7 +58,7 @@ class GradientQuestion:
             gradient.fill_(float("nan"))
 
     def new_lse(self) -> None:
-        """A backward writes none."""
+        """Return None: a backward writes no log-sum-exp."""
 
     def thunk(self, launch: Launch, result: Any, lse: Any | None = None) -> Thunk:
         del lse
@@ -67,7 +67,7 @@ class GradientQuestion:
         return functools.partial(launch, *given, *extras)
 
     def problem(self, result: Any, lse: Any | None = None) -> str | None:
-        """What is wrong with (dq, dk, dv), or None."""
+        """Return what is wrong with (dq, dk, dv), or None."""
         del lse
         for name, gradient in zip(GRADIENTS, result, strict=True):
             bad = gradient.numel() - int(torch.isfinite(gradient).sum())
@@ -104,7 +104,7 @@ class GradientQuestion:
 def make_gradient_questions(
     shape: AttentionShape, *, device: str, seed: int
 ) -> tuple[GradientQuestion, GradientQuestion]:
-    """The plain and the hard question of a backward shape; both share keys, values and the output's gradient."""
+    """Return the plain and the hard question of a backward shape; both share keys, values and the output's gradient."""
     inputs, groups = make_inputs(shape, device=device, seed=seed), chosen_groups(shape, seed)
     dout = empty_out(inputs).normal_(generator=torch.Generator(device=device).manual_seed(seed + 1))
     hard = inputs.scaled(HARD_QUERY_SCALE)
@@ -115,7 +115,7 @@ def make_gradient_questions(
 
 
 def _forward(inputs: Inputs) -> tuple[Any, Any]:
-    """Output, in the data type, and log-sum-exp of every head, by the float32 reference."""
+    """Return the output, in the data type, and log-sum-exp of every head, by the float32 reference."""
     shape = inputs.shape
     out, lse = empty_out(inputs), empty_lse(inputs)
     if shape.features == NO_FEATURES:

@@ -10,7 +10,7 @@ AnyQuestion = Question | FeatureQuestion | GradientQuestion
 
 
 def questions_of(shape: AttentionShape, *, device: str, seed: int) -> tuple[AnyQuestion, AnyQuestion]:
-    """The plain and the hard question of a shape."""
+    """Return the plain and the hard question of a shape."""
     if shape.direction is Direction.BACKWARD:
         return make_gradient_questions(shape, device=device, seed=seed)
     if shape.features != NO_FEATURES:

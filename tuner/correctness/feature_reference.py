@@ -34,7 +34,7 @@ class Group:
         self.q, self.k, self.v = q[self.heads].float(), k[self.head_kv].float(), v[self.head_kv].float()
 
     def chunks(self) -> Iterator[slice]:
-        """Cuts the rows so that the scores of a chunk stay small."""
+        """Cut the rows so that the scores of a chunk stay small."""
         rows, pairs = self.q.shape[1], self.k.shape[0] * self.q.shape[0]
         scores = CHUNK_SCORES // (DROPOUT_SHARE if self.inputs.shape.features.dropout else 1)
         step = max(ROWS_PER_TILE, scores // pairs)
@@ -42,12 +42,12 @@ class Group:
             yield slice(start, min(start + step, rows))
 
     def forward(self) -> tuple[Any, Any]:
-        """Output [group_size, rows, head_dim_v] and log-sum-exp [group_size, rows] in float32."""
+        """Return the output [group_size, rows, head_dim_v] and log-sum-exp [group_size, rows] in float32."""
         parts = [self.attend(self.q[:, rows], self.k, self.v, rows) for rows in self.chunks()]
         return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)
 
     def gradients(self, dout: Any) -> tuple[Any, Any, Any]:
-        """dq [group_size, rows, dim], dk and dv [1, keys, dim] for the gradient of the output, by autograd."""
+        """Return dq [group_size, rows, dim], dk and dv [1, keys, dim] for the gradient of the output, by autograd."""
         dq, dk, dv = torch.empty_like(self.q), torch.zeros_like(self.k), torch.zeros_like(self.v)
         for rows in self.chunks():
             q, k, v = (tensor.detach().requires_grad_() for tensor in (self.q[:, rows], self.k, self.v))
@@ -59,7 +59,7 @@ class Group:
         return dq, dk[None], dv[None]
 
     def attend(self, q: Any, k: Any, v: Any, rows: slice) -> tuple[Any, Any]:
-        """Output and log-sum-exp of some rows, whose queries are q."""
+        """Return the output and log-sum-exp of some rows, whose queries are q."""
         scores, seen = self._scores(q @ k.T * softmax_scale(self.inputs.shape), rows)
         dead = ~seen.any(-1, keepdim=True)  # keeps its scores, so that nothing becomes NaN on the way back
         scores = scores.masked_fill(~(seen | dead), float("-inf"))
@@ -70,7 +70,8 @@ class Group:
         return probabilities @ v, lse
 
     def _scores(self, scores: Any, rows: slice) -> tuple[Any, Any]:
-        """The scaled products with all that is added to them, and which pairs take part, [1 or heads, rows, keys]."""
+        """Return the scaled products with all that is added to them, and which pairs take part, [1 or heads, rows,
+        keys]."""
         features, extras = self.inputs.shape.features, self.inputs.extras
         distance = self._distance(rows)
         seen = self._seen(distance)[None]
@@ -96,7 +97,7 @@ class Group:
         return torch.arange(self.k.shape[0], device=device) - queries - self.inputs.diagonal(self.entry)
 
     def _seen(self, distance: Any) -> Any:
-        """What causal mask and window leave."""
+        """Return what causal mask and window leave."""
         shape = self.inputs.shape
         left, right = shape.features.window or (UNLIMITED, UNLIMITED)
         right = 0 if shape.causal is not Causal.NONE else right
@@ -106,18 +107,18 @@ class Group:
         return seen if right == UNLIMITED else seen & (distance <= right)
 
     def _of_entry(self, values: Any) -> Any:
-        """What stands for this entry in a tensor [batch or 1, ...]."""
+        """Return what stands for this entry in a tensor [batch or 1, ...]."""
         return values[self.entry if values.shape[0] > 1 else 0]
 
     def _of_pairs(self, mask: Any, rows: slice) -> Any:
-        """[1 or heads, rows or 1, keys] of a mask that broadcasts."""
+        """Return [1 or heads, rows or 1, keys] of a mask that broadcasts."""
         own = self._of_entry(mask)
         own = own[self.heads] if own.shape[0] > 1 else own
         own = own[:, rows] if own.shape[1] > 1 else own
         return own[..., : self.k.shape[0]]
 
     def _active(self, rows: slice) -> Any:
-        """[1 or heads, rows, keys] of the block mask."""
+        """Return [1 or heads, rows, keys] of the block mask."""
         blocks, device = self.inputs.extras.block_mask, self.q.device
         own = self._of_entry(blocks.mask)
         own = own[self.heads] if own.shape[0] > 1 else own
@@ -125,7 +126,7 @@ class Group:
         return own[:, queries][..., torch.arange(self.k.shape[0], device=device) // blocks.block_k]
 
     def _drafts(self, rows: slice) -> Any:
-        """[1, rows, keys] of the tree over the last keys; all keys before them are seen."""
+        """Return [1, rows, keys] of the tree over the last keys; all keys before them are seen."""
         drafts = self.inputs.shape.seqlen_q
         words = self.inputs.extras.tree_mask[self.entry, rows].long() & _WORD  # type: ignore[index]
         number = torch.arange(self.k.shape[0], device=self.q.device) - (self.k.shape[0] - drafts)
@@ -134,7 +135,7 @@ class Group:
         return ((set_bits == 1) | (number < 0))[None]
 
     def _kept(self, rows: slice) -> Any:
-        """[heads, rows, keys], True where dropout keeps the pair."""
+        """Return [heads, rows, keys], True where dropout keeps the pair."""
         shape, extras = self.inputs.shape, self.inputs.extras
 
         def positions(first: int, stop: int, *sizes: int) -> Any:

@@ -93,7 +93,8 @@ class FeatureQuestion:
 
 
 def make_feature_questions(shape: AttentionShape, *, device: str, seed: int) -> tuple[FeatureQuestion, FeatureQuestion]:
-    """The plain and the hard question of a forward shape with features; both share their keys, values and extras."""
+    """Return the plain and the hard question of a forward shape with features; both share their keys, values and
+    extras."""
     inputs, groups = make_inputs(shape, device=device, seed=seed), chosen_groups(shape, seed)
     hard = inputs.scaled(HARD_QUERY_SCALE[shape.dtype])
     return (
@@ -103,11 +104,12 @@ def make_feature_questions(shape: AttentionShape, *, device: str, seed: int) -> 
 
 
 def empty_out(inputs: Inputs) -> Any:
-    """Memory for the output."""
+    """Return the memory for the output."""
     return inputs.q.new_empty(*inputs.q.shape[:3], inputs.shape.head_dim_v)
 
 
 def empty_lse(inputs: Inputs) -> Any:
-    """Memory for the log-sum-exp: [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed sequences."""
+    """Return the memory for the log-sum-exp: [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed
+    sequences."""
     sizes = inputs.q.shape[1:3] if inputs.shape.features.varlen else inputs.q.shape[:3]
     return torch.empty(sizes, dtype=torch.float32, device=inputs.q.device)

@@ -94,20 +94,20 @@ class Question:
         return self._out, self._lse
 
     def new_result(self) -> Any:
-        """Memory for what a launch writes."""
+        """Return the memory for what a launch writes."""
         size = (*self.q.shape[:3], self._shape.head_dim_v)
         return torch.empty(size, dtype=getattr(torch, self.shape.out_dtype), device=self.q.device)
 
     def poison(self, result: Any) -> None:
-        """Fills a result with NaN, so that nothing left by an earlier launch can pass."""
+        """Fill a result with NaN, so that nothing left by an earlier launch can pass."""
         result.fill_(float("nan"))
 
     def new_lse(self) -> Any:
-        """Poisoned memory for the log-sum-exp."""
+        """Return poisoned memory for the log-sum-exp."""
         return torch.full(self.q.shape[:3], float("nan"), dtype=torch.float32, device=self.q.device)
 
     def thunk(self, launch: Launch, result: Any, lse: Any | None = None) -> Thunk:
-        """One launch of these inputs into `result`, and into `lse` unless that is None."""
+        """Return one launch of these inputs into `result`, and into `lse` unless that is None."""
         return functools.partial(launch, self.q, self.k, self.v, result, lse, softmax_scale(self._shape))
 
     def problem(self, out: Any, lse: Any | None = None) -> str | None:
@@ -140,7 +140,7 @@ class Question:
         return f"error {worst:.2e} of the log-sum-exp; allowed is {self._tolerance.lse:.0e}"
 
     def _reference(self) -> tuple[Any, Any]:
-        """Output [heads, seqlen_q, head_dim_v] and log-sum-exp [heads, seqlen_q] in float32."""
+        """Return the output [heads, seqlen_q, head_dim_v] and log-sum-exp [heads, seqlen_q] in float32."""
         shape = self._shape
         per_head = shape.seqlen_q * shape.seqlen_k
         step = max(1, CHUNK_SCORES // per_head)
@@ -156,7 +156,7 @@ class Question:
 
 
 def make_questions(shape: AttentionShape, *, device: str, seed: int) -> tuple[Question, Question]:
-    """The plain and the hard question of a shape; both share their keys and values."""
+    """Return the plain and the hard question of a shape; both share their keys and values."""
     inputs = make_inputs(shape, device=device, seed=seed)
     q, k, v = inputs.q, inputs.k, inputs.v
     heads = chosen_heads(shape, seed)
@@ -166,12 +166,12 @@ def make_questions(shape: AttentionShape, *, device: str, seed: int) -> tuple[Qu
 
 
 def softmax_scale(shape: AttentionShape) -> float:
-    """The scale that candidates are checked and timed with."""
+    """Return the scale that candidates are checked and timed with."""
     return 1.0 / math.sqrt(shape.head_dim)
 
 
 def chosen_heads(shape: AttentionShape, seed: int) -> tuple[int, ...]:
-    """Which of the batch * num_heads pairs the reference covers: the first, the last, then random ones."""
+    """Return which of the batch * num_heads pairs the reference covers: the first, the last, then random ones."""
     total = shape.batch * shape.num_heads
     flops_per_head = max(1, 2 * (shape.head_dim + shape.head_dim_v) * shape.seqlen_q * shape.seqlen_k)
     bytes_per_head = 4 * shape.seqlen_q * (shape.head_dim + 2 * shape.head_dim_v)
@@ -182,7 +182,7 @@ def chosen_heads(shape: AttentionShape, seed: int) -> tuple[int, ...]:
 
 
 def required_bytes(shape: AttentionShape) -> int:
-    """Device memory that checking and timing the shape takes, roughly and from above."""
+    """Return the bytes of device memory that checking and timing the shape takes, roughly and from above."""
     query_bytes = shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim * shape.element_bytes
     out_elements = shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim_v
     out_bytes = out_elements * shape.out_bytes
@@ -199,7 +199,7 @@ def required_bytes(shape: AttentionShape) -> int:
 
 
 def require_memory(shape: AttentionShape, device: DeviceSpec) -> None:
-    """Checks that the shape's tensors and what checking needs fit the device.
+    """Check that the shape's tensors and what checking needs fit the device.
 
     Raises:
         UsageError: they do not.
@@ -214,7 +214,7 @@ def require_memory(shape: AttentionShape, device: DeviceSpec) -> None:
 
 
 def _row_chunks(shape: AttentionShape) -> Iterator[tuple[int, int]]:
-    """Cuts the query rows so that a chunk's scores stay small and, if causal, its rows see no keys, some or all."""
+    """Cut the query rows so that a chunk's scores stay small and, if causal, its rows see no keys, some or all."""
     offset = shape.causal_offset
     marks = {0, shape.seqlen_q}
     if shape.causal is not Causal.NONE:
@@ -227,7 +227,8 @@ def _row_chunks(shape: AttentionShape) -> Iterator[tuple[int, int]]:
 
 
 def _reference_rows(q: Any, k: Any, v: Any, rows: tuple[int, int], shape: AttentionShape) -> tuple[Any, Any]:
-    """The reference of some query rows; lower-right alignment over the keys that the last row sees is their mask."""
+    """Return the reference of some query rows; lower-right alignment over the keys that the last row sees is their
+    mask."""
     start, stop = rows
     part = q[None, :, start:stop]
     last_sees = stop + shape.causal_offset
@@ -244,7 +245,7 @@ def _reference_rows(q: Any, k: Any, v: Any, rows: tuple[int, int], shape: Attent
 
 
 def tile_norms(values: Any) -> Any:
-    """Frobenius norms [heads, tiles] of tiles of 64 rows of values [heads, rows, dim]."""
+    """Return the Frobenius norms [heads, tiles] of tiles of 64 rows of values [heads, rows, dim]."""
     rows = values.square().sum(-1)
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % ROWS_PER_TILE))
     return padded.unflatten(1, (-1, ROWS_PER_TILE)).sum(-1).sqrt()

@@ -11,7 +11,7 @@ MAX_GROUPS = 64
 
 
 def chosen_groups(shape: AttentionShape, seed: int) -> tuple[int, ...]:
-    """Some of the batch * num_heads_kv groups: the first, the last, then random ones."""
+    """Return some of the batch * num_heads_kv groups: the first, the last, then random ones."""
     total = shape.batch * shape.num_heads_kv
     flops = 5 * (shape.head_dim + shape.head_dim_v) * shape.seqlen_q * shape.seqlen_k * shape.group_size
     others = random.Random(seed).sample(range(1, total - 1), k=max(0, total - 2))

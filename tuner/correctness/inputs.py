@@ -38,7 +38,7 @@ class Inputs:
     lengths_k: tuple[int, ...]
 
     def entry(self, number: int) -> tuple[Any, Any, Any]:
-        """q [num_heads, rows, dim], k and v [num_heads_kv, keys, dim] of one batch entry."""
+        """Return q [num_heads, rows, dim], k and v [num_heads_kv, keys, dim] of one batch entry."""
         if self.extras.block_table is None:
             return self.of_queries(self.q, number), self.of_keys(self.k, number), self.of_keys(self.v, number)
         pages, length = self.extras.block_table[number].long(), self.lengths_k[number]
@@ -46,19 +46,19 @@ class Inputs:
         return self.q[number], k, v
 
     def of_queries(self, tensor: Any, number: int) -> Any:
-        """The part [num_heads, rows, ...] that belongs to an entry's queries, of a tensor or a log-sum-exp."""
+        """Return the part [num_heads, rows, ...] that belongs to an entry's queries, of a tensor or a log-sum-exp."""
         return self._part(tensor, number, self.lengths_q)
 
     def of_keys(self, tensor: Any, number: int) -> Any:
-        """The part [num_heads_kv, keys, dim] that belongs to an entry's keys."""
+        """Return the part [num_heads_kv, keys, dim] that belongs to an entry's keys."""
         return self._part(tensor, number, self.lengths_k)
 
     def scaled(self, factor: float) -> "Inputs":
-        """The same with the queries multiplied by a factor."""
+        """Return the same with the queries multiplied by a factor."""
         return replace(self, q=scaled_queries(self.q, factor))
 
     def diagonal(self, number: int) -> int:
-        """The key that an entry's query 0 stands at."""
+        """Return the key that an entry's query 0 stands at."""
         return replace(self.shape, seqlen_q=self.lengths_q[number], seqlen_k=self.lengths_k[number]).diagonal
 
     @property
@@ -85,7 +85,7 @@ class Inputs:
 
 
 def scaled_queries(q: Any, factor: float) -> Any:
-    """q times a factor in its data type; 8-bit tensors have no product of their own."""
+    """Return q times a factor in its data type; 8-bit tensors have no product of their own."""
     return q * factor if q.element_size() > 1 else (q.float() * factor).to(q.dtype)
 
 
@@ -96,7 +96,7 @@ def key_bytes(shape: AttentionShape, lengths_k: tuple[int, ...] | None = None) -
 
 
 def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
-    """Normally distributed tensors in the layout of the shape, with extras for its features."""
+    """Return normally distributed tensors in the layout of the shape, with extras for its features."""
     generator, features = torch.Generator(device=device).manual_seed(seed), shape.features
     dice = random.Random(seed)
     lengths_q, lengths_k = _lengths(shape, dice)
@@ -121,12 +121,12 @@ def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
 
 
 def alibi_slopes(num_heads: int, device: str) -> Any:
-    """float32 [1, num_heads]: 2^(-8 i / num_heads) for i from 1 (Press et al., arXiv 2108.12409, section 3)."""
+    """Return float32 [1, num_heads]: 2^(-8 i / num_heads) for i from 1 (Press et al., arXiv 2108.12409, section 3)."""
     return torch.exp2(-8.0 * torch.arange(1, num_heads + 1, device=device, dtype=torch.float32) / num_heads)[None]
 
 
 def _lengths(shape: AttentionShape, dice: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Queries and keys of every entry. The first is the longest; the others have at least half as many."""
+    """Return the queries and keys of every entry. The first is the longest; the others have at least half as many."""
     features, full_q, full_k = shape.features, (shape.seqlen_q,) * shape.batch, (shape.seqlen_k,) * shape.batch
     if not (features.varlen or features.cached):
         return full_q, full_k
@@ -172,7 +172,8 @@ def _extras(
 
 
 def _mask(shape: AttentionShape, generator: Any) -> Any:
-    """One mask for all heads and entries, as models have it; a boolean one in memory is half of an additive one."""
+    """Return one mask for all heads and entries, as models have it; a boolean one in memory is half of an additive
+    one."""
     kind = shape.features.mask
     if kind not in (MaskKind.BOOLEAN, MaskKind.ADDITIVE):
         return None
@@ -183,7 +184,7 @@ def _mask(shape: AttentionShape, generator: Any) -> Any:
 
 
 def _block_mask(shape: AttentionShape, generator: Any) -> BlockMask:
-    """Random blocks for every query head; of every row at least one."""
+    """Return random blocks for every query head; of every row at least one."""
     rows, columns = (-(-length // MASK_BLOCK) for length in (shape.seqlen_q, shape.seqlen_k))
     dice = torch.rand(1, shape.num_heads, rows, columns, device=generator.device, generator=generator)
     ranks = dice.argsort(-1).argsort(-1)  # the same number in every row, so that the density is what it should be
@@ -191,7 +192,7 @@ def _block_mask(shape: AttentionShape, generator: Any) -> BlockMask:
 
 
 def _trees(shape: AttentionShape, dice: random.Random) -> Any:
-    """A random tree of drafts for every entry."""
+    """Return a random tree of drafts for every entry."""
 
     def parent(draft: int) -> int | None:
         return dice.choice((None, *range(draft))) if draft else None

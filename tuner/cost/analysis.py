@@ -26,7 +26,7 @@ from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_ins
 from blocktune.tuner.cost.term_texts import lifts_of
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes
@@ -52,7 +52,7 @@ class Analysis:
     rooflines: empty where rates of the device are unknown.
     block_intensity: FLOP per byte that a block reads while it walks along keys; None where it walks along queries.
     density: the share of blocks that a block mask is taken to leave.
-    budget: None for kernels whose tiles are not listed.
+    on_chip: None for kernels whose tiles are not listed.
     standard_problem: why standard attention would not fit this device.
     shared: how the compiled loop reads shared memory, None where that is not known.
     measured_us: of this very config on this device, None if that is not known.
@@ -71,7 +71,7 @@ class Analysis:
     rooflines: Mapping[str, Roofline] = field(hash=False)
     block_intensity: float | None
     density: float
-    budget: OnChip | None
+    on_chip: OnChip | None
     standard_problem: str | None
     shared: SharedAccesses | None
     measured_us: float | None
@@ -132,7 +132,7 @@ class Analysis:
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
             "block_intensity": self.block_intensity,
             "density": self.density,
-            "on_chip": self.budget and self.budget.to_json(),
+            "on_chip": self.on_chip and self.on_chip.to_json(),
             "standard_problem": self.standard_problem,
             "shared_accesses": self.shared and self.shared.report(),
             "measured_us": self.measured_us,
@@ -140,7 +140,7 @@ class Analysis:
         }
 
     def _prediction_json(self) -> dict[str, Any] | None:
-        """What binds is not known where the model is far from a measurement."""
+        """Return the prediction. What binds is not known where the model is far from a measurement."""
         if self.breakdown is None:
             return None
         return self.breakdown.to_json() | ({} if self.is_explained else {"binding": None})
@@ -156,7 +156,7 @@ def analyse(
     shared: SharedAccesses | None = None,
     measured_us: float | None = None,
 ) -> Analysis:
-    """Asks every model about a compiled config.
+    """Ask every model about a compiled config.
 
     Args:
         kernel: whose config it is.
@@ -191,7 +191,7 @@ def analyse(
         rooflines=lines,
         block_intensity=block_intensity(folded, blocks.block_m) if walks_keys else None,
         density=density,
-        budget=budget_of(kernel, config, shape, device.limits),
+        on_chip=on_chip_of(kernel, config, shape, device.limits),
         standard_problem=standard_memory_problem(shape, device),
         measured_us=measured_us,
     )
@@ -200,7 +200,7 @@ def analyse(
 def steps_down(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> dict[str, int]:
-    """The shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
+    """Return the shared bytes of a block after one step down of one parameter, by the step's name, `num_stages 3→2`."""
     found = {}
     now = config.parameters
     for name, choices in kernel.parameters.items():
@@ -214,8 +214,8 @@ def steps_down(
 def measured_time_us(
     store: ResultStore, device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
 ) -> float | None:
-    """What this config of this device code took on this device: in the finals if it won them, else in its youngest
-    trial; None if it was never timed."""
+    """Return what this config of this device code took on this device: in the finals if it won them, else in its
+    youngest trial; None if it was never timed."""
     best = store.best(device, shape)
     if best is not None and best.origin is Origin.MEASURED and (best.config, best.kernel_hash) == (config, kernel_hash):
         return best.time_us
@@ -227,7 +227,7 @@ def measured_time_us(
 def _rooflines(
     shape: AttentionShape, traffic: Mapping[str, Traffic], device: DeviceSpec, density: float, instruction: str
 ) -> dict[str, Roofline]:
-    """By algorithm; standard attention is PyTorch's, whose products are not those of the code."""
+    """Return the rooflines by algorithm; standard attention is PyTorch's, whose products are not those of the code."""
     instructions = dict.fromkeys(traffic, instruction) | {"standard": library_instruction(shape.dtype)}
     return {
         name: roofline(shape, moved, device, density=density, instruction=instructions[name])
@@ -236,7 +236,7 @@ def _rooflines(
 
 
 def _traffic(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape) -> dict[str, Traffic]:
-    """By algorithm; the last two are the bounds between which the kernel lies."""
+    """Return the traffic by algorithm; the last two are the bounds between which the kernel lies."""
     backward = shape.direction is Direction.BACKWARD
     standard: dict[str, Traffic] = {
         "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)

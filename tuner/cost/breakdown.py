@@ -36,13 +36,13 @@ class CostBreakdown:
         return max(terms, key=lambda name: terms[name])
 
     def followed_by(self, second: "CostBreakdown | None") -> "CostBreakdown":
-        """Both launches, one after the other."""
+        """Return both launches, one after the other."""
         if second is None:
             return self
         return CostBreakdown(**{name: time + getattr(second, name) for name, time in asdict(self).items()})
 
     def beside(self, launches_us: float) -> "CostBreakdown":
-        """With launches before and after that take so long."""
+        """Return the breakdown with launches before and after that take this long."""
         return replace(self, beside_us=self.beside_us + launches_us, total_us=self.total_us + launches_us)
 
     def to_json(self) -> dict[str, Any]:

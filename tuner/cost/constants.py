@@ -1,9 +1,9 @@
 """The constants of the cost model that no data sheet has: how long things wait, and how well they overlap.
 
-Rates come from the device; these are the same for all devices, in cycles, rounds and shares. They were chosen within
-what is physically plausible so that the model ranks recorded sweeps of an H200, and rounded, since the ranking hardly
-depends on any of them. `python -m blocktune.cli.lab.calibrate` fits them again and tests the fit on head dimensions
-that were left out (docs/models/search.md has the figures).
+Rates come from the device; these are the same for all devices, in cycles, iterations and shares. They were chosen
+within what is physically plausible so that the model ranks recorded sweeps of an H200, and rounded, since the ranking
+hardly depends on any of them. `python -m blocktune.cli.lab.calibrate` fits them again and tests the fit on head
+dimensions that were left out (docs/models/search.md has the figures).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class CostConstants:
     """What the cost model takes for granted; the text below a value says what it is."""
 
-    spilled_rounds: float = 0.4
+    spilled_iterations: float = 0.4
     """Share of the spilled bytes that is stored and loaded in every key tile; the rest is spilled outside the loop."""
 
     load_latency_cycles: float = 600.0
@@ -26,10 +26,10 @@ class CostConstants:
     """Exponent by which waiting for a tile dwindles as it is requested earlier, in its mean latency: 1 would be for
     latencies that vary as much as an exponential distribution."""
 
-    held_rounds: float = 0.2
-    """How much longer than a round a tile keeps its buffer where a product runs on into the next one."""
+    held_iterations: float = 0.2
+    """How much longer than an iteration a tile keeps its buffer where a product runs on into the next one."""
 
-    round_latency_cycles: float = 250.0
+    iteration_latency_cycles: float = 250.0
     """Waiting of a warpgroup in every key tile that uses no unit: starting and draining two matrix products (about 60
     each), two reductions across four lanes (two shuffles each, about 30 a shuffle), and the barrier of the pipeline."""
 
@@ -50,7 +50,7 @@ class CostConstants:
     barrier in every key tile, so that they drift apart within a tile only."""
 
     block_start_cycles: float = 5500.0
-    """What a block takes besides its rounds: its launch, the way of queries and first keys from device memory, one
+    """What a block takes besides its iterations: its launch, the way of queries and first keys from device memory, one
     after the other, and its output's way back."""
 
     next_tile_cycles: float = 600.0

@@ -63,8 +63,8 @@ def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> Kern
 
 
 def _held(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Elements in float32 that a block holds. Tensor memory holds the accumulators of tcgen05, and `mma` needs the
-    query tile in registers too. A backward also holds the gradients of scores, and two accumulators."""
+    """Return the elements in float32 that a block holds. Tensor memory holds the accumulators of tcgen05, and `mma`
+    needs the query tile in registers too. A backward also holds the gradients of scores, and two accumulators."""
     scores = config.block_m * config.block_n
     if shape.direction is Direction.BACKWARD:
         return 2 * scores + config.block_n * (padded_width(shape.head_dim) + padded_width(shape.head_dim_v))

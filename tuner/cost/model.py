@@ -1,8 +1,8 @@
 """Predicts the time of a config from the rates of a device: a ranking, not a stopwatch.
 
-What a key tile costs a multiprocessor is counted for each unit, and how much of it overlaps, in `tuner/cost/rounds.py`;
-causal skipping, waves, prologue and epilogue and the bytes of device memory come on top here, and launches before and
-after the longest one.
+What a key tile costs a multiprocessor is counted for each unit, and how much of it overlaps, in
+`tuner/cost/iterations.py`; causal skipping, waves, prologue and epilogue and the bytes of device memory come on top
+here, and launches before and after the longest one.
 
     breakdown = predict_launches(kernel, config, shape, device, resources)
     print(f"{breakdown.total_us:.0f} us, bound by {breakdown.binding}")
@@ -20,7 +20,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.estimated_resources import estimated_second_resources
-from blocktune.tuner.cost.rounds import L2_BYTES_PER_CLOCK, Rounds, joined
+from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK, KeyIterations, joined
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.by_kernel import traffic_of
@@ -62,8 +62,8 @@ def predict(
     if occupied.blocks_per_sm == 0:
         raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
     softmax = softmax or SoftmaxCost()
-    rounds = Rounds(shape, config, resources, device, softmax, shared, constants)
-    return _Launch(shape, config, rounds, occupied, device, softmax, parts, constants, least_bytes).breakdown()
+    iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+    return _Launch(shape, config, iterations, occupied, device, softmax, parts, constants, least_bytes).breakdown()
 
 
 def predict_launches(
@@ -102,7 +102,7 @@ def predict_us(
     *,
     shared: SharedAccesses | None = None,
 ) -> float:
-    """The predicted time of a compiled config in microseconds.
+    """Return the predicted time of a compiled config in microseconds.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
@@ -146,25 +146,27 @@ def folded_forward(
 
 
 def density_of(shape: AttentionShape) -> float:
-    """The share of pairs that a block mask is taken to leave; 1 without one."""
+    """Return the share of pairs that a block mask is taken to leave; 1 without one."""
     return USUAL_DENSITY if shape.features.mask is MaskKind.BLOCK_SPARSE else 1.0
 
 
 def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
-    """Into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every share
-    is a batch entry of its own."""
+    """Return into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every
+    share is a batch entry of its own."""
     return max(1, folded.batch // shape.batch)
 
 
 def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
-    """The rates that a prediction needs and this device lacks."""
+    """Return the rates that a prediction needs and this device lacks."""
     names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
     return tuple(name for name in names if getattr(device, name) is None)
 
 
 def require_rates(device: DeviceSpec) -> None:
-    """Raises:
-    UsageError: a rate that a prediction needs is unknown.
+    """Check that the device has every rate that a prediction needs.
+
+    Raises:
+        UsageError: a rate that a prediction needs is unknown.
     """
     missing = missing_rates(device)
     if missing:
@@ -181,7 +183,7 @@ def _moving_us(
     device: DeviceSpec,
     constants: CostConstants,
 ) -> float:
-    """Of the launches that only move bytes."""
+    """Return the time of the launches that only move bytes."""
     names = kernel.loops.moving_passes
     if not names:
         return 0.0
@@ -193,13 +195,13 @@ def _moving_us(
 
 
 class _Launch:
-    """One launch: its rounds, in blocks, in waves, which overlap with device memory."""
+    """One launch: its iterations, in blocks, in waves, which overlap with device memory."""
 
     def __init__(
         self,
         shape: AttentionShape,
         config: KernelConfig,
-        rounds: Rounds,
+        iterations: KeyIterations,
         occupied: Occupancy,
         device: DeviceSpec,
         softmax: SoftmaxCost,
@@ -207,30 +209,30 @@ class _Launch:
         constants: CostConstants,
         least_bytes: int,
     ) -> None:
-        self._shape, self._config, self._rounds, self._device = shape, config, rounds, device
+        self._shape, self._config, self._iterations, self._device = shape, config, iterations, device
         self._softmax, self._parts, self._constants, self._least_bytes = softmax, parts, constants, least_bytes
-        self._visits = rounds.visits
+        self._visits = iterations.visits
         self._heads = shape.batch * shape.num_heads
         self._grid = self._visits.query_tiles * self._heads
         self._blocks = min(occupied.blocks_per_sm, -(-self._grid // device.num_sms))
 
     def breakdown(self) -> CostBreakdown:
-        rounds, blocks = self._rounds, self._blocks
+        iterations, blocks = self._iterations, self._blocks
         tiles = self._visits.total * self._heads / self._device.num_sms  # key tiles per SM
         edges = self._grid / self._device.num_sms * self._edge_cycles() / blocks
-        even = tiles * rounds.tile_cycles(blocks) + edges
+        even = tiles * iterations.tile_cycles(blocks) + edges
         whole = self._makespan_cycles(late=True)
         hbm = self._hbm_bytes() / (self._constants.memory_share * float(self._device.memory_gbs or 0) * 1e3)
         launches = self._constants.launch_us + self._merge_us()
         return CostBreakdown(
-            tensor_us=self._us(tiles * rounds.tensor),
-            exp_us=self._us(tiles * rounds.exp),
-            arithmetic_us=self._us(tiles * rounds.arithmetic),
-            spill_us=self._us(tiles * rounds.spill),
-            shared_us=self._us(tiles * rounds.shared),
-            l2_us=self._us(tiles * (rounds.load + rounds.adding)),
+            tensor_us=self._us(tiles * iterations.tensor),
+            exp_us=self._us(tiles * iterations.exp),
+            arithmetic_us=self._us(tiles * iterations.arithmetic),
+            spill_us=self._us(tiles * iterations.spill),
+            shared_us=self._us(tiles * iterations.shared),
+            l2_us=self._us(tiles * (iterations.load + iterations.adding)),
             hbm_us=hbm,
-            latency_us=self._us(tiles * rounds.waiting_cycles(blocks) / blocks),
+            latency_us=self._us(tiles * iterations.waiting_cycles(blocks) / blocks),
             edge_us=launches + self._us(edges),
             tail_us=self._us(max(0.0, whole - even)),
             total_us=launches + self._beside_memory_us(whole, hbm),
@@ -256,22 +258,23 @@ class _Launch:
         return self._constants.overlapped_merge_us if self._softmax.merge_overlaps else self._constants.merge_us
 
     def _edge_cycles(self) -> float:
-        """Return the cycles of a block besides its rounds.
+        """Return the cycles of a block besides its iterations.
 
         Where products overlap, the first softmax and the last product have nothing to overlap with.
         """
-        rounds, softmax = self._rounds, self._softmax
+        iterations, softmax = self._iterations, self._softmax
         fixed = self._constants.next_tile_cycles if softmax.persistent else self._constants.block_start_cycles
-        alone = min(rounds.tensor / 2, rounds.exp + rounds.arithmetic) if softmax.products_overlap else 0.0
-        return fixed + alone + self._config.block_m * rounds.row_bytes / L2_BYTES_PER_CLOCK
+        alone = min(iterations.tensor / 2, iterations.exp + iterations.arithmetic) if softmax.products_overlap else 0.0
+        return fixed + alone + self._config.block_m * iterations.row_bytes / L2_BYTES_PER_CLOCK
 
     def _block_cycles(self, blocks: int, visited: float, *, late: bool) -> float:
         """Return the cycles of a block that visits `visited` key tiles while `blocks` blocks are resident."""
-        return visited * blocks * self._rounds.tile_cycles(blocks, late=late) + self._edge_cycles()
+        return visited * blocks * self._iterations.tile_cycles(blocks, late=late) + self._edge_cycles()
 
     def _makespan_cycles(self, *, late: bool) -> float:
-        """Full attention: equal blocks in waves, the last of which may be partly filled and is faster for it. Causal:
-        unequal blocks, the longest first, which leaves about a mean block uneven at the end."""
+        """Return the cycles until the last block ends. Full attention: equal blocks in waves, the last of which may be
+        partly filled and is faster for it. Causal: unequal blocks, the longest first, which leaves about a mean block
+        uneven at the end."""
         slots = self._blocks * self._device.num_sms
         mean = self._block_cycles(self._blocks, self._visits.mean, late=late)
         if self._shape.causal is not Causal.NONE:
@@ -282,9 +285,9 @@ class _Launch:
         return waves * mean + (self._block_cycles(left, self._visits.mean, late=late) if left else 0.0)
 
     def _hbm_bytes(self) -> float:
-        """Every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What a
-        share of the keys gave is written and read in float32: an output, its maximum and its sum."""
-        shape, row_bytes = self._shape, self._rounds.row_bytes
+        """Return every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What
+        a share of the keys gave is written and read in float32: an output, its maximum and its sum."""
+        shape, row_bytes = self._shape, self._iterations.row_bytes
         queries = shape.batch * shape.num_heads * shape.seqlen_q * row_bytes
         keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * row_bytes
         slots = self._blocks * self._device.num_sms
@@ -297,7 +300,8 @@ class _Launch:
         return max(self._least_bytes, queries + merged + keys * again)
 
     def _us(self, cycles: float) -> float:
-        """At the sustained clock, derived from the advertised matrix rate: it is given at less than the boost clock."""
+        """Return cycles in microseconds at the sustained clock, derived from the advertised matrix rate: it is given at
+        less than the boost clock."""
         device = self._device
         clock_mhz = float(device.clock_mhz or 0)
         if device.tensor_tflops and device.tensor_flops_per_clock:

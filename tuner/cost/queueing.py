@@ -14,15 +14,15 @@ QUEUEING = 0.5
 service times as random, and those here hardly vary, which halves the waiting (Pollaczek-Khinchine)."""
 
 
-def round_cycles(
+def iteration_cycles(
     tensor: float, others: Sequence[float], delay: float, strands: float, *, products_overlap: bool = False
 ) -> float:
-    """Cycles between the ends of two rounds on one multiprocessor, whichever strands they are of.
+    """Return the cycles between the ends of two iterations on one multiprocessor, whichever strands they are of.
 
     Args:
-        tensor: cycles of the tensor cores that a round needs.
+        tensor: cycles of the tensor cores that an iteration needs.
         others: cycles of every other unit that it needs.
-        delay: cycles of a round in which the strand waits for no unit.
+        delay: cycles of an iteration in which the strand waits for no unit.
         strands: how many there are, at least 1; between two whole numbers their results are interpolated.
         products_overlap: a strand keeps one of its two matrix products running while it uses the other units.
     """

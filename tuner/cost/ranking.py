@@ -12,7 +12,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 
 
 def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
-    """Orders configs before they are compiled, the most promising first: a time with resources that are estimated.
+    """Order configs before they are compiled, the most promising first: a time with resources that are estimated.
 
     Rates that the device lacks are taken as typical: they hardly change the order, and the number is not shown.
     """
@@ -23,7 +23,7 @@ def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionSh
 
 
 def _with_typical_rates(device: DeviceSpec) -> DeviceSpec:
-    """The device with a rate of its generation for every one that is unknown."""
+    """Return the device with a rate of its generation for every one that is unknown."""
     flops = {"none": 256, "mma": 1024, "wgmma": 4096, "tcgen05": 8192}[device.limits.mma]
     return replace(
         device,

@@ -17,7 +17,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.breakdown import CostBreakdown
-from blocktune.tuner.cost.rounds import matrix_rate
+from blocktune.tuner.cost.iterations import matrix_rate
 from blocktune.tuner.occupancy.calculator import Occupancy, Waves
 from blocktune.tuner.traffic.model import Traffic
 
@@ -76,7 +76,7 @@ def roofline(
     density: float = 1.0,
     instruction: str | None = None,
 ) -> Roofline:
-    """The problem with one algorithm's traffic under the ceilings of a device.
+    """Return the problem with one algorithm's traffic under the ceilings of a device.
 
     Args:
         shape: the problem.
@@ -117,7 +117,8 @@ def library_instruction(dtype: str) -> str:
 
 
 def ridge_point(device: DeviceSpec) -> float:
-    """FLOP a byte at which a device's 16-bit matrix products, as Triton makes them, and its memory take equally long.
+    """Return FLOP a byte at which a device's 16-bit matrix products, as Triton makes them, and its memory take equally
+    long.
 
     Raises:
         UsageError: a rate of the device is unknown.
@@ -126,19 +127,20 @@ def ridge_point(device: DeviceSpec) -> float:
 
 
 def block_intensity(shape: AttentionShape, block_m: int) -> float:
-    """FLOP that a block performs for every byte of keys and values it reads, from wherever they come: 2 rows / element
-    size. It depends neither on the head dimension nor on block_n, so block_m is the knob of bandwidth. Rows past the
-    last query count for nothing, which leaves decode with about 1."""
+    """Return FLOP that a block performs for every byte of keys and values it reads, from wherever they come: 2 rows /
+    element size. It depends neither on the head dimension nor on block_n, so block_m is the knob of bandwidth. Rows
+    past the last query count for nothing, which leaves decode with about 1."""
     return 2 * min(block_m, shape.seqlen_q) / shape.element_bytes
 
 
 def exp_over_products(breakdown: CostBreakdown) -> float:
-    """The time of the exponentials over that of the matrix products. Near 1 and above, a kernel must overlap both."""
+    """Return the time of the exponentials over that of the matrix products. Near 1 and above, a kernel must overlap
+    both."""
     return breakdown.exp_us / breakdown.tensor_us
 
 
 def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: int) -> Waves:
-    """The waves of a forward grid: a block for every query tile of every head.
+    """Return the waves of a forward grid: a block for every query tile of every head.
 
     Raises:
         UsageError: no block fits an SM.
@@ -152,7 +154,7 @@ def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: 
 
 
 def _known(device: DeviceSpec, name: str) -> float:
-    """A rate of the device.
+    """Return a rate of the device.
 
     Raises:
         UsageError: it is unknown.

@@ -171,7 +171,7 @@ HIDDEN_BY_BLOCKS = ("exp", "arithmetic", "latency")
 
 
 def terms_of(shape: AttentionShape) -> Mapping[str, str]:
-    """The terms of the cost model in words."""
+    """Return the terms of the cost model in words."""
     return TERMS | BACKWARD_TERMS if shape.direction is Direction.BACKWARD else TERMS
 
 
@@ -209,7 +209,7 @@ def _texts(
 def _can_follow(
     advice: Advice, kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> bool:
-    """Whether the config with another choice of the parameter, as advised, is one that can run."""
+    """Return whether the config with another choice of the parameter, as advised, is one that can run."""
     return any(not kernel.violations(other, shape, limits) for other in _changed(advice, kernel, config))
 
 

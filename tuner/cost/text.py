@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis
+from blocktune.tuner.cost.iterations import OLDER_MMA_SHARE
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
-from blocktune.tuner.cost.rounds import OLDER_MMA_SHARE
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.occupancy.text import explain as explain_occupancy
 
@@ -50,14 +50,15 @@ def _time(analysis: Analysis) -> list[str]:
 
 
 def _binding(analysis: Analysis) -> dict[str, float]:
-    """The largest term and those that are level with it, with the time that each takes alone."""
+    """Return the largest term and those that are level with it, with the time that each takes alone."""
     times = {name: getattr(analysis.breakdown, f"{name}_us") for name in terms_of(analysis.shape)}
     largest = max(times.values())
     return {name: time_us for name, time_us in times.items() if time_us >= LEVEL * largest}
 
 
 def _bound_by(analysis: Analysis, binding: Mapping[str, float]) -> str:
-    """Each term with its own time. Times of units that work at once do not add up, so that none is called a share."""
+    """Return each term with its own time. Times of units that work at once do not add up, so that none is called a
+    share."""
     terms = terms_of(analysis.shape)
     named = " and ".join(f"{name} ({terms[name]}), alone {time_us:,.1f} µs" for name, time_us in binding.items())
     return f"Bound by {named}; units overlap, so that such times do not add up."
@@ -79,7 +80,7 @@ def _measured(analysis: Analysis) -> list[str]:
 
 
 def _bandwidth(line: Roofline, measured_us: float) -> str:
-    """The rate at which a problem that memory bounds moves its bytes."""
+    """Return the rate at which a problem that memory bounds moves its bytes."""
     reached = line.hbm_bytes / measured_us / 1e3
     return (
         f"In that time it moves {line.hbm_bytes / 1e6:,.1f} MB at least, {reached:,.0f} GB/s: "
@@ -122,7 +123,7 @@ def _memory(analysis: Analysis) -> list[str]:
 
 
 def _premise(analysis: Analysis) -> str:
-    """Of the fewest bytes that the kernel is counted with."""
+    """Say what follows from the fewest bytes that the kernel is counted with."""
     if analysis.traffic[analysis.once].total_bytes == analysis.traffic[analysis.uncached].total_bytes:
         return "this traffic, of which blocks share nothing,"
     return "each launch reading every tensor once" if analysis.passes else "every tensor read once"
@@ -142,7 +143,7 @@ def _intensity(analysis: Analysis) -> str:
 
 
 def _passes(analysis: Analysis) -> list[str]:
-    """The launches of a kernel that has several, by the bytes that each cannot avoid."""
+    """Return the launches of a kernel that has several, by the bytes that each cannot avoid."""
     if not analysis.passes:
         return []
     largest = max(analysis.passes, key=lambda one: one.total_bytes)
@@ -180,22 +181,22 @@ def _cache(analysis: Analysis) -> list[str]:
 
 
 def _on_chip(analysis: Analysis) -> list[str]:
-    budget, resources = analysis.budget, analysis.occupied.resources
-    if budget is None:
+    on_chip, resources = analysis.on_chip, analysis.occupied.resources
+    if on_chip is None:
         return []
-    other = resources.shared_bytes - budget.shared_bytes
+    other = resources.shared_bytes - on_chip.shared_bytes
     beside = f", {other:,} B besides the tiles (barriers, conversions of layouts)" if other > 0 else ""
     has = f"the code has {resources.registers}"
-    if budget.num_warps < resources.num_warps:
+    if on_chip.num_warps < resources.num_warps:
         has += ", and warps that copy leave most of theirs to those that compute"
     return [
-        f"Tiles fill at least {budget.least_registers} registers per thread ({has}) and "
-        f"{budget.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
+        f"Tiles fill at least {on_chip.least_registers} registers per thread ({has}) and "
+        f"{on_chip.shared_bytes:,} B of shared memory (the code has {resources.shared_bytes:,}{beside})."
     ]
 
 
 def _bank_conflicts(analysis: Analysis) -> list[str]:
-    """How the loop of the compiled code reads shared memory, if it was counted."""
+    """Return how the loop of the compiled code reads shared memory, if it was counted."""
     found = analysis.shared
     if found is None:
         return []
@@ -204,7 +205,7 @@ def _bank_conflicts(analysis: Analysis) -> list[str]:
         through = f", but through descriptors of {unit}" if unit in ("wgmma", "tcgen05") else ""
         return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
     counted = (
-        f"In a round of the loop a warp loads from shared memory {found.loads} times, which takes "
+        f"In an iteration of the loop a warp loads from shared memory {found.loads} times, which takes "
         f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} per load"
     )
     if not found.load_excess:

@@ -10,12 +10,12 @@ class Executor(Protocol):
     """Makes jobs on GPUs of one kind. All of its workers keep what they find in the job's database, trial by trial."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        """Makes all jobs and tells how it goes; each ends by one `Finished` or one `Failed`.
+        """Make all jobs and tell how it goes; each ends by one `Finished` or one `Failed`.
 
         A job whose worker dies is taken over by another one. When the iterator is closed, or an exception leaves it,
         nothing runs any more.
         """
 
     def interrupt(self) -> None:
-        """Begins no further job and ends the running ones early: those that found something still are `Finished`. May
+        """Begin no further job and end the running ones early: those that found something still are `Finished`. May
         be called from a signal handler while `run` goes on."""

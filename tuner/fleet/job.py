@@ -123,7 +123,7 @@ Event = Started | Advanced | Finished | Failed | WorkerLost
 
 
 def progress_json(progress: Progress) -> dict[str, Any]:
-    """A progress as plain values."""
+    """Return a progress as plain values."""
     return {
         "phase": progress.phase,
         "done": progress.done,
@@ -139,7 +139,7 @@ def progress_json(progress: Progress) -> dict[str, Any]:
 
 
 def progress_from(data: Mapping[str, Any]) -> Progress:
-    """The progress that `progress_json` described."""
+    """Return the progress that `progress_json` described."""
     best, outcomes = data["best"], data["outcomes"]
     values = dict(data) | {
         "best": None if best is None else KernelConfig.from_json(best),

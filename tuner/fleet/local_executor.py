@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
 from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE, processors
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
-from blocktune.tuner.measure.telemetry import canonical_uuid
 
 MAX_TAKEOVERS = 2
 """A job that cost three workers is to blame itself."""
@@ -39,8 +39,8 @@ Tell = Callable[[Event], None]
 
 
 def worker_command() -> tuple[str, ...]:
-    """What starts a worker of this process. -P keeps the working directory off the import path, as for the worker that
-    measures."""
+    """Return what starts a worker of this process. -P keeps the working directory off the import path, as for the
+    worker that measures."""
     return (sys.executable, "-P", "-m", "blocktune.tuner.fleet.worker", str(os.getpid()))
 
 
@@ -89,7 +89,7 @@ class LocalExecutor:
         pool.submit(worker.make, job, self._events.put)
 
     def _drive(self, schedule: "_Schedule") -> Iterator[Event]:
-        """Hands out jobs and passes on what is heard, until nothing runs and nothing waits."""
+        """Hand out jobs and pass on what is heard, until nothing runs and nothing waits."""
         yield from schedule.hand_out()
         deadline: float | None = None
         while schedule.running:
@@ -121,7 +121,7 @@ class _Schedule:
         self._dropped = False
 
     def hand_out(self) -> Iterator[Event]:
-        """Gives idle workers what they may have; if there is no worker left, all that waits has failed."""
+        """Give idle workers what they may have; if there is no worker left, all that waits has failed."""
         for worker in list(self._idle):
             job = next((job for job in self._waiting if self._may_have(worker, job)), None)
             if job is not None:
@@ -135,7 +135,7 @@ class _Schedule:
                 yield Failed(job, "Every worker died of several jobs in a row; see above.", 1)
 
     def heard(self, event: Event) -> Iterator[Event]:
-        """Passes on an event of a running job and does what follows from it."""
+        """Pass on an event of a running job and do what follows from it."""
         if isinstance(event, (Started, Advanced)):
             yield event
             return
@@ -149,7 +149,7 @@ class _Schedule:
         yield from self.hand_out()
 
     def drop(self) -> None:
-        """Begins nothing any more."""
+        """Begin nothing any more."""
         self._waiting, self._dropped = [], True
 
     def _after_loss(self, worker: "_Worker", event: WorkerLost) -> Iterator[Event]:
@@ -188,7 +188,7 @@ class _Worker:
         self._stopped = False
 
     def make(self, job: Job, tell: Tell) -> None:
-        """Makes a job and tells all about it, its end last; runs in a thread of the pool."""
+        """Make a job and tell all about it, its end last; runs in a thread of the pool."""
         tell(Started(job, self.name))
         try:
             end = self._ask(job, tell)
@@ -199,14 +199,14 @@ class _Worker:
         tell(end)
 
     def stop(self, number: signal.Signals) -> None:
-        """Sends a signal to the process, if there is one, and starts none any more."""
+        """Send a signal to the process, if there is one, and start none any more."""
         self._stopped = True
         child = self._child
         if child is not None:
             child.send_signal(number)
 
     def close(self) -> None:
-        """Ends the process; not while a job runs."""
+        """End the process; not while a job runs."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -232,6 +232,6 @@ class _Worker:
 
 
 def _environment(device: DeviceSpec, share: int) -> dict[str, str]:
-    """What makes a process see this GPU only, before it touches CUDA, and take this many processors."""
+    """Return what makes a process see this GPU only, before it touches CUDA, and take this many processors."""
     assert device.uuid is not None
     return {"CUDA_VISIBLE_DEVICES": canonical_uuid(device.uuid), PROCESSORS_VARIABLE: str(share)}

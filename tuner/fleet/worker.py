@@ -36,7 +36,7 @@ Make = Callable[[Job, OnProgress], TuningReport]
 
 
 def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
-    """Makes jobs until the input ends."""
+    """Make jobs until the input ends."""
     for line in jobs:
         job = Job.from_json(json.loads(line))
         try:
@@ -50,7 +50,7 @@ def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
 
 
 def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress) -> TuningReport:
-    """Tunes the shape of a job on this device.
+    """Tune the shape of a job on this device.
 
     Raises:
         NoDeviceError: the job is for a GPU of another kind, or this machine has no GPU.
@@ -76,7 +76,7 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress)
 
 
 def watch_parent(parent: int) -> None:
-    """Ends this process when the parent ends, and lets SIGINT interrupt even where the parent's shell ignores it."""
+    """End this process when the parent ends, and let SIGINT interrupt even where the parent's shell ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be watched

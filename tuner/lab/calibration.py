@@ -22,15 +22,15 @@ from blocktune.tuner.lab.sweep_file import Sweep
 
 BOUNDS = {
     "load_latency_cycles": (300.0, 1500.0),
-    "held_rounds": (0.05, 1.0),
-    "round_latency_cycles": (60.0, 500.0),
+    "held_iterations": (0.05, 1.0),
+    "iteration_latency_cycles": (60.0, 500.0),
     "row_operations": (50.0, 300.0),
     "softmax_overlap": (1.0, 3.0),
     "cross_warp_cycles": (100.0, 1000.0),
     "second_warpgroup": (0.1, 1.0),
     "block_start_cycles": (2000.0, 10_000.0),
     "next_tile_cycles": (100.0, 2500.0),
-    "spilled_rounds": (0.1, 1.0),
+    "spilled_iterations": (0.1, 1.0),
     "uneven_end": (0.3, 2.0),
 }
 """What is fitted, and between which values. The other constants are of launches, clocks and device memory, which a
@@ -66,7 +66,7 @@ class _Measured:
         return cls(sweep, trials, times_us, weights / weights.sum())
 
     def misfit(self, constants: CostConstants) -> float:
-        """The standard deviation of the logarithm of measured over predicted time."""
+        """Return the standard deviation of the logarithm of measured over predicted time."""
         shape, device = self.sweep.shape, self.sweep.device
         predicted = [
             predict_us(get_kernel(trial.config.kernel), trial.config, shape, device, resources, constants)
@@ -79,14 +79,15 @@ class _Measured:
 
 
 def misfit(sweeps: Iterable[Sweep], constants: CostConstants = CONSTANTS) -> float:
-    """The mean over the sweeps of the weighted standard deviation of the logarithm of measured over predicted time."""
+    """Return the mean over the sweeps of the weighted standard deviation of the logarithm of measured over predicted
+    time."""
     return float(np.mean([_Measured.of(sweep).misfit(constants) for sweep in sweeps]))
 
 
 def calibrate(
     sweeps: Sequence[Sweep], *, start: CostConstants = CONSTANTS, on_round: Callable[[float], None] = lambda _: None
 ) -> CostConstants:
-    """The constants of `BOUNDS`, one after the other moved as long as the misfit falls.
+    """Return the constants of `BOUNDS`, one after the other moved as long as the misfit falls.
 
     Args:
         sweeps: what to fit to.
@@ -113,7 +114,7 @@ def calibrate(
 
 
 def _moved(constants: CostConstants, name: str, step: float) -> list[CostConstants]:
-    """One constant a step up and down, within its bounds."""
+    """Return one constant a step up and down, within its bounds."""
     low, high = BOUNDS[name]
     value = getattr(constants, name)
     changes: list[dict[str, Any]] = [

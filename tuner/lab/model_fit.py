@@ -57,7 +57,7 @@ def family_of(shape: AttentionShape) -> str:
 
 
 def _ratios(sweep: Sweep) -> Iterator[tuple[str, list[float]]]:
-    """Every kernel of a sweep with measured over predicted time of its fastest configs."""
+    """Yield every kernel of a sweep with measured over predicted time of its fastest configs."""
     scores = sweep.scores
     by_kernel: dict[str, list[Trial]] = {}
     for trial in sweep.timed.values():

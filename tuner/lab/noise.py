@@ -35,7 +35,7 @@ class StudyRunner(Runner, Protocol):
     """A runner in whose finals a config can meet itself."""
 
     def duel(self, config: KernelConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The rounds of both sides, in microseconds."""
+        """Return the rounds of both sides, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def study_noise(
     now: Callable[[], float] = time.monotonic,
     on_progress: Callable[[str], None] = lambda told: None,
 ) -> Study:
-    """Repeats measurements and finals until the time is over; a measurement that would not end in time is not begun,
+    """Repeat measurements and finals until the time is over; a measurement that would not end in time is not begun,
     but every regime has its turn and every turn its finals.
 
     Args:
@@ -145,7 +145,7 @@ def study_noise(
 
 
 def _that_run(configs: Sequence[KernelConfig], runners: Collection[Runner]) -> tuple[KernelConfig, ...]:
-    """The first `CONFIGS` that run in all runners, where the very first becomes the anchor."""
+    """Return the first `CONFIGS` that run in all runners, where the very first becomes the anchor."""
     running: list[KernelConfig] = []
     for config in configs:
         if len(running) < CONFIGS and all(runner.measure(config).outcome is Outcome.OK for runner in runners):
@@ -172,7 +172,7 @@ class _Study:
         self._duels: list[Duel] = []
 
     def take_turn(self, regime: Regime, until: float) -> None:
-        """Finals of all, then laps: everybody once as a candidate, then one against itself."""
+        """Time finals of all, then laps: everybody once as a candidate, then one against itself."""
         self._hold_finals(regime)
         steps = [partial(self._measure, regime, index) for index in range(len(self._configs))]
         steps.append(partial(self._duel, regime))

@@ -15,7 +15,7 @@ STATES = ("sm_clock_mhz", "power_w", "temperature_c")
 
 
 def summarize(study: Study) -> dict[str, Any]:
-    """A study in numbers, all of them plain.
+    """Return a study in numbers, all of them plain.
 
     regimes: by name, each with
         candidates: how many measurements, and the 5th and 95th percentile of their times and of their ratios to the
@@ -75,7 +75,7 @@ def _numbered(rows: Iterable[Iterable[float]]) -> Iterable[tuple[int, float]]:
 
 
 def _over_own_median(values: Iterable[tuple[int, float]]) -> list[float]:
-    """Every value over the median of the values with its number, in their order."""
+    """Return every value over the median of the values with its number, in their order."""
     given = list(values)
     groups: dict[int, list[float]] = {}
     for number, value in given:
@@ -85,7 +85,7 @@ def _over_own_median(values: Iterable[tuple[int, float]]) -> list[float]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    """5th and 95th percentile; None of nothing."""
+    """Return the 5th and 95th percentile; None of nothing."""
     if not values:
         return None
     low, high = np.percentile(values, [5, 95])
@@ -93,13 +93,13 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _distance(duels: Iterable[Duel]) -> float | None:
-    """How far from 1 the ratios are, 95th percentile; None of nothing."""
+    """Return how far from 1 the ratios are, 95th percentile; None of nothing."""
     distances = [abs(duel.ratio - 1) for duel in duels]
     return round(float(np.percentile(distances, 95)), 5) if distances else None
 
 
 def _drift(samples: Sequence[Sample]) -> dict[str, float] | None:
-    """The median of the last third over that of the first, of what is over its own median; None of too few."""
+    """Return the median of the last third over that of the first, of what is over its own median; None of too few."""
     third = len(samples) // 3
     if not third:
         return None
@@ -122,14 +122,15 @@ def _states(telemetry: Iterable[Telemetry]) -> dict[str, list[float] | None]:
 
 
 def _final_ratios(study: Study, regime: Regime) -> list[list[float]]:
-    """[place, final time over the studied config's] of all configs, the fastest first."""
+    """Return [place, final time over the studied config's] of all configs, the fastest first."""
     rows = [final.times_us for final in study.finals if final.regime is regime]
     ratios = [statistics.median(row[place] / row[0] for row in rows) for place in range(len(study.configs))]
     return [[place, round(ratios[place], 5)] for place in sorted(range(len(ratios)), key=ratios.__getitem__)]
 
 
 def _swapped(orders: Sequence[Sequence[Sequence[float]]]) -> list[list[int]]:
-    """The pairs of places of which one is faster in one order and the other in another, by more than the tie band."""
+    """Return the pairs of places of which one is faster in one order and the other in another, by more than the tie
+    band."""
     if len(orders) < 2:
         return []
     one, other = ({int(place): ratio for place, ratio in order} for order in orders[:2])

@@ -29,13 +29,13 @@ Race = Callable[[Trial], Callable[[Trial], int]]
 
 
 def racing_rows(sweeps: Sequence[Sweep]) -> list[dict[str, Any]]:
-    """Returns one row for each rule; that of Optuna's pruner where scipy is installed, which takes minutes."""
+    """Return one row for each rule; that of Optuna's pruner where scipy is installed, which takes minutes."""
     rows = [racing_row(sweeps, margin) for margin in RACING_MARGINS]
     return [*rows, wilcoxon_row(sweeps)] if find_spec("scipy") else rows
 
 
 def racing_row(sweeps: Iterable[Sweep], margin: float) -> dict[str, Any]:
-    """Returns what our race would do: a config whose first rounds are slower than the best's median by the margin gets
+    """Return what our race would do: a config whose first rounds are slower than the best's median by the margin gets
     no further ones; see `_row`."""
 
     def against(best: Trial) -> Callable[[Trial], int]:
@@ -51,7 +51,7 @@ def racing_row(sweeps: Iterable[Sweep], margin: float) -> dict[str, Any]:
 
 
 def wilcoxon_row(sweeps: Iterable[Sweep], level: float = WILCOXON_LEVEL) -> dict[str, Any]:
-    """Returns what Optuna's WilcoxonPruner would do, which tests after every round whether the rounds so far are slower
+    """Return what Optuna's WilcoxonPruner would do, which tests after every round whether the rounds so far are slower
     than the best's of equal number; see `_row`. It needs scipy."""
     from optuna.exceptions import ExperimentalWarning
     from optuna.pruners import WilcoxonPruner
@@ -63,8 +63,8 @@ def wilcoxon_row(sweeps: Iterable[Sweep], level: float = WILCOXON_LEVEL) -> dict
 
 
 def _row(sweeps: Iterable[Sweep], race: Race) -> dict[str, Any]:
-    """rounds_saved: the share of all recorded rounds that are not timed. close: configs within `CLOSE` of the best of
-    their sweep; stopped_close: how many of these are stopped."""
+    """Return the row of one rule. rounds_saved: the share of all recorded rounds that are not timed. close: configs
+    within `CLOSE` of the best of their sweep; stopped_close: how many of these are stopped."""
     rounds = saved = close = stopped_close = 0
     for sweep in sweeps:
         scores, timed = sweep.scores, [trial for trial in sweep.timed.values() if trial.samples_us]
@@ -82,7 +82,7 @@ def _row(sweeps: Iterable[Sweep], race: Race) -> dict[str, Any]:
 
 
 def _pruned_by(pruner: "BasePruner", best: Trial) -> Callable[[Trial], int]:
-    """Rounds until a pruner stops a trial, which reports them one after the other."""
+    """Return the rounds until a pruner stops a trial, which reports them one after the other."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -99,7 +99,7 @@ def _pruned_by(pruner: "BasePruner", best: Trial) -> Callable[[Trial], int]:
 
 
 def _reported(samples_us: Sequence[float]) -> "FrozenTrial":
-    """A trial of a study after these rounds."""
+    """Return a trial of a study after these rounds."""
     from optuna.trial import create_trial
 
     return create_trial(value=float(np.median(samples_us)), intermediate_values=dict(enumerate(samples_us)))

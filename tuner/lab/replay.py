@@ -24,8 +24,8 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Finals, Measurement
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search, Subject
-from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.search.strategies import make_proposals
 
@@ -47,24 +47,11 @@ class ReplayRunner:
 
     @classmethod
     def of_trials(cls, trials: Iterable[Trial]) -> Self:
-        """A replay of stored trials; the last one of a config counts."""
-        return cls(
-            {
-                trial.config: Measurement(
-                    outcome=trial.outcome,
-                    time_us=trial.time_us,
-                    relative_to_anchor=trial.relative_to_anchor,
-                    samples_us=trial.samples_us,
-                    error=trial.error,
-                    seconds=trial.bench_seconds,
-                    telemetry=trial.telemetry,
-                )
-                for trial in trials
-            }
-        )
+        """Return a replay of stored trials; the last one of a config counts."""
+        return cls({trial.config: Measurement.of_trial(trial) for trial in trials})
 
     def prepare(self) -> None:
-        """Nothing takes long to start."""
+        """Do nothing: no process has to start."""
 
     def measure(self, config: KernelConfig) -> Measurement:
         self.measured.append(config)
@@ -80,7 +67,7 @@ class ReplayRunner:
         return Measurement(outcome=self._recorded[config].outcome)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +91,7 @@ class ReplayRun:
 
 
 class Replay:
-    """What all searches of one sweep share: the problem, its scores and the model's opinions, which take a while."""
+    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while."""
 
     def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
         self.sweep = sweep
@@ -138,7 +125,7 @@ class Replay:
 
     def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
         """Search until `measurements` measurements were made, or everything was tried."""
-        problem = Problem(
+        assignment = Assignment(
             space=self._space,
             first=self._first(),
             usefulness=self._useful.__getitem__,
@@ -154,7 +141,7 @@ class Replay:
                 shape=self.sweep.shape,
                 kernels=self._kernels,
             ),
-            make_proposals(problem, strategy),
+            make_proposals(assignment, strategy),
             compiler,
             runner=runner,
             predict=lambda config, resources: self._predicted.get(config),
@@ -173,7 +160,7 @@ class Replay:
         )
 
     def _first(self) -> tuple[KernelConfig, ...]:
-        """What a search without neighbours tries first: the default and the paper's rule."""
+        """Return what a search without neighbours tries first: the default and the paper's rule."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
         able = self.serving
         named = [able[0].default_config(shape, limits), first_paper_config(able, shape, limits)] if able else []

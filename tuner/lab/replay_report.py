@@ -92,7 +92,7 @@ class ReplayReport:
         }
 
     def _regrets(self, name: str, count: int) -> Regrets:
-        """[sweep, seed]"""
+        """Return the regrets [sweep, seed]"""
         return np.array([[run.regret(count) for run in runs] for runs in self.runs[name]])
 
     def _by_count(self, name: str, index: int) -> list[Regrets]:
@@ -107,7 +107,7 @@ def compare_strategies(
     workers: int = 1,
     on_run: OnRun = lambda told: None,
 ) -> ReplayReport:
-    """Searches every sweep by every strategy with every seed.
+    """Search every sweep by every strategy with every seed.
 
     Args:
         sweeps: of any shapes and devices.
@@ -129,8 +129,8 @@ def compare_strategies(
 
 
 def _tasks(sweeps: Sequence[Sweep], strategies: Sequence[str], seeds: int) -> list[tuple[Sweep, str, range]]:
-    """Every sweep by every strategy, a few seeds at a time, so that many processes can share a slow strategy; one
-    without chance has one seed."""
+    """Return every sweep by every strategy, a few seeds at a time, so that many processes can share a slow strategy;
+    one without chance has one seed."""
     drawn = [range(first, min(first + SEEDS_OF_A_TASK, seeds)) for first in range(0, seeds, SEEDS_OF_A_TASK)]
     return [
         (sweep, name, some) for sweep in sweeps for name in strategies
@@ -139,14 +139,15 @@ def _tasks(sweeps: Sequence[Sweep], strategies: Sequence[str], seeds: int) -> li
 
 
 def _searches(task: tuple[Sweep, str, range]) -> list[ReplayRun]:
-    """One sweep by one strategy, with each of the seeds."""
+    """Return one sweep by one strategy, with each of the seeds."""
     sweep, strategy, seeds = task
     replay = Replay(sweep)
     return [replay.run(strategy, seed=seed, measurements=MEASUREMENTS[-1]) for seed in seeds]
 
 
 def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
-    """How well the model ranks without any measurement, by direction, for all kernels together (kernel None) and each.
+    """Return how well the model ranks without any measurement, by direction, for all kernels together (kernel None) and
+    each.
 
     Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
     its choice (`decide_predicted`) and the best of its first eight are than the fastest of the same kernels, measured
@@ -168,7 +169,7 @@ def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
 
 
 def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
-    """Of one sweep; None where too few configs have a time."""
+    """Return the ranking of one sweep; None where too few configs have a time."""
     scores, timed = replay.sweep.scores, replay.sweep.timed
     configs = [config for config in scores if config in replay.predicted and kernel in (None, config.kernel)]
     if len(configs) < FEWEST:
@@ -187,7 +188,7 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
 
 
 def _default(replay: Replay, kernel: str | None) -> KernelConfig:
-    """What this kernel, or the first of all that can and was swept, takes without any tuning."""
+    """Return what this kernel, or the first of all that can and was swept, takes without any tuning."""
     able = get_kernel(kernel) if kernel else replay.serving[0]
     return able.default_config(replay.sweep.shape, replay.sweep.device.limits)
 
@@ -210,18 +211,18 @@ def _estimate_errors(replay: Replay, labels: Sequence[str]) -> dict[str, float]:
 
 
 def _kind(sweep: Sweep) -> str:
-    """Forward, backward or decoding: what the model counts differently."""
+    """Return forward, backward or decoding: what the model counts differently."""
     return "decoding" if sweep.shape.seqlen_q <= 16 < sweep.shape.seqlen_k else str(sweep.shape.direction)
 
 
 def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Pearson's; 0 where one side never varies."""
+    """Return Pearson's correlation; 0 where one side never varies."""
     varying = np.ptp(first) > 0 and np.ptp(second) > 0
     return float(np.corrcoef(first, second)[0, 1]) if varying else 0.0
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0, equal ones of equal values."""
+    """Return the ranks from 0, equal ones of equal values."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts + 1) / 2)[places])
 
@@ -231,8 +232,8 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _summary(regrets: Regrets) -> dict[str, float]:
-    """Of all runs: median and 95th percentile, and the mean with the interval that holds it with 95 % confidence, by
-    resampling shapes, since the seeds of one are no evidence about another."""
+    """Return of all runs the median and 95th percentile, and the mean with the interval that holds it with 95 %
+    confidence, by resampling shapes, since the seeds of one are no evidence about another."""
     means = regrets.mean(axis=1)
     chosen = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
     low, high = np.percentile(means[chosen].mean(axis=1), [2.5, 97.5])

@@ -2,7 +2,8 @@
 
 The file is an export (`db/exchange/document.py`) turned by 90 degrees: gzip around one JSON object whose `columns` hold
 a list for every field of the trials, nested fields by their path (`config.block_m`, `resources.registers`); null is
-absent. What all trials share is written once, next to `columns`. Numbers are cut to what a clock can tell (`DECIMALS`).
+absent. What all trials share is written once, next to `columns`. Numbers are cut to what a clock can tell, and what a
+model derives is left out, as db/tables/columns.py says.
 Equal sweeps give equal bytes. Reading goes the same way back, through the same checks as an import.
 """
 
@@ -20,9 +21,12 @@ from blocktune.db.exchange.document import FORMAT_VERSION as EXPORT_VERSION
 from blocktune.db.exchange.document import document_from, save_bytes, shape_order
 from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
-from blocktune.db.records.records import Environment, Outcome, Regime, Trial
+from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -39,19 +43,11 @@ MAX_COLUMNS = 64
 FIRST_RACED = 2
 """The first version of the measuring protocol in which candidates race."""
 
-DECIMALS = {
-    "time_us": 3,
-    "samples_us": 3,
-    "relative_to_anchor": 6,
-    "compile_seconds": 3,
-    "bench_seconds": 3,
-    "telemetry.power_w": 1,
-}
-"""Digits after the point that are kept: nanoseconds, where CUDA's events resolve half a microsecond."""
-
-DERIVED = ("blocks_per_sm", "occupancy", "limiters", "predicted_us")
-"""Fields that follow from the others, by models that may have changed since."""
-
+_PARTS = {"": Trial, "resources.": KernelResources, "telemetry.": Telemetry}
+_DECIMALS = {f"{path}{column.name}": column.decimals for path, part in _PARTS.items() for column in columns_of(part)}
+_DERIVED = tuple(
+    f"{path}{column.name}" for path, part in _PARTS.items() for column in columns_of(part) if column.derived
+)
 _SHARED = ("shape", "environment")
 _NESTED = ("config", "resources", "telemetry")
 
@@ -87,7 +83,7 @@ class Sweep:
         return frozenset(trial.config for trial in self.trials if not (raced and stopped_early(trial.samples_us)))
 
     def without(self, kernels: Collection[str]) -> Self:
-        """The same sweep on a device that lacks these kernels.
+        """Return the same sweep on a device that lacks these kernels.
 
         Raises:
             UsageError: no other kernel was timed.
@@ -113,19 +109,19 @@ class Sweep:
 
 
 def sweeps_of(trials: Iterable[Trial]) -> list[Sweep]:
-    """The newest sweep of every shape, regime and device: of several software versions that of the youngest trial
-    counts, and of several sources of a kernel likewise."""
-    by_subject: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
+    """Return the newest sweep of every shape, regime and device: of several software versions that of the youngest
+    trial counts, and of several sources of a kernel likewise."""
+    by_key: dict[tuple[str, AttentionShape, Regime], list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.created_at):
         if trial.outcome is not Outcome.PREDICTED:
-            subject = trial.device.key, trial.shape, trial.environment.regime
-            by_subject.setdefault(subject, []).append(trial)
-    sweeps = [_newest(found) for found in by_subject.values()]
+            key = trial.device.key, trial.shape, trial.environment.regime
+            by_key.setdefault(key, []).append(trial)
+    sweeps = [_newest(found) for found in by_key.values()]
     return sorted(sweeps, key=lambda sweep: (sweep.device.key, *shape_order(sweep.shape), sweep.environment.regime))
 
 
 def _newest(trials: Sequence[Trial]) -> Sweep:
-    """The sweep of one subject's trials, the oldest of which comes first."""
+    """Return the sweep of trials of one device, shape and regime, the oldest of which comes first."""
     environment = trials[-1].environment
     hashes = {trial.config.kernel: trial.kernel_hash for trial in trials if trial.environment == environment}
     kept = {
@@ -138,7 +134,7 @@ def _newest(trials: Sequence[Trial]) -> Sweep:
 
 
 def save_sweep(sweep: Sweep, folder: str | Path) -> Path:
-    """Writes the file into a folder that exists, in one step, and returns its path.
+    """Write the file into a folder that exists, in one step, and return its path.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -153,7 +149,7 @@ def save_sweep(sweep: Sweep, folder: str | Path) -> Path:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """The sweep in a file, every field of which was checked.
+    """Return the sweep in a file, every field of which was checked.
 
     Raises:
         ImportRejectedError: the file is no sweep, too large, or a field is unknown, missing or absurd.
@@ -163,7 +159,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def sweep_files(places: Iterable[str | Path]) -> list[Path]:
-    """The files themselves, and those of the folders, by name.
+    """Return the files themselves, and those of the folders, by name.
 
     Raises:
         UsageError: a place does not exist or is a folder without sweeps.
@@ -193,30 +189,30 @@ def _document(sweep: Sweep) -> dict[str, Any]:
 
 
 def _flat(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields of an exported trial by their paths, without what all trials share or what follows from the rest."""
+    """Yield the fields of an exported trial by their paths, without what all trials share or what follows from the
+    rest."""
     for name, value in trial.items():
         if name in _NESTED:
             yield from ((f"{name}.{inner}", _cut(f"{name}.{inner}", part)) for inner, part in (value or {}).items())
-        elif name not in (*_SHARED, *DERIVED):
+        elif name not in (*_SHARED, *_DERIVED, CHECKSUM):  # numbers are cut here
             yield name, _cut(name, value)
 
 
 def _cut(name: str, value: Any) -> Any:
-    if name not in DECIMALS or value is None:
+    decimals = _DECIMALS.get(name)
+    if decimals is None or value is None:
         return value
-    if isinstance(value, list):
-        return [round(item, DECIMALS[name]) for item in value]
-    return round(value, DECIMALS[name])
+    return [round(item, decimals) for item in value] if isinstance(value, list) else round(value, decimals)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A list for every field that any row has."""
+    """Return a list for every field that any row has."""
     names = sorted({name for row in rows for name, value in row.items() if value is not None})
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _unpacked(path: Path) -> Any:
-    """The JSON value in a gzip file that does not unpack to too much."""
+    """Return the JSON value in a gzip file that does not unpack to too much."""
     try:
         with gzip.open(path) as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -252,7 +248,7 @@ def _sweep(document: Any, path: Path) -> Sweep:
 
 
 def _rows(node: Untrusted) -> list[dict[str, Any]]:
-    """The rows of columns of equal length, nested again."""
+    """Return the rows of columns of equal length, nested again."""
     columns = {name: entry.items(MAX_TRIALS) for name, entry in node.entries(MAX_COLUMNS).items()}
     if len({len(column) for column in columns.values()}) != 1:
         node.reject("columns of equal length")

@@ -64,7 +64,7 @@ class Bench:
         self._last_timed = 0.0
 
     def measure(self, config: KernelConfig, tell: Tell) -> Measurement:
-        """Checks the config, times it against the anchor, and checks it again.
+        """Check the config, time it against the anchor, and check it again.
 
         Raises:
             WrongResultError: a result differs from the reference.
@@ -92,7 +92,7 @@ class Bench:
         )
 
     def finals(self, configs: Sequence[KernelConfig], tell: Tell) -> list[list[float]]:
-        """Times the configs in turns: one list of rounds, in microseconds, a config.
+        """Time the configs in turns: one list of rounds, in microseconds, a config.
 
         Raises:
             Exception: as `measure`; which config it was is unknown.
@@ -112,7 +112,7 @@ class Bench:
         return [list(column(rounds, index)) for index in range(len(runs))]
 
     def confirm(self, config: KernelConfig, tell: Tell) -> None:
-        """Checks output and log-sum-exp together, which may be another compiled variant than the timed one; a backward
+        """Check output and log-sum-exp together, which may be another compiled variant than the timed one; a backward
         is checked once more.
 
         Raises:
@@ -123,7 +123,7 @@ class Bench:
             self._verify(launch, question, tell, question.new_lse())
 
     def synchronize(self) -> None:
-        """Raises what a launch failed with; if it does after a failure, this process cannot use the GPU any more."""
+        """Raise what a launch failed with; if it does after a failure, this process cannot use the GPU any more."""
         self._clock.synchronize()
 
     def _time(self, run: Thunk, anchor: Anchor | None, tell: Tell) -> tuple[Rounds, str]:
@@ -147,7 +147,7 @@ class Bench:
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
     def _verify(self, launch: Launch, question: Any, tell: Tell | None = None, lse: Any | None = None) -> None:
-        """Launches once into poisoned memory and compares, so that nothing left by an earlier launch can pass."""
+        """Launch once into poisoned memory and compare, so that nothing left by an earlier launch can pass."""
         question.poison(self._out)
         question.thunk(launch, self._out, lse)()
         if tell is not None:

@@ -10,7 +10,7 @@ DEFAULT_DEVICE = "h200"
 
 
 def choose_device(name: str | None = None) -> DeviceSpec:
-    """The named device, as it is here if it is here; without a name the first GPU here, else `DEFAULT_DEVICE`.
+    """Return the named device, as it is here if it is here; without a name the first GPU here, else `DEFAULT_DEVICE`.
 
     Raises:
         UnknownDeviceError: the catalogue does not hold the name.
@@ -23,12 +23,12 @@ def choose_device(name: str | None = None) -> DeviceSpec:
 
 
 def is_present(device: DeviceSpec) -> bool:
-    """Whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
+    """Return whether CUDA can use the device here; one that the catalogue or NVML names can only be predicted."""
     return device.source in ("driver", "torch")
 
 
 def alike_devices(device: DeviceSpec) -> tuple[tuple[DeviceSpec, ...], tuple[DeviceSpec, ...]]:
-    """The GPUs here that are of a device's kind, and those that are not, in the order of CUDA.
+    """Return the GPUs here that are of a device's kind, and those that are not, in the order of CUDA.
 
     Kinds are never mixed in one search. A GPU that tells no UUID cannot be given to a process of its own, so it is
     alike only where it is the device itself.
@@ -39,7 +39,7 @@ def alike_devices(device: DeviceSpec) -> tuple[tuple[DeviceSpec, ...], tuple[Dev
 
 
 def visible(device: DeviceSpec) -> dict[str, str]:
-    """The environment variables by which a process sees this GPU alone.
+    """Return the environment variables by which a process sees this GPU alone.
 
     Where there is one GPU none are needed, and the only spelling of a MIG slice is the one it was made visible with.
     """

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.tuner.compile.compiler import ptxas_version
 from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
-from blocktune.tuner.measure.telemetry import GpuMonitor, driver_version
+from blocktune.tuner.measure.telemetry import GpuMonitor
 
 
 def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime = Regime.SUSTAINED) -> Environment:
-    """The environment of times taken on a present GPU."""
+    """Return the environment of times taken on a present GPU."""
     import torch
 
     return Environment(
@@ -29,7 +30,7 @@ def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regim
 
 
 def predicting_environment(device: DeviceSpec) -> Environment:
-    """The environment of predictions: compilers only, no driver, no GPU."""
+    """Return the environment of predictions: compilers only, no driver, no GPU."""
     return Environment(
         triton=version("triton"),
         ptxas=ptxas_version(device.limits.cc),

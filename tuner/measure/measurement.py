@@ -1,10 +1,14 @@
 """What a runner is given and what it returns for configs: one measurement each, or paired rounds of finalists."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
+from typing import Annotated, Any, Self
 
-from blocktune.db.records.records import Outcome, Regime, Telemetry
+from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.user_records import UserTrial
+from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
+from blocktune.kernels.values.column_kinds import plain_values, record_values
 from blocktune.kernels.values.config import KernelConfig
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -46,32 +50,33 @@ class Measurement:
     """
 
     outcome: Outcome
-    time_us: float | None = None
-    relative_to_anchor: float | None = None
-    samples_us: tuple[float, ...] = ()
-    error: str = ""
+    time_us: Annotated[float | None, TIME] = None
+    relative_to_anchor: Annotated[float | None, ANCHOR_RATIO] = None
+    samples_us: Annotated[tuple[float, ...], ROUNDS] = ()
+    error: Annotated[str, ERROR] = ""
     seconds: float = 0.0
     telemetry: Telemetry = field(default_factory=Telemetry)
 
     def to_json(self) -> dict[str, Any]:
-        """What a worker knows and its parent does not."""
-        return {
-            "outcome": str(self.outcome),
-            "time_us": self.time_us,
-            "relative_to_anchor": self.relative_to_anchor,
-            "samples_us": list(self.samples_us),
-            "error": self.error,
-        }
+        """Return what a worker knows and its parent does not."""
+        return {"outcome": str(self.outcome), **plain_values(self)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(
-            outcome=Outcome(data["outcome"]),
-            time_us=data["time_us"],
-            relative_to_anchor=data["relative_to_anchor"],
-            samples_us=tuple(data["samples_us"]),
-            error=data["error"],
-        )
+        """Return the measurement that a worker described."""
+        return cls(outcome=Outcome(data["outcome"]), **record_values(cls, SimpleNamespace(**data)))
+
+    def values_for(self, trial_type: type[Trial | UserTrial]) -> dict[str, Any]:
+        """Return what a trial of this type keeps of the measurement, by the trial's fields."""
+        kept = {field.name for field in fields(trial_type)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"bench_seconds": self.seconds}
+        return {name: value for name, value in values.items() if name in kept}
+
+    @classmethod
+    def of_trial(cls, trial: Trial) -> Self:
+        """Return the measurement that a trial was made of."""
+        names = {field.name for field in fields(cls)} & {field.name for field in fields(trial)}
+        return cls(seconds=trial.bench_seconds, **{name: getattr(trial, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

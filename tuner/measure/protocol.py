@@ -86,7 +86,7 @@ class Clock(Protocol):
     """Takes times of launches."""
 
     def heat(self, launch: Thunk, seconds: float) -> None:
-        """Repeats the launch for at least this long, then waits for it."""
+        """Repeat the launch for at least this long, then wait for it."""
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
         """Time every launch once per round, in rotating order, each with a cold L2 cache."""
@@ -95,26 +95,26 @@ class Clock(Protocol):
         """Time every launch once per round for this long, without a pause in the work of the GPU."""
 
     def synchronize(self) -> None:
-        """Waits for all launches; raises what they failed with."""
+        """Wait for all launches; raises what they failed with."""
 
 
 def candidate_rounds(time_us: float) -> int:
-    """Rounds that a candidate gets unless it is stopped, by the time of one of its launches."""
+    """Return the rounds that a candidate gets unless it is stopped, by the time of one of its launches."""
     return _clamp(CANDIDATE_US / time_us, CANDIDATE_ROUNDS)
 
 
 def stopped_early(samples_us: Sequence[float]) -> bool:
-    """Whether these are the rounds of a candidate that lost its race: it has fewer than any other can have."""
+    """Return whether these are the rounds of a candidate that lost its race: it has fewer than any other can have."""
     return 0 < len(samples_us) < CANDIDATE_ROUNDS[0]
 
 
 def is_behind(score: float, best: float, margin: float = RACE_MARGIN) -> bool:
-    """Whether a candidate with this score after its first rounds has lost its race against the best so far."""
+    """Return whether a candidate with this score after its first rounds has lost its race against the best so far."""
     return score > margin * best
 
 
 def final_rounds(times_us: Sequence[float]) -> int:
-    """Rounds of the finals, by the time of one launch of every finalist."""
+    """Return the rounds of the finals, by the time of one launch of every finalist."""
     return _clamp(FINAL_US / sum(times_us), FINAL_ROUNDS)
 
 
@@ -123,24 +123,24 @@ def _clamp(count: float, bounds: tuple[int, int]) -> int:
 
 
 def column(rounds: Rounds, contender: int) -> tuple[float, ...]:
-    """One contender's times in the order of the rounds, in microseconds."""
+    """Return one contender's times in the order of the rounds, in microseconds."""
     return tuple(row[contender] for row in rounds)
 
 
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """The median over the rounds of the ratio inside a round."""
+    """Return the median over the rounds of the ratio inside a round."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def timed_rounds(clock: Clock, launches: Sequence[Thunk], count: int, regime: Regime) -> Rounds:
-    """Rounds of a regime, in rotating order."""
+    """Return the rounds of a regime, in rotating order."""
     if regime is Regime.SUSTAINED:
         return clock.rounds(launches, count)
     return tuple(_rested_round(clock, launches, number) for number in range(count))
 
 
 def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
-    """One round after a rest, in the order of its number; the times stand in the order of the launches."""
+    """Return one round after a rest, in the order of its number; the times stand in the order of the launches."""
     time.sleep(REST_SECONDS)
     order = rotated(len(launches), number)
     (times,) = clock.rounds([launches[index] for index in order], 1)
@@ -148,7 +148,7 @@ def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple
 
 
 def rotated(count: int, start: int) -> tuple[int, ...]:
-    """The numbers 0..count-1, starting at `start` modulo count."""
+    """Return the numbers 0..count-1, starting at `start` modulo count."""
     return tuple((start + step) % count for step in range(count))
 
 
@@ -216,7 +216,7 @@ class CudaClock:
             self._head_start *= 2
 
     def _attempt(self, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[tuple[float, ...], bool]:
-        """One round and whether the GPU caught up with the host, so that the host's time leaked in."""
+        """Return one round and whether the GPU caught up with the host, so that the host's time leaked in."""
         event = self._torch.cuda.Event
         spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
         for _ in range(self._head_start):

@@ -45,7 +45,7 @@ Parse = Callable[[dict[str, Any]], Any]
 def serve(
     make_bench: MakeBench, parse_shape: Parse = AttentionShape.from_json, parse_config: Parse = KernelConfig.from_json
 ) -> None:
-    """Answers commands until the input ends. `make_bench` builds the bench of a shape; the other two make
+    """Answer commands until the input ends. `make_bench` builds the bench of a shape; the other two make
     shapes and configs of a command's objects."""
     die_with_parent()
     answers = _private_stdout()
@@ -86,7 +86,7 @@ def _failure(error: Exception, bench: Bench | None) -> dict[str, Any]:
 
 
 def outcome_of(error: Exception) -> str:
-    """The outcome that an exception of a candidate stands for."""
+    """Return the outcome that an exception of a candidate stands for."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if isinstance(error, WrongResultError):
         return str(Outcome.WRONG_RESULT)
@@ -98,7 +98,8 @@ def outcome_of(error: Exception) -> str:
 
 
 def _usable(bench: Bench) -> bool:
-    """Whether the GPU still answers. CUDA errors are sticky: after an illegal access all calls of the process fail."""
+    """Return whether the GPU still answers. CUDA errors are sticky: after an illegal access all calls of the process
+    fail."""
     try:
         bench.synchronize()
     except Exception:
@@ -107,13 +108,13 @@ def _usable(bench: Bench) -> bool:
 
 
 def die_with_parent() -> None:
-    """Asks Linux to kill this process when the thread that started it ends; elsewhere the end of input has to do."""
+    """Ask Linux to kill this process when the thread that started it ends; elsewhere the end of input has to do."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _private_stdout() -> TextIO:
-    """Keeps the pipe to the parent for answers alone and sends what anyone prints to standard error."""
+    """Keep the pipe to the parent for answers alone and send what anyone prints to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers

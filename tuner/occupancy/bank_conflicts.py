@@ -66,7 +66,7 @@ class Wavefronts:
 
 
 def wavefronts(addresses: Sequence[int], access_bytes: int = WORD_BYTES) -> Wavefronts:
-    """The wavefronts of one load or store of a warp.
+    """Return the wavefronts of one load or store of a warp.
 
     Args:
         addresses: byte address of every lane that takes part, in lane order, 1 to 32 of them.
@@ -83,8 +83,8 @@ def wavefronts(addresses: Sequence[int], access_bytes: int = WORD_BYTES) -> Wave
 
 
 def column_walk(rows: int, row_bytes: int, *, column_bytes: int = 0) -> tuple[int, ...]:
-    """Addresses of 32 lanes that go down a column: lane i reads row i mod `rows`, so that lanes of equal rows ask for
-    the same word, which the bank broadcasts.
+    """Return the addresses of 32 lanes that go down a column: lane i reads row i mod `rows`, so that lanes of equal
+    rows ask for the same word, which the bank broadcasts.
 
     Args:
         rows: distinct rows, 1 to 32.
@@ -95,13 +95,13 @@ def column_walk(rows: int, row_bytes: int, *, column_bytes: int = 0) -> tuple[in
 
 
 def padded(row_bytes: int, access_bytes: int = WORD_BYTES) -> int:
-    """The row stride with one access more: rows then start in different banks, at the price of unused memory."""
+    """Return the row stride with one access more: rows then start in different banks, at the price of unused memory."""
     return row_bytes + access_bytes
 
 
 def xor_swizzled(addresses: Sequence[int], row_bytes: int, *, unit_bytes: int = 16, phases: int = 8) -> tuple[int, ...]:
-    """Where the same elements are in a tile whose units are permuted within each row: unit u of row r is kept in unit
-    u xor (r mod `phases`). It takes no memory.
+    """Return where the same elements are in a tile whose units are permuted within each row: unit u of row r is kept in
+    unit u xor (r mod `phases`). It takes no memory.
 
     Args:
         addresses: in the tile without swizzle, from its start.
@@ -126,7 +126,7 @@ def xor_swizzled(addresses: Sequence[int], row_bytes: int, *, unit_bytes: int = 
 
 
 def _agree_in_pairs(addresses: Sequence[int]) -> bool:
-    """Whether every lane has the address of lane i xor 1, or every lane that of lane i xor 2."""
+    """Return whether every lane has the address of lane i xor 1, or every lane that of lane i xor 2."""
     return any(
         all(
             addresses[lane] == addresses[lane ^ apart]
@@ -149,7 +149,7 @@ def _check(addresses: Sequence[int], access_bytes: int) -> None:
 
 
 def _degree(addresses: Sequence[int], access_bytes: int) -> int:
-    """Distinct words in the busiest bank."""
+    """Return distinct words in the busiest bank."""
     words = {
         word
         for address in addresses

@@ -170,7 +170,7 @@ class Waves:
 
 
 def occupancy(resources: KernelResources, limits: ComputeLimits, *, carveout_percent: int | None = None) -> Occupancy:
-    """The blocks of this kernel that one SM holds at once.
+    """Return the blocks of this kernel that one SM holds at once.
 
     Args:
         resources: of one compiled kernel; its `shared_bytes` is what the launch asks for.
@@ -201,7 +201,7 @@ def occupancy(resources: KernelResources, limits: ComputeLimits, *, carveout_per
 
 
 def shared_bytes_for(blocks: int, limits: ComputeLimits, *, carveout_percent: int | None = None) -> int | None:
-    """The most shared memory, static and dynamic together, with which `blocks` blocks are resident.
+    """Return the most shared memory, static and dynamic together, with which `blocks` blocks are resident.
 
     Args:
         blocks: at least 1.
@@ -236,7 +236,7 @@ def registers_for(blocks: int, num_warps: int, limits: ComputeLimits) -> int | N
 def requirement(
     blocks: int, num_warps: int, limits: ComputeLimits, *, carveout_percent: int | None = None
 ) -> Requirement:
-    """What every resource may be at most for `blocks` resident blocks of `num_warps` warps."""
+    """Return what every resource may be at most for `blocks` resident blocks of `num_warps` warps."""
     warps = min(limits.max_warps_per_sm // blocks, MAX_THREADS_PER_BLOCK // WARP_SIZE)
     return Requirement(
         blocks=blocks,
@@ -248,8 +248,8 @@ def requirement(
 
 
 def tensor_memory_blocks(columns: int, limits: ComputeLimits) -> int | None:
-    """The blocks whose tensor memory fits an SM together; None where it does not limit. Not in NVIDIA's model: there a
-    further block may become resident and wait for its columns."""
+    """Return the blocks whose tensor memory fits an SM together; None where it does not limit. Not in NVIDIA's model:
+    there a further block may become resident and wait for its columns."""
     return limits.tensor_memory_columns // columns if columns and limits.tensor_memory_columns else None
 
 
@@ -276,7 +276,7 @@ def _block_shared_bytes(resources: KernelResources, limits: ComputeLimits) -> in
 
 
 def _capacity_bytes(block_bytes: int, limits: ComputeLimits, percent: int | None) -> int:
-    """The carve-out: the preference rounded up to a supported size, which must hold one block."""
+    """Return the carve-out: the preference rounded up to a supported size, which must hold one block."""
     if percent is None:
         return limits.shared_per_sm_bytes
     wanted = max(percent * limits.shared_per_sm_bytes // 100, block_bytes)
@@ -292,7 +292,8 @@ def _shared_limit(block_bytes: int, capacity_bytes: int, limits: ComputeLimits) 
 
 
 def _register_limit(resources: KernelResources, limits: ComputeLimits) -> int | None:
-    """Registers are handed out per warp, and a warp lives in one sub-partition with its own share of the file."""
+    """Return the registers are handed out per warp, and a warp lives in one sub-partition with its own share of the
+    file."""
     if resources.registers == 0:
         return None
     per_warp = _round_up(resources.registers * WARP_SIZE, REGISTER_UNIT)

@@ -78,7 +78,8 @@ class LaneValues:
         self._known: dict[str, Lanes | None] = {}
 
     def addresses(self, register: str, offset: int) -> Lanes | None:
-        """The register's value plus an offset in every lane, as addresses of 32 bits; None if they depend on data."""
+        """Return the register's value plus an offset in every lane, as addresses of 32 bits; None if they depend on
+        data."""
         values = self._value(register, MOST_STEPS)
         return None if values is None else tuple(value + offset & MASK for value in values)
 
@@ -106,7 +107,7 @@ class LaneValues:
 
 
 def _apply(words: Sequence[str], values: Sequence[Lanes]) -> Lanes | None:
-    """An instruction's result in every lane, or None where this does not know the instruction."""
+    """Return an instruction's result in every lane, or None where this does not know the instruction."""
     name = words[0]
     if name in ("mov", "cvt", "cvta") and len(values) == 1:
         return values[0]
@@ -132,7 +133,7 @@ def _apply(words: Sequence[str], values: Sequence[Lanes]) -> Lanes | None:
 
 
 def _number(text: str) -> int:
-    """An integer, or 0 for a symbol: the place where a block's shared memory begins."""
+    """Return an integer, or 0 for a symbol: the place where a block's shared memory begins."""
     try:
         return int(text, 0)
     except ValueError:

@@ -65,7 +65,7 @@ class SharedAccesses:
         return asdict(self)
 
     def report(self) -> dict[str, Any]:
-        """The counts, with what follows from them."""
+        """Return the counts, with what follows from them."""
         return self.to_json() | {"ways": self.ways, "conflict_share": self.conflict_share}
 
     @classmethod
@@ -108,7 +108,7 @@ def shared_accesses(ptx: str) -> SharedAccesses:
 
 
 def _hot_loop(lines: Sequence[str]) -> tuple[int, int]:
-    """The lines of the innermost loop with the most products; all lines where nothing loops."""
+    """Return the lines of the innermost loop with the most products; all lines where nothing loops."""
     labels = {found[1]: place for place, line in enumerate(lines) if (found := _LABEL.match(line.strip()))}
     branches = ((labels.get(found[1]), place) for place, line in enumerate(lines) if (found := _BRANCH.search(line)))
     loops = [(start, end + 1) for start, end in branches if start is not None and start < end]
@@ -124,7 +124,7 @@ def _hot_loop(lines: Sequence[str]) -> tuple[int, int]:
 
 
 def _basic_blocks(lines: Iterable[str]) -> Iterator[list[_Access]]:
-    """The accesses between two lines that nothing is moved across: labels of branches, branches and barriers."""
+    """Yield the accesses between two lines that nothing is moved across: labels of branches, branches and barriers."""
     block: list[_Access] = []
     for line in lines:
         text = line.strip()
@@ -140,7 +140,7 @@ def _basic_blocks(lines: Iterable[str]) -> Iterator[list[_Access]]:
 
 
 def _access(text: str) -> _Access | None:
-    """The access to shared memory that an instruction is, or None."""
+    """Return the access to shared memory that an instruction is, or None."""
     address = _ADDRESS.search(text)
     if address is None:
         return None
@@ -157,7 +157,7 @@ def _access(text: str) -> _Access | None:
 
 
 def _joined(block: Sequence[_Access], values: LaneValues) -> Iterator[_Access]:
-    """The accesses of a block as the assembler makes them: neighbouring bytes of a lane together."""
+    """Yield the accesses of a block as the assembler makes them: neighbouring bytes of a lane together."""
     apart: dict[tuple[bool, str], set[int]] = {}
     for access in block:
         if not access.joins:
@@ -170,7 +170,7 @@ def _joined(block: Sequence[_Access], values: LaneValues) -> Iterator[_Access]:
 
 
 def _widest(loads: bool, base: str, wanted: set[int], values: LaneValues) -> Iterator[_Access]:
-    """The fewest accesses that move these bytes, each aligned to its width in every lane."""
+    """Yield the fewest accesses that move these bytes, each aligned to its width in every lane."""
     addresses = values.addresses(base, 0)
     if addresses is None:
         return

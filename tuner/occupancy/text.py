@@ -72,7 +72,7 @@ def _limited_by(result: Occupancy) -> str:
 
 
 def _need(limiter: Limiter, result: Occupancy) -> str:
-    """What a block takes of the limiting resource and what the SM has."""
+    """Return what a block takes of the limiting resource and what the SM has."""
     resources, limits = result.resources, result.limits
     match limiter:
         case Limiter.WARPS:
@@ -120,7 +120,7 @@ def _shared_need(result: Occupancy) -> str:
 
 
 def _all_limits(result: Occupancy) -> str:
-    """Every limit in blocks; the binding ones are known already."""
+    """Return every limit in blocks; the binding ones are known already."""
     others = [
         f"{_WORDS[name]} {'unlimited' if limit is None else limit}"
         + (f" ({result.resources.registers}/thread)" if name is Limiter.REGISTERS else "")
@@ -131,7 +131,7 @@ def _all_limits(result: Occupancy) -> str:
 
 
 def _change(result: Occupancy, alternatives: Mapping[str, int]) -> str:
-    """The nearest change that gains a block."""
+    """Return the nearest change that gains a block."""
     if Limiter.BLOCKS in result.binding:
         return f"Nothing lifts the limit of {result.limits.max_blocks_per_sm} blocks; blocks of more warps fill the SM."
     if result.active_warps == result.limits.max_warps_per_sm:
@@ -159,7 +159,7 @@ def _at_most(limiter: Limiter, most: Requirement, result: Occupancy) -> str:
 
 
 def _fitting(result: Occupancy, most: Requirement, alternatives: Mapping[str, int]) -> str:
-    """The alternatives with little enough shared memory, where that binds."""
+    """Return the alternatives with little enough shared memory, where that binds."""
     if Limiter.SHARED_MEMORY not in result.binding or not alternatives or most.shared_bytes is None:
         return ""
     static = result.resources.static_shared_bytes
@@ -171,7 +171,8 @@ def _fitting(result: Occupancy, most: Requirement, alternatives: Mapping[str, in
 
 
 def _room(result: Occupancy) -> list[str]:
-    """What this number of blocks and the next ones leave to each block, so that one sees how far a change must go."""
+    """Return what this number of blocks and the next ones leave to each block, so that one sees how far a change must
+    go."""
     warps, first = result.resources.num_warps, max(1, result.blocks_per_sm)
     last = min(first + 2, result.limits.max_warps_per_sm // warps, result.limits.max_blocks_per_sm)
     rows = (

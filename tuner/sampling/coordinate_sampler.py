@@ -64,7 +64,7 @@ class CoordinateSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def prefer(self, study: Study, points: Sequence[Point]) -> int:
-        """Returns the index of the point, among some, that is nearest to the best so far."""
+        """Return the index of the point, among some, that is nearest to the best so far."""
         best = self._best(study.get_trials(deepcopy=False, states=KEPT))
         return min(range(len(points)), key=lambda index: self._distance(points[index], best))
 
@@ -73,7 +73,7 @@ class CoordinateSampler(BaseSampler):
         return min(values, key=lambda found: found[0])[1] if values else self._points[0]
 
     def _distance(self, point: Point, other: Point) -> int:
-        """Steps of the parameters that both have, and one for every category that differs."""
+        """Return the steps of the parameters that both have, and one for every category that differs."""
         steps = 0
         for name in point.keys() & other.keys():
             ranks = self._ranks.get(name)

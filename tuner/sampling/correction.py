@@ -34,7 +34,7 @@ HOPELESS = 100.0
 """Logarithm of a value that stands for those of which the model thinks that they cannot be: they come last."""
 
 Numbers = NDArray[np.float64]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 class Correction:
@@ -45,7 +45,7 @@ class Correction:
         groups: [point], a number for each; points of different groups share no local part.
     """
 
-    def __init__(self, steps: Numbers, groups: Places) -> None:
+    def __init__(self, steps: Numbers, groups: Positions) -> None:
         self._steps, self._groups = steps, groups
         self._known: list[int] = []
         self._measured: list[float] = []
@@ -53,26 +53,26 @@ class Correction:
         self._near: list[Numbers] = []  # [point] for every known one: what they share of the local part
         self._posterior: _Posterior | None = None
 
-    def learn(self, place: int, measured: float) -> None:
-        """Takes the logarithm of a measured value."""
-        self._known.append(place)
+    def learn(self, position: int, measured: float) -> None:
+        """Take the logarithm of a measured value."""
+        self._known.append(position)
         self._measured.append(measured)
-        same = (self._groups == self._groups[place]).astype(float)
-        apart = (self._steps - self._steps[place]) / REACH_STEPS
+        same = (self._groups == self._groups[position]).astype(float)
+        apart = (self._steps - self._steps[position]) / REACH_STEPS
         self._same.append(same)
         self._near.append(same * np.exp(-0.5 * np.square(apart).sum(axis=1)))
         self._posterior = None
 
-    def at(self, places: Places, predicted: Numbers) -> tuple[Numbers, Numbers]:
-        """Returns (mean, standard deviation) of the logarithm of measured over predicted value at some points, given
-        the logarithms of all predicted ones."""
+    def at(self, positions: Positions, predicted: Numbers) -> tuple[Numbers, Numbers]:
+        """Return (mean, standard deviation) of the logarithm of measured over predicted value at some points, given the
+        logarithms of all predicted ones."""
         if not self._known:
-            return np.zeros(len(places)), np.zeros(len(places))
+            return np.zeros(len(positions)), np.zeros(len(positions))
         if self._posterior is None:
             self._posterior = self._find_posterior(predicted)
         found = self._posterior
-        slopes = np.minimum(predicted[places], found.slowest) - found.middle
-        shared = _shared(slopes, found.slopes, found.same[places], found.near[places], found.local)
+        slopes = np.minimum(predicted[positions], found.slowest) - found.middle
+        shared = _shared(slopes, found.slopes, found.same[positions], found.near[positions], found.local)
         own = _shared(slopes, slopes, np.ones(1), np.ones(1), found.local, each=True)
         explained = np.square(shared @ found.whitening.T).sum(axis=1)
         return shared @ found.weights, np.sqrt(np.maximum(own - explained, 0.0))
@@ -122,18 +122,19 @@ class _Posterior:
 def _shared(
     rows: Numbers, columns: Numbers, same: Numbers, near: Numbers, local: float, *, each: bool = False
 ) -> Numbers:
-    """Covariances of all rows with all columns, or of `each` with its own column; rows and columns are slopes."""
+    """Return the covariances of all rows with all columns, or of `each` with its own column; rows and columns are
+    slopes."""
     slope = rows * columns if each else np.outer(rows, columns)
     return np.asarray(COMMON_DEVIATION**2 + SLOPE_DEVIATION**2 * slope + GROUP_DEVIATION**2 * same + local**2 * near)
 
 
 def _factor(covariance: Numbers) -> Numbers:
-    """Cholesky's, a lower triangle."""
+    """Return Cholesky's factor, a lower triangle."""
     return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
 
 
 def _likelihood(factor: Numbers, values: Numbers) -> float:
-    """The logarithm of the probability density of normal values, less what does not depend on the covariance, of which
-    this is Cholesky's factor."""
+    """Return the logarithm of the probability density of normal values, less what does not depend on the covariance, of
+    which this is Cholesky's factor."""
     scaled = np.linalg.solve(factor, values)
     return float(-0.5 * (scaled @ scaled) - np.log(np.diagonal(factor)).sum())

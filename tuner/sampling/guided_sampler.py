@@ -81,9 +81,9 @@ class GuidedSampler(BaseSampler):
         prospects = self._prospects_of(study, search_space)
         left = np.ones(len(prospects.points), dtype=bool)
         left[self._tried(study, prospects)] = False
-        place = prospects.best(np.flatnonzero(left if left.any() else ~left))
-        self._asked[trial.number] = place
-        return dict(prospects.points[place])
+        position = prospects.best(np.flatnonzero(left if left.any() else ~left))
+        self._asked[trial.number] = position
+        return dict(prospects.points[position])
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -91,36 +91,36 @@ class GuidedSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def revise(self, point: Mapping[str, Any], prediction: float) -> None:
-        """Replaces the prior at one point, as when it is compiled and more is known of it."""
+        """Replace the prior at one point, as when it is compiled and more is known of it."""
         self._revised[identity(point)] = prediction
-        place = None if self._prospects is None else self._prospects.place(point)
-        if self._prospects is not None and place is not None:
-            self._prospects.revise(place, prediction)
+        position = None if self._prospects is None else self._prospects.position(point)
+        if self._prospects is not None and position is not None:
+            self._prospects.revise(position, prediction)
 
     def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the index of the point, among some of the search space, that is worth trying first.
+        """Return the index of the point, among some of the search space, that is worth trying first.
 
         Raises:
             UsageError: one of them is not in the search space.
         """
         prospects = self._prospects_of(study, self._space or self._intersection.calculate(study))
-        places = [prospects.place(point) for point in points]
-        if None in places:
+        positions = [prospects.position(point) for point in points]
+        if None in positions:
             raise UsageError(
-                f"Points must be of the sampler's search space, but {points[places.index(None)]} is not. "
+                f"Points must be of the sampler's search space, but {points[positions.index(None)]} is not. "
                 "Add it to `points`."
             )
-        return places.index(prospects.best(np.array(places)))
+        return positions.index(prospects.best(np.array(positions)))
 
     def _begin(self, space: Mapping[str, BaseDistribution]) -> None:
-        """Forgets what was learnt, which trials tell again."""
+        """Forget what was learnt, which trials tell again."""
         self._learnt_in = dict(space)
         self._prospects: Prospects | None = None
-        self._asked: dict[int, int] = {}  # places by numbers of trials
+        self._asked: dict[int, int] = {}  # positions by numbers of trials
         self._finished: dict[int, int | None] = {}
 
     def _prospects_of(self, study: Study, space: Mapping[str, BaseDistribution]) -> Prospects:
-        """The prospects with everything learnt that finished trials tell."""
+        """Return the prospects with everything learnt that finished trials tell."""
         self._raise_error_if_multi_objective(study)
         if self._learnt_in != space:
             self._begin(space)
@@ -136,34 +136,34 @@ class GuidedSampler(BaseSampler):
         return found
 
     def _new_prospects(self, study: Study, trials: Sequence[FrozenTrial]) -> Prospects:
-        """Those of the search space, and of trials that were made outside of its drawn points."""
+        """Return those of the search space, and of trials that were made outside of its drawn points."""
         points = self._points if self._points is not None else points_of(self._learnt_in, self._seed)
         known = {identity(point): point for point in (*points, *filter(None, map(self._point, trials)))}
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
         return Prospects(list(known.values()), self._learnt_in, self._expected, sign)
 
     def _is_strange(self, trial: FrozenTrial, prospects: Prospects) -> bool:
-        """Whether this trial has a value at a point that is not among those to choose from."""
+        """Return whether this trial has a value at a point that is not among those to choose from."""
         point = self._point(trial)
-        return trial.value is not None and bool(point) and prospects.place(point) is None
+        return trial.value is not None and bool(point) and prospects.position(point) is None
 
     def _learn(self, prospects: Prospects, trial: FrozenTrial) -> None:
-        place = self._finished[trial.number] = prospects.place(self._point(trial))
-        if place is not None and trial.value is not None and not _is_infeasible(trial):
-            prospects.learn(place, trial.value)
+        position = self._finished[trial.number] = prospects.position(self._point(trial))
+        if position is not None and trial.value is not None and not _is_infeasible(trial):
+            prospects.learn(position, trial.value)
 
     def _tried(self, study: Study, prospects: Prospects) -> list[int]:
-        """The places that were tried, are being tried or have failed too often."""
+        """Return the positions that were tried, are being tried or have failed too often."""
         trials = study.get_trials(deepcopy=False)
-        failed = Counter(self._place(trial, prospects) for trial in trials if trial.state == TrialState.FAIL)
-        places = {self._place(trial, prospects) for trial in trials if trial.state != TrialState.FAIL}
-        places |= {place for place, failures in failed.items() if failures >= MOST_FAILURES}
-        return [place for place in places if place is not None]
+        failed = Counter(self._position(trial, prospects) for trial in trials if trial.state == TrialState.FAIL)
+        positions = {self._position(trial, prospects) for trial in trials if trial.state != TrialState.FAIL}
+        positions |= {position for position, failures in failed.items() if failures >= MOST_FAILURES}
+        return [position for position in positions if position is not None]
 
-    def _place(self, trial: FrozenTrial, prospects: Prospects) -> int | None:
+    def _position(self, trial: FrozenTrial, prospects: Prospects) -> int | None:
         if trial.number in self._finished:
             return self._finished[trial.number]
-        return self._asked.get(trial.number, prospects.place(self._point(trial)))
+        return self._asked.get(trial.number, prospects.position(self._point(trial)))
 
     def _point(self, trial: FrozenTrial) -> Point:
         return {name: value for name, value in trial.params.items() if name in self._learnt_in}

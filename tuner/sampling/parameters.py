@@ -43,26 +43,26 @@ class Parameters:
         self._configs = {identity(self.point(config)): config for config in space.feasible}
 
     def point(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns a config's values by parameter."""
+        """Return a config's values by parameter."""
         return {self._kernel: config.kernel} | config.parameters
 
     def own(self, config: KernelConfig) -> dict[str, BaseDistribution]:
-        """Returns the distributions of the parameters that a config has."""
+        """Return the distributions of the parameters that a config has."""
         return {name: self.distributions[name] for name in self.point(config)}
 
     def config(self, point: Point) -> KernelConfig | None:
-        """Returns the feasible config of a point, if there is one."""
+        """Return the feasible config of a point, if there is one."""
         return self._configs.get(identity(point))
 
     def suggested(self, trial: Trial) -> KernelConfig | None:
-        """Returns the config that a trial suggests, or None where what it suggests is not feasible."""
+        """Return the config that a trial suggests, or None where what it suggests is not feasible."""
         kernel = _suggest(trial, self._kernel, self.distributions[self._kernel])
         values = {name: _suggest(trial, name, self.distributions[name]) for name in self._names[kernel]}
         return self.config({self._kernel: kernel} | values)
 
 
 def _distribution(values: Sequence[int]) -> BaseDistribution:
-    """Of ascending values."""
+    """Return the distribution of ascending values."""
     steps = {after - before for before, after in itertools.pairwise(values)}
     if len(steps) > 1:
         return CategoricalDistribution(tuple(values))

@@ -9,7 +9,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.sampling.correction import HOPELESS, Correction, Places
+from blocktune.tuner.sampling.correction import HOPELESS, Correction, Positions
 
 OPTIMISM = 0.7
 """Standard deviations by which a point is taken to be better than expected."""
@@ -36,7 +36,7 @@ class Prospects:
 
     def __init__(self, points: Sequence[Point], space: Space, prior: Callable[[Point], float], sign: int = 1) -> None:
         self.points = points
-        self._places = {identity(point): place for place, point in enumerate(points)}
+        self._positions = {identity(point): position for position, point in enumerate(points)}
         self._sign = sign
         self._predicted = np.array([self._log(prior(point)) for point in points])
         ordered = [name for name, distribution in space.items() if _is_ordered(distribution)]
@@ -47,26 +47,28 @@ class Prospects:
             steps.reshape(len(points), len(ordered)), np.array([numbers[kind] for kind in kinds])
         )
 
-    def place(self, point: Point) -> int | None:
-        """Returns the index of a point, or None for one that is not among them."""
-        return self._places.get(identity(point))
+    def position(self, point: Point) -> int | None:
+        """Return the index of a point, or None for one that is not among them."""
+        return self._positions.get(identity(point))
 
-    def revise(self, place: int, prediction: float) -> None:
-        """Takes a better prediction of one point."""
-        self._predicted[place] = self._log(prediction)
+    def revise(self, position: int, prediction: float) -> None:
+        """Take a better prediction of one point."""
+        self._predicted[position] = self._log(prediction)
 
-    def learn(self, place: int, value: float) -> None:
-        """Takes a measured value."""
-        self._correction.learn(place, self._log(value))
+    def learn(self, position: int, value: float) -> None:
+        """Take a measured value."""
+        self._correction.learn(position, self._log(value))
 
-    def best(self, places: Places) -> int:
-        """Returns the place, among some, whose value may well be the best; of equals the first."""
-        mean, deviation = self._correction.at(places, self._predicted)
-        return int(places[np.argmin(self._predicted[places] + mean - OPTIMISM * deviation)])
+    def best(self, positions: Positions) -> int:
+        """Return the position, among some, whose value may well be the best; of equals the first."""
+        mean, deviation = self._correction.at(positions, self._predicted)
+        return int(positions[np.argmin(self._predicted[positions] + mean - OPTIMISM * deviation)])
 
     def _log(self, value: float) -> float:
-        """Raises:
-        UsageError: the value is not positive.
+        """Return the logarithm of a value.
+
+        Raises:
+            UsageError: the value is not positive.
         """
         if not value > 0:
             raise UsageError(
@@ -77,12 +79,12 @@ class Prospects:
 
 
 def identity(point: Point) -> frozenset[tuple[str, Any]]:
-    """Returns what equal points share, in whatever order their parameters stand."""
+    """Return what equal points share, in whatever order their parameters stand."""
     return frozenset(point.items())
 
 
 def points_of(space: Space, seed: int | None) -> list[Point]:
-    """Returns all points of a space, or `MOST_POINTS` drawn ones where it has more of them."""
+    """Return all points of a space, or `MOST_POINTS` drawn ones where it has more of them."""
     counts = [_count(distribution) for distribution in space.values()]
     if math.prod(counts) <= MOST_POINTS:
         values = [
@@ -100,7 +102,7 @@ def _drawn(space: Space, generator: np.random.Generator) -> Iterator[Point]:
 
 
 def _count(distribution: BaseDistribution) -> float:
-    """How many values a parameter has; infinitely many without steps."""
+    """Return how many values a parameter has; infinitely many without steps."""
     match distribution:
         case CategoricalDistribution():
             return len(distribution.choices)
@@ -119,7 +121,7 @@ def _value(distribution: BaseDistribution, index: int) -> Any:
 
 
 def _at(distribution: BaseDistribution, share: float) -> Any:
-    """The value at this share, 0 to 1, of a parameter's range."""
+    """Return the value at this share, 0 to 1, of a parameter's range."""
     if isinstance(distribution, CategoricalDistribution):
         return _value(distribution, int(share * len(distribution.choices)))
     assert isinstance(distribution, IntDistribution | FloatDistribution)
@@ -133,7 +135,7 @@ def _at(distribution: BaseDistribution, share: float) -> Any:
 
 
 def _is_ordered(distribution: BaseDistribution) -> bool:
-    """Whether one value is nearer to another than a third: numbers, be they a range or a list of choices."""
+    """Return whether one value is nearer to another than a third: numbers, be they a range or a list of choices."""
     return not isinstance(distribution, CategoricalDistribution) or _are_numbers(distribution.choices)
 
 
@@ -142,7 +144,7 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 def _steps(distribution: BaseDistribution, value: Any) -> float:
-    """How many steps a value is from the first; 0 for a point without this parameter."""
+    """Return how many steps a value is from the first; 0 for a point without this parameter."""
     if value is None:
         return 0.0
     if isinstance(distribution, CategoricalDistribution):

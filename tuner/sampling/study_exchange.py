@@ -44,7 +44,7 @@ class TriedSpace:
 def study_of(
     url: str, device: DeviceSpec, environment: Environment, shape: AttentionShape, parameters: Parameters
 ) -> Study:
-    """Returns the study of a search in a storage, which goes on where an earlier one of the same parameters ended.
+    """Return the study of a search in a storage, which goes on where an earlier one of the same parameters ended.
 
     Raises:
         StoreError: the storage cannot be opened, or the database holds something else.
@@ -57,7 +57,7 @@ def study_of(
 
 
 def write_studies(trials: Iterable[Trial], url: str) -> dict[str, int]:
-    """Writes stored trials as studies, one for every shape and environment; trials that are there already stay.
+    """Write stored trials as studies, one for every shape and environment; trials that are there already stay.
 
     Returns:
         How many trials each study has, by its name.
@@ -82,7 +82,7 @@ def _write_study(trials: Sequence[Trial], url: str) -> tuple[str, int]:
 
 
 def documents_of(url: str) -> list[Document]:
-    """Returns the trials of all studies in a storage as documents of results, one for each study, not yet checked.
+    """Return the trials of all studies in a storage as documents of results, one for each study, not yet checked.
 
     Raises:
         ImportRejectedError: there is no storage, or no study of a search in it.
@@ -122,6 +122,7 @@ def _document(about: Mapping[str, object], records: Sequence[Mapping[str, object
 
 
 def _digest(environment: Environment, parameters: Parameters) -> str:
-    """What keeps apart studies of one shape: other software, and other choices, which Optuna lets no study change."""
+    """Return what keeps apart studies of one shape: other software, and other choices, which Optuna lets no study
+    change."""
     choices = {name: distribution_to_json(found) for name, found in parameters.distributions.items()}
     return hashlib.sha256(json.dumps([environment.digest, choices], sort_keys=True).encode()).hexdigest()[:8]

@@ -98,13 +98,13 @@ class StudyProposals:
             self._tell(asked, score)
 
     def close(self) -> None:
-        """Gives up what was proposed and never tried, so that another search of this study may ask for it."""
+        """Give up what was proposed and never tried, so that another search of this study may ask for it."""
         for trial in self._open.values():
             self.study.tell(trial, state=TrialState.FAIL)
         self._open.clear()
 
     def _resumed(self) -> set[KernelConfig]:
-        """The configs that the study has tried; what is still running there has no process any more."""
+        """Return the configs that the study has tried; what is still running there has no process any more."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state == TrialState.RUNNING:
@@ -113,7 +113,7 @@ class StudyProposals:
         return {config for trial in tried if (config := self._parameters.config(trial.params)) is not None}
 
     def _next_of(self, configs: deque[KernelConfig]) -> KernelConfig | None:
-        """The next that was not proposed."""
+        """Return the next that was not proposed."""
         while configs:
             config = configs.popleft()
             if config not in self._proposed:
@@ -138,13 +138,13 @@ class StudyProposals:
         return None
 
     def _tell(self, trial: optuna.Trial, value: float | None = None, state: TrialState | None = None) -> None:
-        """Ends a trial. A sampler that has no use for constraints warns of each; the space keeps the rules anyway."""
+        """End a trial. A sampler that has no use for constraints warns of each; the space keeps the rules anyway."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Constraints have been set")
             self.study.tell(trial, value, state)
 
     def _finished(self, config: KernelConfig, score: float | None, trial: Trial | None) -> FrozenTrial:
-        """A trial of an earlier run, as this study would have kept it."""
+        """Return a trial of an earlier run, as this study would have kept it."""
         stopped = trial is not None and stopped_early(trial.samples_us)
         return create_trial(
             params=self._parameters.point(config),

@@ -33,12 +33,12 @@ def open_study(name: str, url: str | None = None) -> Study:
 
 
 def storage_url(place: str) -> str:
-    """Returns the URL of a storage that is named by its URL or by the path of an SQLite file."""
+    """Return the URL of a storage that is named by its URL or by the path of an SQLite file."""
     return place if "://" in place else f"sqlite:///{place}"
 
 
 def require_own(url: str) -> None:
-    """Checks that a database is empty or Optuna's: its tables next to those of a results store would break both.
+    """Check that a database is empty or Optuna's: its tables next to those of a results store would break both.
 
     Raises:
         StoreError: it holds something else, or it cannot be opened.

@@ -11,14 +11,14 @@ RECORD = "record"
 
 
 def score_of(trial: Trial) -> float | None:
-    """Returns what the search minimises; None if the config cannot run."""
+    """Return what the search minimises; None if the config cannot run."""
     if trial.outcome is Outcome.PREDICTED:
         return trial.predicted_us
     return trial.relative_to_anchor if trial.outcome is Outcome.OK else None
 
 
 def user_attributes(trial: Trial) -> dict[str, Any]:
-    """Returns what is known of a trial apart from its parameters and its value."""
+    """Return what is known of a trial apart from its parameters and its value."""
     compiled = trial.resources
     (record,) = document_from(trial.device, (), (trial,))["trials"]
     facts = {
@@ -38,7 +38,7 @@ def user_attributes(trial: Trial) -> dict[str, Any]:
 
 
 def medians(trial: Trial, score: float | None) -> dict[int, float]:
-    """Returns the median after every round, in the unit of the score, which is that of all rounds."""
+    """Return the median after every round, in the unit of the score, which is that of all rounds."""
     if score is None or not trial.samples_us:
         return {}
     samples = trial.samples_us

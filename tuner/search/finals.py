@@ -32,14 +32,14 @@ class Result:
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """The trials with a time, fastest first, by what cancels drift."""
+    """Return the trials with a time, fastest first, by what cancels drift."""
     timed = [trial for trial in trials if trial.outcome is Outcome.OK]
     return sorted(timed, key=lambda trial: (trial.relative_to_anchor or 0.0, trial.time_us or 0.0))
 
 
 def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: KernelConfig | None) -> list[KernelConfig]:
-    """Who takes part: what calls get untuned, the default, the paper's rule, the stored winner and the fastest of the
-    search, if they run."""
+    """Return who takes part: what calls get untuned, the default, the paper's rule, the stored winner and the fastest
+    of the search, if they run."""
     order = ranked(trials)
     timed = {trial.config for trial in order}
     best = order[0].relative_to_anchor or 1.0
@@ -52,7 +52,7 @@ def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: Kernel
 def hold_finals(
     runner: Runner, trials: Sequence[Trial], contenders: Contenders, incumbent: KernelConfig | None
 ) -> Result:
-    """Times the finalists and confirms the winner; one that fails leaves the place to the next.
+    """Time the finalists and confirm the winner; one that fails leaves the place to the next.
 
     Raises:
         NoFeasibleConfigError: none of them passes.
@@ -71,7 +71,7 @@ def hold_finals(
 
 
 def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
-    """Checks that a search has found anything.
+    """Check that a search has found anything.
 
     Raises:
         NoFeasibleConfigError: no config was timed or predicted; the message says how they ended.
@@ -89,7 +89,7 @@ def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
 
 
 def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) -> Result:
-    """The verdict when there are no finals: the default if it runs, since nothing was shown to be faster."""
+    """Return the verdict when there are no finals: the default if it runs, since nothing was shown to be faster."""
     times = {trial.config: trial.time_us or 0.0 for trial in ranked(trials)}
     winner = default if default in times else next(iter(times))
     reason = f"{why}; {'the default stays' if winner == default else 'the default does not run here'}"
@@ -97,7 +97,7 @@ def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) 
 
 
 def interrupted_verdict(trials: Iterable[Trial], default: KernelConfig) -> Result:
-    """The best so far, by the search's own rounds against the anchor; its speed-up is not established."""
+    """Return the best so far, by the search's own rounds against the anchor; its speed-up is not established."""
     order = ranked(trials)
     times = {trial.config: trial.time_us or 0.0 for trial in order}
     reason = "interrupted before the finals: the fastest so far"
@@ -107,7 +107,7 @@ def interrupted_verdict(trials: Iterable[Trial], default: KernelConfig) -> Resul
 def _without_finals(
     runner: Runner, trials: Sequence[Trial], contenders: Contenders, failures: Mapping[KernelConfig, Measurement]
 ) -> Result:
-    """The first config that is confirmed, the default before all others."""
+    """Return the first config that is confirmed, the default before all others."""
     failed = dict(failures)
     remaining = [trial for trial in ranked(trials) if trial.config not in failed]
     while remaining:

@@ -25,7 +25,7 @@ class Knowledge:
 
     @classmethod
     def of(cls, subject: Subject, store: ResultStore, *, all_rounds: bool = False) -> "Knowledge":
-        """all_rounds: leave out trials that a race stopped early."""
+        """Read the store. all_rounds: leave out trials that a race stopped early."""
         stored = store.trials(subject.device, subject.shape, environment=subject.environment)
         best = store.best(subject.device, subject.shape)
         hashes = {name: kernel.source_hash for name, kernel in subject.kernels.items()}
@@ -55,7 +55,8 @@ class Knowledge:
         return best.config if best.environment.digest == self.subject.environment.digest else None
 
     def finished_best(self, limit: Limit, contenders: Contenders) -> Best | None:
-        """The stored winner, if a run under a limit like this one came to its end and nothing was tried since."""
+        """Return the stored winner, if a run under a limit like this one came to its end and nothing was tried
+        since."""
         best = self.best
         if best is None or best.trials != len(self.trials):
             return None

@@ -1,30 +1,30 @@
 """What `tune` asks: a strategy whose study stays in memory, or is kept where `--study` says."""
 
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Subject
-from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import make_proposals
 
 
-def kept_proposals(sampler: str, place: str | None, subject: Subject, problem: Problem) -> Proposals:
-    """Returns what a search asks for the next config.
+def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment: Assignment) -> Proposals:
+    """Return what a search asks for the next config.
 
     Args:
         sampler: a strategy, as `make_proposals` takes it.
         place: URL or SQLite file of the storage that keeps the study; None is memory.
         subject: what is tuned; it names the study.
-        problem: what is searched.
+        assignment: what is searched, and in how many trials.
 
     Raises:
         UsageError: there is no such strategy.
         StoreError: the storage cannot be opened, or it holds something else.
     """
     if place is None:
-        return make_proposals(problem, sampler)
+        return make_proposals(assignment, sampler)
     from blocktune.tuner.sampling.parameters import Parameters
     from blocktune.tuner.sampling.study_exchange import study_of
     from blocktune.tuner.sampling.study_storage import storage_url
 
-    parameters = Parameters(problem.space)
+    parameters = Parameters(assignment.space)
     study = study_of(storage_url(place), subject.device, subject.environment, subject.shape, parameters)
-    return make_proposals(problem, sampler, study)
+    return make_proposals(assignment, sampler, study)

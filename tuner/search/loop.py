@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -51,7 +51,7 @@ class Subject:
     kernels: Mapping[str, AttentionKernel]
 
     def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
-        """A trial of this subject; `fields` are those of `Trial`."""
+        """Return a trial of this subject; `fields` are those of `Trial`."""
         trial = Trial(
             device=self.device,
             environment=self.environment,
@@ -144,7 +144,7 @@ class Search:
         return "seconds" if self._is_over() else "trials"
 
     def run(self) -> None:
-        """Searches until the limit or until nothing is left to try.
+        """Search until the limit or until nothing is left to try.
 
         Raises:
             KeyboardInterrupt: as always; `trials` is complete up to then.
@@ -170,8 +170,8 @@ class Search:
             self._proposals.close()
 
     def _is_over(self) -> bool:
-        """Whether the time is up. It counts from the first trial on: until then the GPU worker starts and the default
-        is compiled."""
+        """Return whether the time is up. It counts from the first trial on: until then the GPU worker starts and the
+        default is compiled."""
         return self._seconds_left() < 0
 
     def _seconds_left(self) -> float:
@@ -179,7 +179,7 @@ class Search:
         return self._limit.seconds - searched
 
     def _fill(self) -> None:
-        """Keeps the compiler ahead."""
+        """Keep the compiler ahead."""
         while (
             len(self._in_flight) + len(self._ready) < self._lookahead
             and self._resumed + len(self._rank) < self._limit.trials
@@ -193,7 +193,7 @@ class Search:
             self._in_flight[future] = config
 
     def _collect(self) -> None:
-        """Takes what has been compiled: it waits for the GPU, or it cannot run."""
+        """Take what has been compiled: it waits for the GPU, or it cannot run."""
         for future in [future for future in self._in_flight if future.done()]:
             config = self._in_flight.pop(future)
             result = future.result()
@@ -212,11 +212,13 @@ class Search:
             self._ready.append(_Ready(config, result.resources, seconds, predicted_us))
 
     def _awaits_the_first(self) -> bool:
-        """Whether the first proposal still compiles. It is the default, the anchor of all others, so they wait."""
+        """Return whether the first proposal still compiles. It is the default, the anchor of all others, so they
+        wait."""
         return any(self._rank[config] == 0 for config in self._in_flight.values())
 
     def _take(self) -> _Ready:
-        """The config that the strategy picks among those that are ready; the first proposal before all others."""
+        """Return the config that the strategy picks among those that are ready; the first proposal before all
+        others."""
         waiting = {ready.config: ready for ready in sorted(self._ready, key=lambda ready: self._rank[ready.config])}
         first = next(iter(waiting))
         if self._rank[first] > 0:
@@ -225,9 +227,9 @@ class Search:
         return waiting[first]
 
     def _finish(self, ready: _Ready) -> None:
-        """Measures a compiled config and keeps the trial."""
+        """Measure a compiled config and keep the trial."""
         found = occupancy(ready.resources, self._subject.device.limits)
-        compiled = {
+        compiled: dict[str, Any] = {
             "resources": ready.resources,
             "blocks_per_sm": found.blocks_per_sm,
             "occupancy": found.fraction,
@@ -237,20 +239,18 @@ class Search:
         }
         twin = self._twin(ready)
         if twin is not None:
-            measured = {
-                name: getattr(twin, name) for name in ("time_us", "relative_to_anchor", "samples_us", "telemetry")
-            }
-            error = f"same machine code as {twin.config.label}; measured once"
-            self._keep(self._trial(ready.config, twin.outcome, error=error, **compiled, **measured))
+            remark = f"same machine code as {twin.config.label}; measured once"
+            measured = dataclasses.replace(Measurement.of_trial(twin), error=remark, seconds=0.0)
+            self._keep(self._trial(ready.config, **compiled, **measured.values_for(Trial)))
         elif self._runner is None:
             self._keep(self._trial(ready.config, Outcome.PREDICTED, **compiled))
         else:
             measurement = self._runner.measure(ready.config)
-            self._keep(self._trial(ready.config, measurement.outcome, **compiled, **_fields(measurement)))
+            self._keep(self._trial(ready.config, **compiled, **measurement.values_for(Trial)))
 
     def _twin(self, ready: _Ready) -> Trial | None:
-        """A measured config with the same machine code. Only the number of stages may differ, because everything else
-        may also decide how the code is launched."""
+        """Return a measured config with the same machine code. Only the number of stages may differ, because everything
+        else may also decide how the code is launched."""
         if self._runner is None or not ready.resources.code_sha256:
             return None
         for trial in self.trials.values():
@@ -295,8 +295,8 @@ class Search:
         )
 
     def _time_left(self, total: int) -> float | None:
-        """Seconds until the end by the pace so far; None before a pace is known, and when the end is later than that.
-        It never counts up: of all estimates the earliest end holds."""
+        """Return the seconds until the end by the pace so far; None before a pace is known, and when the end is later
+        than that. It never counts up: of all estimates the earliest end holds."""
         fresh, now = len(self.trials) - self._resumed, time.monotonic()
         if fresh < PACE_TRIALS:
             return None
@@ -304,15 +304,3 @@ class Search:
         ends = self._last + (total - len(self.trials)) * pace
         self._promised = min(self._promised, ends, now + self._seconds_left())
         return self._promised - now if self._promised > now else None
-
-
-def _fields(measurement: Measurement) -> dict[str, object]:
-    """A measurement as fields of a trial."""
-    return {
-        "time_us": measurement.time_us,
-        "relative_to_anchor": measurement.relative_to_anchor,
-        "samples_us": measurement.samples_us,
-        "error": measurement.error,
-        "bench_seconds": measurement.seconds,
-        "telemetry": measurement.telemetry,
-    }

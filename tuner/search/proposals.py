@@ -16,17 +16,18 @@ class Proposals(Protocol):
         """How many configs there are to propose and recall, together."""
 
     def recall(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
-        """An earlier run tried this config, with this score; it is not proposed again. trial: all that is known."""
+        """Remember that an earlier run tried this config, with this score; do not propose it again. trial: all that is
+        known."""
 
     def propose(self) -> KernelConfig | None:
         """Return a config that was not proposed before, to be compiled, or None when no config is left."""
 
     def pick(self, ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
-        """Which of the proposed configs is measured next, among those that are compiled: by config, in the order in
-        which they were proposed, the time that the model predicts from the compiled code, if it can."""
+        """Return which of the proposed configs is measured next, among those that are compiled: by config, in the order
+        in which they were proposed, the time that the model predicts from the compiled code, if it can."""
 
     def tell(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
-        """How a proposed config did: lower is better, None means that it cannot run. trial: all that is known."""
+        """Take how a proposed config did: lower is better, None means that it cannot run. trial: all that is known."""
 
     def close(self) -> None:
         """End the search; what was proposed without a result gets none."""
@@ -50,12 +51,12 @@ class Enumeration:
         return next(iter(ready))
 
     def tell(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
-        """The order is fixed."""
+        """Do nothing: the order is fixed."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is nothing to keep."""
 
 
 def by_prediction(ready: Mapping[KernelConfig, float | None]) -> KernelConfig:
-    """The config with the shortest predicted time, the first of equals."""
+    """Return the config with the shortest predicted time, the first of equals."""
     return min(ready, key=lambda config: ready[config] or 0.0)

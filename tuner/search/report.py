@@ -155,7 +155,7 @@ def _speedup(best: Best) -> dict[str, float | None] | None:
 
 
 def disturbance_notes(trials: Sequence[Trial], finals: str) -> tuple[str, ...]:
-    """What disturbed the trials that have a time, and the finals."""
+    """Return what disturbed the trials that have a time, and the finals."""
     timed = [trial for trial in trials if trial.outcome is Outcome.OK]
     repeated = sum(trial.error.startswith(REPEATED) for trial in timed)
     notes = disturbances(trial.telemetry for trial in timed)

@@ -28,7 +28,7 @@ def complete_shape(
     dtype: str = "bfloat16",
     causal: bool | str | Causal = False,
 ) -> AttentionShape:
-    """The shape with every size that was not given filled in.
+    """Return the shape with every size that was not given filled in.
 
     Args:
         seq: query rows, and key rows unless `seq_k` is given, which a single query has to have: one that sees itself

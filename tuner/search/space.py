@@ -40,7 +40,7 @@ class SearchSpace:
 
     @classmethod
     def build(cls, shape: AttentionShape, limits: ComputeLimits, kernels: Iterable[AttentionKernel]) -> "SearchSpace":
-        """Crosses every kernel's parameters and asks the kernel which configs break a rule.
+        """Cross every kernel's parameters and ask the kernel which configs break a rule.
 
         The only rules are the kernels' own `violations`: nothing is dropped for being presumably slow.
         """
@@ -63,7 +63,7 @@ class SearchSpace:
         )
 
     def with_configs(self, configs: Iterable[KernelConfig]) -> "SearchSpace":
-        """The space with these feasible configs in front, whether or not the kernels' parameters list them."""
+        """Return the space with these feasible configs in front, whether or not the kernels' parameters list them."""
         return replace(self, feasible=tuple(dict.fromkeys((*configs, *self.feasible))))
 
     @property
@@ -72,7 +72,7 @@ class SearchSpace:
         return dict(Counter(entry.rule for entry in self.dropped).most_common())
 
     def choices(self, name: str) -> tuple[int, ...]:
-        """The values of one parameter among the feasible configs, ascending."""
+        """Return the values of one parameter among the feasible configs, ascending."""
         return tuple(sorted({config.parameters[name] for config in self.feasible if name in config.parameters}))
 
     @property
@@ -82,7 +82,7 @@ class SearchSpace:
 
 
 def configs_of(kernel: AttentionKernel) -> Iterable[KernelConfig]:
-    """Every combination of the kernel's parameters, feasible or not."""
+    """Yield every combination of the kernel's parameters, feasible or not."""
     names = tuple(kernel.parameters)
     for values in itertools.product(*(kernel.parameters[name] for name in names)):
         yield KernelConfig.of(kernel.name, dict(zip(names, values, strict=True)))

@@ -57,7 +57,7 @@ class Contenders:
 def find_contenders(
     shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], nearest: Iterable[Best]
 ) -> Contenders:
-    """The contenders of a shape on a device.
+    """Return the contenders of a shape on a device.
 
     Args:
         shape: what is computed.
@@ -120,8 +120,8 @@ def _nothing_feasible(
 
 
 def _nearly_able(space: SearchSpace, kernels: Sequence[AttentionKernel]) -> list[str]:
-    """The kernels whose refusal says something: those that would compute the shape with usual head dimensions; else
-    those of its direction, data type and features; else all."""
+    """Return the kernels whose refusal says something: those that would compute the shape with usual head dimensions;
+    else those of its direction, data type and features; else all."""
     usual = replace(space.shape, head_dim=USUAL_HEAD_DIM, head_dim_v=USUAL_HEAD_DIM)
     refusing = [kernel for kernel in kernels if kernel.name in space.unsupported]
     but_for_dims = [kernel.name for kernel in refusing if kernel.unsupported(usual, space.limits) is None]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
     from blocktune.tuner.sampling.study_proposals import StudyProposals
-    from blocktune.tuner.search.problem import Problem
+    from blocktune.tuner.search.assignment import Assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def make_proposals(problem: "Problem", strategy: str = DEFAULT, study: "Study | None" = None) -> "StudyProposals":
-    """Returns what a search by a strategy asks for the next config.
+def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "Study | None" = None) -> "StudyProposals":
+    """Return what a search by a strategy asks for the next config.
 
     Args:
-        problem: what is searched.
+        assignment: what is searched, and in how many trials.
         strategy: a name of `STRATEGIES`, or `package.module:Class` of a sampler of Optuna's kind.
         study: what proposes configs and gets their results; None is one in memory.
 
@@ -57,13 +57,13 @@ def make_proposals(problem: "Problem", strategy: str = DEFAULT, study: "Study | 
     from blocktune.tuner.sampling.study_storage import open_study
     from blocktune.tuner.search import studies
 
-    study = study or open_study(problem.space.shape.label)
+    study = study or open_study(assignment.space.shape.label)
     make = studies.MAKERS.get(strategy)
-    return studies.by_class(strategy, problem, study) if make is None else make(problem, study)
+    return studies.by_class(strategy, assignment, study) if make is None else make(assignment, study)
 
 
 def require_strategy(name: str) -> None:
-    """Checks the name of a strategy without importing Optuna.
+    """Check the name of a strategy without importing Optuna.
 
     Raises:
         UsageError: it is neither a name of `STRATEGIES` nor the path of a class, or it lacks a package.
@@ -82,12 +82,12 @@ def require_strategy(name: str) -> None:
 
 
 def installed() -> list[str]:
-    """Returns the strategies that lack no package."""
+    """Return the strategies that lack no package."""
     return [name for name in STRATEGIES if not _missing(name)]
 
 
 def has_chance(name: str) -> bool:
-    """Returns whether the seed of a strategy matters; that of a class may."""
+    """Return whether the seed of a strategy matters; that of a class may."""
     return name not in STRATEGIES or STRATEGIES[name].chance
 
 

@@ -14,7 +14,7 @@ from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
 from blocktune.tuner.sampling.study_proposals import MAX_USELESS_ASKS, Pick, Ready, StudyProposals
-from blocktune.tuner.search.problem import Problem
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.proposals import by_prediction
 
 MOST_GUIDED = 1000
@@ -45,7 +45,7 @@ def sampled(
     startup: int,
     patience: int = MAX_USELESS_ASKS,
 ) -> StudyProposals:
-    """Returns a search by a sampler of Optuna's, after the first configs of an order."""
+    """Return a search by a sampler of Optuna's, after the first configs of an order."""
     study.sampler = sampler
     return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction, patience=patience)
 
@@ -53,7 +53,7 @@ def sampled(
 def sampled_by_tpe(
     study: Study, space: ConfigSpace, order: Sequence[KernelConfig], startup: int, seed: int
 ) -> StudyProposals:
-    """Returns a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
+    """Return a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
     still outstanding, and models the parameters together."""
     return sampled(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
 
@@ -63,7 +63,7 @@ def startup_of(trials: int, named: int = 0) -> int:
     return min(max(MIN_STARTUP, trials // STARTUP_SHARE, named), trials)
 
 
-def by_class(path: str, problem: Problem, study: Study) -> StudyProposals:
+def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
     """Return a search by a user's own sampler, after the model's favourites.
 
     Raises:
@@ -80,18 +80,18 @@ def by_class(path: str, problem: Problem, study: Study) -> StudyProposals:
     if not (isinstance(found, type) and issubclass(found, BaseSampler)):
         raise UsageError(f"A sampler is a class derived from optuna.samplers.BaseSampler, but {path!r} is not.")
     seeded = "seed" in inspect.signature(found).parameters
-    return _from_model(problem, study, found(**{"seed": problem.seed} if seeded else {}))
+    return _from_model(assignment, study, found(**{"seed": assignment.seed} if seeded else {}))
 
 
-def _guided(problem: Problem, study: Study) -> StudyProposals:
-    """Of a budget for everything, only the order matters."""
-    if problem.trials > MOST_GUIDED:
-        return _model(problem, study)
-    parameters = Parameters(problem.space)
-    configs = dict.fromkeys((*problem.named, *problem.space.feasible))
+def _guided(assignment: Assignment, study: Study) -> StudyProposals:
+    """Propose what may well be best; of a budget for everything, only the order matters."""
+    if assignment.trials > MOST_GUIDED:
+        return _model(assignment, study)
+    parameters = Parameters(assignment.space)
+    configs = dict.fromkeys((*assignment.named, *assignment.space.feasible))
     useful = {frozenset(parameters.point(config).items()): config for config in configs}
     sampler = GuidedSampler(
-        lambda point: problem.usefulness(useful[frozenset(point.items())]),
+        lambda point: assignment.usefulness(useful[frozenset(point.items())]),
         search_space=parameters.distributions,
         points=[parameters.point(config) for config in configs],
     )
@@ -103,11 +103,11 @@ def _guided(problem: Problem, study: Study) -> StudyProposals:
         return _preferred(sampler, study, parameters, ready)
 
     study.sampler = sampler
-    return StudyProposals(study, parameters, first=problem.named, pick=pick)
+    return StudyProposals(study, parameters, first=assignment.named, pick=pick)
 
 
-def _coordinate(problem: Problem, study: Study) -> StudyProposals:
-    parameters, order = Parameters(problem.space), problem.shuffled
+def _coordinate(assignment: Assignment, study: Study) -> StudyProposals:
+    parameters, order = Parameters(assignment.space), assignment.shuffled
     sampler = CoordinateSampler([parameters.point(config) for config in order], parameters.distributions)
     study.sampler = sampler
     return StudyProposals(
@@ -120,52 +120,52 @@ def _preferred(sampler: _Preferring, study: Study, parameters: Parameters, ready
     return configs[sampler.prefer(study, [parameters.point(config) for config in configs])]
 
 
-def _in_order(problem: Problem, study: Study, order: Sequence[KernelConfig], pick: Pick | None) -> StudyProposals:
-    return StudyProposals(study, Parameters(problem.space), first=order, pick=pick)
+def _in_order(assignment: Assignment, study: Study, order: Sequence[KernelConfig], pick: Pick | None) -> StudyProposals:
+    return StudyProposals(study, Parameters(assignment.space), first=order, pick=pick)
 
 
-def _model(problem: Problem, study: Study) -> StudyProposals:
-    """The model sees the compiled code of those that are ready."""
-    return _in_order(problem, study, problem.by_usefulness, by_prediction)
+def _model(assignment: Assignment, study: Study) -> StudyProposals:
+    """Order configs by the model, which sees the compiled code of those that are ready."""
+    return _in_order(assignment, study, assignment.by_usefulness, by_prediction)
 
 
-def _random(problem: Problem, study: Study) -> StudyProposals:
-    return _in_order(problem, study, problem.shuffled, None)
+def _random(assignment: Assignment, study: Study) -> StudyProposals:
+    return _in_order(assignment, study, assignment.shuffled, None)
 
 
-def _enumeration(problem: Problem, study: Study) -> StudyProposals:
-    return _in_order(problem, study, list(dict.fromkeys((*problem.named, *problem.space.feasible))), None)
+def _enumeration(assignment: Assignment, study: Study) -> StudyProposals:
+    return _in_order(assignment, study, list(dict.fromkeys((*assignment.named, *assignment.space.feasible))), None)
 
 
-def _from_model(problem: Problem, study: Study, sampler: BaseSampler) -> StudyProposals:
-    return sampled(study, sampler, problem.space, problem.by_usefulness, _startup(problem))
+def _from_model(assignment: Assignment, study: Study, sampler: BaseSampler) -> StudyProposals:
+    return sampled(study, sampler, assignment.space, assignment.by_usefulness, _startup(assignment))
 
 
-def _tpe_from_model(problem: Problem, study: Study) -> StudyProposals:
-    return sampled_by_tpe(study, problem.space, problem.by_usefulness, _startup(problem), problem.seed)
+def _tpe_from_model(assignment: Assignment, study: Study) -> StudyProposals:
+    return sampled_by_tpe(study, assignment.space, assignment.by_usefulness, _startup(assignment), assignment.seed)
 
 
-def _tpe(problem: Problem, study: Study) -> StudyProposals:
-    return sampled_by_tpe(study, problem.space, problem.shuffled, _startup(problem), problem.seed)
+def _tpe(assignment: Assignment, study: Study) -> StudyProposals:
+    return sampled_by_tpe(study, assignment.space, assignment.shuffled, _startup(assignment), assignment.seed)
 
 
-def _gp(problem: Problem, study: Study) -> StudyProposals:
-    startup = _startup(problem)
-    sampler = GPSampler(n_startup_trials=startup, seed=problem.seed, warn_independent_sampling=False)
-    return sampled(study, sampler, problem.space, problem.by_usefulness, startup, GP_ASKS)
+def _gp(assignment: Assignment, study: Study) -> StudyProposals:
+    startup = _startup(assignment)
+    sampler = GPSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
+    return sampled(study, sampler, assignment.space, assignment.by_usefulness, startup, GP_ASKS)
 
 
-def _cmaes(problem: Problem, study: Study) -> StudyProposals:
-    startup = _startup(problem)
-    sampler = CmaEsSampler(n_startup_trials=startup, seed=problem.seed, warn_independent_sampling=False)
-    return _from_model(problem, study, sampler)
+def _cmaes(assignment: Assignment, study: Study) -> StudyProposals:
+    startup = _startup(assignment)
+    sampler = CmaEsSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
+    return _from_model(assignment, study, sampler)
 
 
-def _startup(problem: Problem) -> int:
-    return startup_of(problem.trials, len(problem.named))
+def _startup(assignment: Assignment) -> int:
+    return startup_of(assignment.trials, len(assignment.named))
 
 
-MAKERS: Mapping[str, Callable[[Problem, Study], StudyProposals]] = {
+MAKERS: Mapping[str, Callable[[Assignment, Study], StudyProposals]] = {
     "guided": _guided,
     "model": _model,
     "tpe_from_model": _tpe_from_model,

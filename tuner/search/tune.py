@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -31,11 +32,11 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
-from blocktune.tuner.search.problem import Problem
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import (
     Budget,
@@ -52,7 +53,7 @@ _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
 
 OnProgress = Callable[[Progress], None]
-MakeProposals = Callable[[Subject, Problem], Proposals]
+MakeProposals = Callable[[Subject, Assignment], Proposals]
 
 
 def tune(
@@ -111,8 +112,11 @@ def tune(
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
+        recorder = stack.enter_context(Recorder(store))
         terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
-        run = _Run(shape, device, store, kernels or competing(), terms, partial(kept_proposals, sampler, study))
+        run = _Run(
+            shape, device, store, recorder, kernels or competing(), terms, partial(kept_proposals, sampler, study)
+        )
         return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
 
 
@@ -131,6 +135,7 @@ class _Run:
         shape: AttentionShape,
         device: DeviceSpec,
         store: ResultStore,
+        recorder: Recorder,
         kernels: Sequence[AttentionKernel],
         terms: Terms,
         make_proposals: MakeProposals,
@@ -138,7 +143,7 @@ class _Run:
         self._started = time.monotonic()
         self._terms, self._make_proposals = terms, make_proposals
         self._present = is_present(device)
-        self._store = store
+        self._recorder = recorder
         self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
         self._contenders = find_contenders(shape, device, kernels, store.nearest(device, shape))
         named = dict.fromkeys(config.kernel for config in self._contenders.space.feasible)
@@ -171,7 +176,7 @@ class _Run:
         self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
     ) -> Search:
         subject = self._subject
-        problem = Problem(
+        assignment = Assignment(
             space=self._contenders.space,
             first=self._contenders.first,
             usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
@@ -180,12 +185,12 @@ class _Run:
         )
         return Search(
             subject,
-            self._make_proposals(subject, problem),
+            self._make_proposals(subject, assignment),
             compiler,
             runner=runner,
             predict=self._predict,
             known=self._knowledge.trials,
-            record=self._store.record,
+            record=self._recorder.record,
             limit=Limit(trials=limit.trials, seconds=max(1.0, limit.seconds - self._knowledge.spent_seconds)),
             lookahead=3 * workers,
             on_progress=on_progress,
@@ -218,7 +223,7 @@ class _Run:
             result = interrupted_verdict(trials, self._contenders.default)
         for config, failure in result.failures.items():
             failed = self._subject.trial(config, failure.outcome, error=failure.error)
-            self._store.record(failed)
+            self._recorder.record(failed)
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 
@@ -235,7 +240,7 @@ class _Run:
             speedup_high=gain.high if gain else None,
         )
         # A run that was cut short does not replace a winner that won finals.
-        stored = (not self._interrupted or self._knowledge.incumbent is None) and self._store.set_best(best)
+        stored = (not self._interrupted or self._knowledge.incumbent is None) and self._recorder.set_best(best)
         return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
 
     def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
@@ -243,7 +248,7 @@ class _Run:
         winner = decide_predicted(predicted, self._contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
         reason = f"the fastest of {len(predicted)} by the model; nothing was measured"
-        return self._report(best, reason, stored=self._store.set_best(best), trials=trials)
+        return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
     def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:
         subject = self._subject

@@ -54,7 +54,7 @@ class Verdict:
 def decide(
     samples_us: Mapping[KernelConfig, Sequence[float]], default: KernelConfig, order: Sequence[KernelConfig]
 ) -> Verdict:
-    """The winner of paired rounds.
+    """Return the winner of paired rounds.
 
     Args:
         samples_us: at least one finalist with at least one round; entries of equal index are one round.
@@ -74,7 +74,7 @@ def decide(
 
 
 def speedup(reference_us: Sequence[float], candidate_us: Sequence[float]) -> Speedup:
-    """How much faster the candidate is than the reference, from paired rounds."""
+    """Return how much faster the candidate is than the reference, from paired rounds."""
     ratios = sorted(a / b for a, b in zip(reference_us, candidate_us, strict=True))
     return Speedup(
         median=statistics.median(ratios),
@@ -85,7 +85,7 @@ def speedup(reference_us: Sequence[float], candidate_us: Sequence[float]) -> Spe
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Confidence interval of the median by order statistics, exact for any distribution.
+    """Return the confidence interval of the median by order statistics, exact for any distribution.
 
     With too few values for the confidence it is everything.
     """
@@ -104,7 +104,7 @@ _UNITY = Speedup(median=1.0, low=1.0, high=1.0, surely=1.0)
 
 
 def _first_of_equals(samples_us: Mapping[KernelConfig, Sequence[float]], order: Sequence[KernelConfig]) -> KernelConfig:
-    """The first in `order` of the finalists within the tie band of the fastest."""
+    """Return the first in `order` of the finalists within the tie band of the fastest."""
     fastest = min(samples_us, key=lambda config: statistics.median(samples_us[config]))
     rank = {config: index for index, config in enumerate(order)}
     equals = [
@@ -114,12 +114,12 @@ def _first_of_equals(samples_us: Mapping[KernelConfig, Sequence[float]], order: 
 
 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank quantile of ascending values."""
+    """Return the nearest-rank quantile of ascending values."""
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
 def decide_predicted(predicted_us: Mapping[KernelConfig, float], default: KernelConfig) -> KernelConfig:
-    """The winner of predictions: the fastest, but the default where it is as good."""
+    """Return the winner of predictions: the fastest, but the default where it is as good."""
     fastest = min(predicted_us, key=lambda config: predicted_us[config])
     is_tie = default in predicted_us and predicted_us[default] <= (1 + PREDICTED_TIE) * predicted_us[fastest]
     return default if is_tie else fastest

@@ -21,8 +21,8 @@ SUM_BYTES = 4
 
 
 def standard_backward_traffic(shape: AttentionShape) -> Passes:
-    """Algorithm 3 of the paper: the probabilities are kept from the forward, and every product is a launch; dp and ds
-    are matrices of the size of the scores too."""
+    """Count algorithm 3 of the paper: the probabilities are kept from the forward, and every product is a launch; dp
+    and ds are matrices of the size of the scores too."""
     heads = shape.batch * shape.num_heads
     scores = heads * score_matrix_bytes(shape)
     q, out, k, v = (  # every query head reads the keys of its group again
@@ -49,7 +49,8 @@ def standard_backward_traffic(shape: AttentionShape) -> Passes:
 def split_backward_traffic(
     shape: AttentionShape, *, keys: tuple[int, int], queries: tuple[int, int], perfect_l2: bool = False
 ) -> Passes:
-    """Row sums first, then one kernel whose blocks own keys, for dk and dv, and one whose blocks own queries, for dq.
+    """Count row sums first, then one kernel whose blocks own keys, for dk and dv, and one whose blocks own queries, for
+    dq.
 
     Args:
         shape: the problem, with its window and mask tensor, if any.
@@ -64,8 +65,8 @@ def split_backward_traffic(
 def fused_backward_traffic(
     shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, own_lse: bool = False
 ) -> Passes:
-    """One kernel whose blocks own keys and add their parts of dq to float32 sums in memory, which start as zeros and
-    become dq at the end. The zeros are counted with the row sums, whether or not a launch of their own writes them.
+    """Count one kernel whose blocks own keys and add their parts of dq to float32 sums in memory, which start as zeros
+    and become dq at the end. The zeros are counted with the row sums, whether or not a launch of their own writes them.
 
     Args:
         shape: the problem, with its window and mask tensor, if any.
@@ -88,7 +89,7 @@ def fused_backward_traffic(
 
 
 def delta_pass(shape: AttentionShape) -> Pass:
-    """delta = rowsum(dout * out) of every query."""
+    """Count delta = rowsum(dout * out) of every query."""
     outputs = query_rows(shape) * shape.head_dim_v * shape.element_bytes
     return Pass(
         name="delta",
@@ -98,7 +99,8 @@ def delta_pass(shape: AttentionShape) -> Pass:
 
 
 def keys_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Pass:
-    """Blocks of block_n keys of a key head, which walk the queries of every query head of the group that see them."""
+    """Count blocks of block_n keys of a key head, which walk the queries of every query head of the group that see
+    them."""
     spans = query_spans(shape, block_m, block_n)
     walked = shape.batch * shape.num_heads * (rows_covered(spans) if perfect_l2 else rows_in(spans))
     pairs = pairs_in(spans, block_n, shape.seqlen_k)
@@ -121,7 +123,7 @@ def keys_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> 
 
 
 def queries_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Pass:
-    """Blocks of block_m queries of a query head, which walk the keys that they see."""
+    """Count blocks of block_m queries of a query head, which walk the keys that they see."""
     spans = key_spans(shape, block_m, block_n)
     by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
     pairs = pairs_in(spans, block_m, shape.seqlen_q)

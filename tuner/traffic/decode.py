@@ -22,7 +22,7 @@ PARTIAL_BYTES = 4
 def decode_traffic(
     shape: AttentionShape, config: KernelConfig, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """The launches of `flash_decode`: `split`, and `merge` if there is more than one split.
+    """Count the launches of `flash_decode`: `split`, and `merge` if there is more than one split.
 
     Args:
         shape: the problem.
@@ -47,7 +47,8 @@ def decode_traffic(
 def single_launch_traffic(
     shape: AttentionShape, config: KernelConfig, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """The one launch of `flash_decode_hopper`, whose last blocks read what the others wrote; arguments as above."""
+    """Count the one launch of `flash_decode_hopper`, whose last blocks read what the others wrote; arguments as
+    above."""
     read, shares = _inputs(shape, config, perfect_l2), _shares(shape, config)
     return Passes(passes=(Pass(name="decode", read=read | shares, written=_results(shape, lse) | shares),))
 
@@ -69,7 +70,7 @@ def _results(shape: AttentionShape, lse: bool) -> dict[str, int]:
 
 
 def _shares(shape: AttentionShape, config: KernelConfig) -> dict[str, int]:
-    """What all splits leave to be merged; nothing if there is one."""
+    """Return what all splits leave to be merged; nothing if there is one."""
     splits, rows = config.parameters["splits"], query_rows(shape)
     if splits == 1:
         return {}
@@ -80,8 +81,8 @@ def _shares(shape: AttentionShape, config: KernelConfig) -> dict[str, int]:
 
 
 def keys_in_reach(shape: AttentionShape, block_n: int) -> int:
-    """Keys of a key head that all splits of one tile of rows load together: from the first tile that the first query's
-    window reaches to the last key that the last query sees."""
+    """Return the keys of a key head that all splits of one tile of rows load together: from the first tile that the
+    first query's window reaches to the last key that the last query sees."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     if shape.causal is not Causal.NONE:
         right = 0

@@ -20,9 +20,9 @@ ACCUMULATOR_BYTES = 4
 def general_traffic(
     shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """FlashAttention-2 with features. A window leaves keys unread, a mask tensor is read in every tile that is visited.
-    Soft cap, ALiBi and dropout move nothing: dropped pairs are made again from a seed. Packed sequences are counted as
-    if all were the longest.
+    """Count FlashAttention-2 with features. A window leaves keys unread, a mask tensor is read in every tile that is
+    visited. Soft cap, ALiBi and dropout move nothing: dropped pairs are made again from a seed. Packed sequences are
+    counted as if all were the longest.
 
     Args:
         shape: the problem.
@@ -75,8 +75,8 @@ def _as_pass(traffic: V2Traffic) -> Pass:
 
 
 def v1_kernel_traffic(shape: AttentionShape, block_m: int, block_n: int) -> Passes:
-    """Algorithm 1, and what the paper leaves to the caller: a 16-bit output is made from the float32 one at the end,
-    by the same launch. No cache changes it much: every pass writes the output again."""
+    """Count algorithm 1, and what the paper leaves to the caller: a 16-bit output is made from the float32 one at the
+    end, by the same launch. No cache changes it much: every pass writes the output again."""
     found = v1_traffic(shape, block_m, block_n)
     elements = query_rows(shape) * shape.head_dim_v
     short = shape.element_bytes != ACCUMULATOR_BYTES

@@ -44,7 +44,7 @@ class Pass(Traffic):
         return sum(self.read.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Every tensor's bytes, and what they move in all, added bytes twice."""
+        """Return every tensor's bytes, and what they move in all, added bytes twice."""
         read = {f"{name}_read": bytes_ for name, bytes_ in self.read.items()}
         written = {f"{name}_written": bytes_ for name, bytes_ in self.written.items()}
         added = {f"{name}_added": bytes_ for name, bytes_ in self.added.items()}
@@ -71,7 +71,7 @@ class Passes(Traffic):
         return sum(one.arriving_bytes for one in self.passes)
 
     def __getitem__(self, name: str) -> Pass:
-        """The launch with this name."""
+        """Return the launch with this name."""
         return next(one for one in self.passes if one.name == name)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,22 +79,23 @@ class Passes(Traffic):
 
 
 def query_rows(shape: AttentionShape) -> int:
-    """Rows of the query, of all heads and entries."""
+    """Return the rows of the query, of all heads and entries."""
     return shape.batch * shape.num_heads * shape.seqlen_q
 
 
 def key_rows(shape: AttentionShape) -> int:
-    """Rows of the key, of all heads and entries."""
+    """Return the rows of the key, of all heads and entries."""
     return shape.batch * shape.num_heads_kv * shape.seqlen_k
 
 
 def mask_traffic(shape: AttentionShape, pairs: int, *, perfect_l2: bool) -> int:
-    """Of a mask tensor that serves all heads and entries: one element for every (query, key) pair of the tiles that a
-    head visits, by each head or, with perfect_l2, once. An additive mask has the tensors' data type."""
+    """Count the bytes of a mask tensor that serves all heads and entries: one element for every (query, key) pair of
+    the tiles that a head visits, by each head or, with perfect_l2, once. An additive mask has the tensors' data
+    type."""
     element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
     return pairs * element * (1 if perfect_l2 else shape.batch * shape.num_heads)
 
 
 def with_mask(read: dict[str, int], mask_bytes: int) -> dict[str, int]:
-    """What is read, and the mask tensor if there is one."""
+    """Return what is read, and the mask tensor if there is one."""
     return read | ({"mask": mask_bytes} if mask_bytes else {})

@@ -30,7 +30,7 @@ class Traffic:
     """Bytes between device memory and the chip; a subclass names them by tensor, ending in `_read` or `_written`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Every tensor's bytes, and their sum."""
+        """Return every tensor's bytes, and their sum."""
         return self._ending_in("") | {"total_bytes": self.total_bytes}
 
     @property
@@ -114,7 +114,8 @@ def standard_traffic(shape: AttentionShape) -> StandardTraffic:
 
 
 def v1_traffic(shape: AttentionShape, block_m: int, block_n: int, *, output_bytes: int = 4) -> V1Traffic:
-    """FlashAttention's first algorithm, one block a query head; key tiles that a query tile cannot see are skipped.
+    """Count FlashAttention's first algorithm, one block a query head; key tiles that a query tile cannot see are
+    skipped.
 
     Args:
         shape: the problem.
@@ -143,7 +144,7 @@ def v1_traffic(shape: AttentionShape, block_m: int, block_n: int, *, output_byte
 def v2_traffic(
     shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, lse: bool = False
 ) -> V2Traffic:
-    """FlashAttention-2: queries and output once; keys and values once for every query tile that sees them.
+    """Count FlashAttention-2: queries and output once; keys and values once for every query tile that sees them.
 
     Args:
         shape: the problem.
@@ -166,20 +167,21 @@ def v2_traffic(
 
 
 def score_matrix_bytes(shape: AttentionShape) -> int:
-    """Of the score matrix of one head in float32: 4 n² where queries and keys are n."""
+    """Return the bytes of the score matrix of one head in float32: 4 n² where queries and keys are n."""
     return shape.seqlen_q * shape.seqlen_k * SCORE_BYTES
 
 
 def standard_memory_bytes(shape: AttentionShape) -> int:
-    """The least device memory of standard attention: its tensors and one float32 matrix for the scores of all heads,
-    which the probabilities replace. A softmax that is not in place needs two, and so does a backward: the probabilities
-    and their gradients."""
+    """Return the least device memory of standard attention: its tensors and one float32 matrix for the scores of all
+    heads, which the probabilities replace. A softmax that is not in place needs two, and so does a backward: the
+    probabilities and their gradients."""
     matrices = 2 if shape.direction is Direction.BACKWARD else 1
     return shape.tensor_bytes + matrices * shape.batch * shape.num_heads * score_matrix_bytes(shape)
 
 
 def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | None:
-    """Why standard attention of this shape does not fit this device; None if it fits or the memory is unknown."""
+    """Return why standard attention of this shape does not fit this device; None if it fits or the memory is
+    unknown."""
     needed, has = standard_memory_bytes(shape), device.memory_bytes
     if has is None or needed <= has:
         return None
@@ -191,12 +193,12 @@ def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | 
 
 
 def output_bytes(shape: AttentionShape) -> int:
-    """Of the output [batch, num_heads, seqlen_q, head_dim_v]."""
+    """Return the bytes of the output [batch, num_heads, seqlen_q, head_dim_v]."""
     return shape.batch * shape.num_heads * shape.seqlen_q * shape.head_dim_v * shape.out_bytes
 
 
 def _queries(shape: AttentionShape, head_dim: int) -> int:
-    """Bytes of a [batch, num_heads, seqlen_q, head_dim] tensor."""
+    """Return the bytes of a [batch, num_heads, seqlen_q, head_dim] tensor."""
     return shape.batch * shape.num_heads * shape.seqlen_q * head_dim * shape.element_bytes
 
 

@@ -28,49 +28,49 @@ USUAL_BLOCK = 128
 """Queries and keys of a mask's block where the caller names none: those that shapes are tuned with."""
 USUAL_DENSITY = 0.25
 
-Grid = tuple[tuple[bool, ...], ...]
+HeadBlocks = tuple[tuple[bool, ...], ...]
 """Of one head: for every block of queries, whether each block of keys takes part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A block mask without its tensor. grids: [batch or 1][query heads or 1]."""
+    """A block mask without its tensor. by_head: [batch or 1][query heads or 1]."""
 
     block_q: int
     block_k: int
-    grids: tuple[tuple[Grid, ...], ...]
+    by_head: tuple[tuple[HeadBlocks, ...], ...]
 
     @classmethod
     def of(cls, mask: "BlockMask") -> Self:
-        """Those of a mask; waits for its device."""
-        grids = tuple(tuple(tuple(map(tuple, grid)) for grid in heads) for heads in mask.mask.tolist())
-        return cls(block_q=mask.block_q, block_k=mask.block_k, grids=grids)
+        """Return those of a mask; waits for its device."""
+        by_head = tuple(tuple(tuple(map(tuple, cells)) for cells in heads) for heads in mask.mask.tolist())
+        return cls(block_q=mask.block_q, block_k=mask.block_k, by_head=by_head)
 
     @property
     def density(self) -> float:
         """The share of active blocks."""
-        cells = [cell for heads in self.grids for grid in heads for row in grid for cell in row]
+        cells = [cell for heads in self.by_head for head in heads for row in head for cell in row]
         return sum(cells) / len(cells)
 
-    def grid(self, batch: int, head: int) -> Grid:
-        """Of a batch entry and query head."""
-        heads = self.grids[batch if len(self.grids) > 1 else 0]
+    def of_head(self, batch: int, head: int) -> HeadBlocks:
+        """Return the blocks of a batch entry and query head."""
+        heads = self.by_head[batch if len(self.by_head) > 1 else 0]
         return heads[head if len(heads) > 1 else 0]
 
 
 def random_blocks(shape: AttentionShape, *, density: float = USUAL_DENSITY, block: int = USUAL_BLOCK) -> Blocks:
-    """One mask for all heads with equally many active blocks in every row of blocks, at least one."""
+    """Return one mask for all heads with equally many active blocks in every row of blocks, at least one."""
     dice = random.Random(0)
     rows, columns = -(-shape.seqlen_q // block), -(-shape.seqlen_k // block)
     chosen = (set(dice.sample(range(columns), max(1, round(density * columns)))) for _ in range(rows))
-    grid = tuple(tuple(column in row for column in range(columns)) for row in chosen)
-    return Blocks(block_q=block, block_k=block, grids=((grid,),))
+    active = tuple(tuple(column in row for column in range(columns)) for row in chosen)
+    return Blocks(block_q=block, block_k=block, by_head=((active,),))
 
 
 def sparse_forward_traffic(
     shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """The forward: queries and output once; keys and values of the active blocks of every query tile.
+    """Count the forward: queries and output once; keys and values of the active blocks of every query tile.
 
     Args:
         shape: the problem.
@@ -95,7 +95,7 @@ def sparse_backward_traffic(
     blocks: Blocks,
     perfect_l2: bool = False,
 ) -> Passes:
-    """The backward in two kernels, as `split_backward_traffic` has it.
+    """Count the backward in two kernels, as `split_backward_traffic` has it.
 
     Args:
         shape: the problem.
@@ -110,20 +110,20 @@ def sparse_backward_traffic(
 
 
 def _keys_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:
-    """Rows of keys that all blocks of queries load together; with perfect_l2, different ones."""
+    """Return the rows of keys that all blocks of queries load together; with perfect_l2, different ones."""
     ends = keys_loaded(shape, block_m, block_n)  # where the causal mask ends each tile's walk
 
     def of_head(batch: int, head: int) -> list[range]:
-        return list(_key_spans(blocks.grid(batch, head), blocks, ends, block_m))
+        return list(_key_spans(blocks.of_head(batch, head), blocks, ends, block_m))
 
     return _walked(shape, blocks, perfect_l2, of_head, shape.group_size)
 
 
 def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:
-    """Rows of queries that all blocks of keys load together; with perfect_l2, different ones."""
+    """Return the rows of queries that all blocks of keys load together; with perfect_l2, different ones."""
 
     def of_head(batch: int, head: int) -> list[range]:
-        return list(_query_spans(shape, blocks.grid(batch, head), blocks, block_m, block_n))
+        return list(_query_spans(shape, blocks.of_head(batch, head), blocks, block_m, block_n))
 
     return _walked(shape, blocks, perfect_l2, of_head, 1)
 
@@ -131,9 +131,9 @@ def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: B
 def _walked(
     shape: AttentionShape, blocks: Blocks, perfect_l2: bool, of_head: Callable[[int, int], list[range]], sharing: int
 ) -> int:
-    """Rows in the spans of all heads; with perfect_l2 the different ones of every `sharing` heads that read the same.
-    A mask for all heads or entries is walked once."""
-    batches, heads = len(blocks.grids), len(blocks.grids[0])
+    """Return the rows in the spans of all heads; with perfect_l2 the different ones of every `sharing` heads that read
+    the same. A mask for all heads or entries is walked once."""
+    batches, heads = len(blocks.by_head), len(blocks.by_head[0])
     total = 0
     for batch in range(batches):
         spans = [of_head(batch, head) for head in range(heads)]
@@ -148,19 +148,21 @@ def _walked(
     return total * (shape.batch // batches)
 
 
-def _key_spans(grid: Grid, blocks: Blocks, ends: Sequence[int], block_m: int) -> Iterator[range]:
-    """Keys that the query tiles of a head load, block by block."""
+def _key_spans(head_blocks: HeadBlocks, blocks: Blocks, ends: Sequence[int], block_m: int) -> Iterator[range]:
+    """Yield the keys that the query tiles of a head load, block by block."""
     for tile, end in enumerate(ends):
-        for column, active in enumerate(grid[tile * block_m // blocks.block_q]):
+        for column, active in enumerate(head_blocks[tile * block_m // blocks.block_q]):
             if active:
                 yield range(column * blocks.block_k, min((column + 1) * blocks.block_k, end))
 
 
-def _query_spans(shape: AttentionShape, grid: Grid, blocks: Blocks, block_m: int, block_n: int) -> Iterator[range]:
-    """Queries that the key tiles of a head load, block by block."""
+def _query_spans(
+    shape: AttentionShape, head_blocks: HeadBlocks, blocks: Blocks, block_m: int, block_n: int
+) -> Iterator[range]:
+    """Yield the queries that the key tiles of a head load, block by block."""
     for key in range(0, shape.seqlen_k, block_n):
         first = 0 if shape.causal is Causal.NONE else max(0, key - shape.causal_offset) // block_m * block_m
-        for row, cells in enumerate(grid):
+        for row, cells in enumerate(head_blocks):
             if cells[key // blocks.block_k]:
                 start = max(row * blocks.block_q, first)
                 yield range(start, min((row + 1) * blocks.block_q, shape.seqlen_q))

@@ -8,7 +8,7 @@ from blocktune.kernels.values.visible_ranges import key_spans, whole_key_tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visits:
+class VisitCounts:
     """The key tiles of all query tiles of one head.
 
     query_tiles: blocks a head. total: key tiles that they visit together, at full cost each even where a part is
@@ -26,18 +26,18 @@ class Visits:
 
 
 @lru_cache(maxsize=256)  # the same ones are wanted for many configs of a shape
-def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> Visits:
+def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> VisitCounts:
     """Counts tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
     block visits one at least."""
     starts = range(0, shape.seqlen_q, block_m)
     if shape.features.window is None and shape.causal is Causal.NONE:
         visited = max(1, -(-shape.seqlen_k // block_n))
         masked = 1 if shape.seqlen_k % block_n else 0
-        return Visits(
+        return VisitCounts(
             query_tiles=len(starts), total=visited * len(starts), masked=masked * len(starts), longest=visited
         )
     counts = _counts(shape, block_m, block_n)
-    return Visits(
+    return VisitCounts(
         query_tiles=len(starts),
         total=sum(visited for visited, _ in counts),
         masked=sum(masked for _, masked in counts),

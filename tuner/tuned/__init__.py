@@ -1,1 +1,1 @@
-"""Tuning of user-written functions."""
+"""Tuning of kernels of other people: what happens when an autotuned kernel is called and no config is known."""

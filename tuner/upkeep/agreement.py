@@ -16,7 +16,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.verdict import TIE_BAND, speedup
 
-Rounds = Mapping[KernelConfig, Sequence[float]]
+RoundsByConfig = Mapping[KernelConfig, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Rematch:
 
     winners: Mapping[KernelConfig, int]
     default: KernelConfig
-    samples_us: Rounds
+    samples_us: RoundsByConfig
     failures: Mapping[KernelConfig, str]
     disturbance: str
 
@@ -70,7 +70,7 @@ class Rematch:
         return max(self.over(config, fastest) for config in timed)
 
     def over(self, config: KernelConfig, other: KernelConfig) -> float:
-        """The median over the rounds of one config's time over another's."""
+        """Return the median over the rounds of one config's time over another's."""
         return speedup(self.samples_us[config], self.samples_us[other]).median
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Rematch:
 
 
 def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runner) -> Rematch:
-    """Checks the default and all winners, one a search, and times those that pass in one run of finals.
+    """Check the default and all winners, one a search, and time those that pass in one run of finals.
 
     Raises:
         NoFeasibleConfigError: the default, or the most frequent winner, does not run.
@@ -125,7 +125,7 @@ def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runn
     )
 
 
-def _by_frequency(winners: Sequence[KernelConfig], samples_us: Rounds) -> dict[KernelConfig, int]:
+def _by_frequency(winners: Sequence[KernelConfig], samples_us: RoundsByConfig) -> dict[KernelConfig, int]:
     def place(entry: tuple[KernelConfig, int]) -> tuple[int, float]:
         config, count = entry
         return -count, statistics.median(samples_us[config]) if config in samples_us else float("inf")

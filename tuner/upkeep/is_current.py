@@ -5,6 +5,6 @@ from blocktune.kernels.registry import KERNELS
 
 
 def is_live(record: Best | Trial) -> bool:
-    """Whether it was made with the present source of a kernel that there still is."""
+    """Return whether it was made with the present source of a kernel that there still is."""
     kernel = KERNELS.get(record.config.kernel)
     return kernel is not None and kernel.source_hash == record.kernel_hash

@@ -46,7 +46,7 @@ class Bucket:
         return max(member.loss for member in self.members)
 
     def merged(self) -> list[Best]:
-        """The winners that change: this config, with its time, in place of the shape's own.
+        """Return the winners that change: this config, with its time, in place of the shape's own.
 
         They have no speed-up over the default, since no finals established one.
         """
@@ -78,8 +78,8 @@ class Bucket:
         }
 
 
-def plan_buckets(bests: Iterable[Best], trials: Iterable[Trial], *, max_loss: float = MAX_LOSS) -> list[Bucket]:
-    """The buckets of measured winners, every one of which is in exactly one.
+def choose_buckets(bests: Iterable[Best], trials: Iterable[Trial], *, max_loss: float = MAX_LOSS) -> list[Bucket]:
+    """Return the buckets of measured winners, every one of which is in exactly one.
 
     Args:
         bests: winners of any devices; those that were not measured with the present kernels are left out.
@@ -98,7 +98,8 @@ _Timed = Mapping[KernelConfig, Trial]
 
 
 def _evidence(trials: Iterable[Trial]) -> dict[tuple[str, AttentionShape, str], _Timed]:
-    """The timed trials of the present kernels by device, shape and software: only within these are times comparable."""
+    """Return the timed trials of the present kernels by device, shape and software: only within these are times
+    comparable."""
     found: dict[tuple[str, AttentionShape, str], dict[KernelConfig, Trial]] = defaultdict(dict)
     for trial in trials:
         if trial.outcome is Outcome.OK and is_live(trial):
@@ -107,7 +108,7 @@ def _evidence(trials: Iterable[Trial]) -> dict[tuple[str, AttentionShape, str], 
 
 
 def _family(best: Best) -> tuple[Any, ...]:
-    """What shapes that run the same code have in common, in an order of its own."""
+    """Return what shapes that run the same code have in common, in an order of its own."""
     shape = replace(best.shape, batch=1, num_heads=best.shape.group_size, num_heads_kv=1, seqlen_q=1, seqlen_k=1)
     return best.device.key, shape_order(shape)
 
@@ -131,7 +132,7 @@ def _partition(
 
 
 def _candidates(best: Best, timed: _Timed, max_loss: float) -> dict[KernelConfig, Member]:
-    """The configs that lose no more than the bound on this shape; the winner itself is always one."""
+    """Return the configs that lose no more than the bound on this shape; the winner itself is always one."""
     own = timed.get(best.config)
     found = {best.config: Member(best, 0.0, best.time_us)}
     if own is None:
@@ -144,7 +145,8 @@ def _candidates(best: Best, timed: _Timed, max_loss: float) -> dict[KernelConfig
 
 
 def _relative(trial: Trial, winner: Trial) -> float:
-    """Time over the winner's; against the anchor's in the same rounds where that is known, which cancels drift."""
+    """Return the time over the winner's, or over the anchor's in the same rounds where that is known, which cancels
+    drift."""
     if trial.relative_to_anchor is not None and winner.relative_to_anchor is not None:
         return trial.relative_to_anchor / winner.relative_to_anchor
     assert trial.time_us is not None
@@ -153,7 +155,8 @@ def _relative(trial: Trial, winner: Trial) -> float:
 
 
 def _bucket(members: Sequence[Mapping[KernelConfig, Member]]) -> Bucket:
-    """The bucket of these shapes, with the config of the least worst loss; of equals, of the least loss in all."""
+    """Return the bucket of these shapes, with the config of the least worst loss; of equals, of the least loss in
+    all."""
     shared = set.intersection(*(set(candidates) for candidates in members))
 
     def cost(config: KernelConfig) -> tuple[float, float, str]:

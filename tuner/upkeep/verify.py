@@ -102,8 +102,8 @@ class Verification:
 
 
 def why_due(best: Best, environment: Environment) -> str:
-    """Why a winner of this device ought to be verified here; empty when it was measured with what is here now and
-    against the default that the kernels have now.
+    """Return why a winner of this device ought to be verified here; empty when it was measured with what is here now
+    and against the default that the kernels have now.
 
     Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
     """
@@ -140,7 +140,7 @@ def verify(
     runner: Runner,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Verification:
-    """Checks and times a winner and its rivals again and stores the trials and who wins now.
+    """Check and time a winner and its rivals again and store the trials and who wins now.
 
     Args:
         best: the stored winner.
@@ -178,13 +178,13 @@ def verify(
 
 
 def _earlier_trials(best: Best, store: ResultStore) -> dict[KernelConfig, Trial]:
-    """The trials among which the winner won, fastest first."""
+    """Return the trials among which the winner won, fastest first."""
     found = (trial for trial in store.trials(best.device, best.shape) if trial.environment == best.environment)
     return {trial.config: trial for trial in ranked(found)}
 
 
 def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial]) -> dict[KernelConfig, str]:
-    """Who is timed again, and as what; the present default first, since it is the anchor."""
+    """Return who is timed again, and as what; the present default first, since it is the anchor."""
     roles: dict[KernelConfig, str] = {contenders.default: "default", best.config: "winner"}
     if contenders.paper is not None:
         roles.setdefault(contenders.paper, "paper rule")
@@ -193,7 +193,7 @@ def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial
 
 
 def _refusal(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> str | None:
-    """Why a stored config cannot even be compiled now."""
+    """Return why a stored config cannot even be compiled now."""
     kernel = KERNELS.get(config.kernel)
     if kernel is None:
         return f"there is no kernel {config.kernel} any more"
@@ -213,7 +213,7 @@ def _measured_again(
     runner: Runner,
     on_progress: Callable[[Progress], None],
 ) -> tuple[dict[KernelConfig, Trial], Result | None]:
-    """The new trials, which are stored, and the finals; None where none of them runs and is right."""
+    """Return the new trials, which are stored, and the finals; None where none of them runs and is right."""
 
     def predict(config: KernelConfig, resources: KernelResources) -> float | None:
         if missing_rates(subject.device):
@@ -303,7 +303,7 @@ def _recheck(
 def gpu_runner(
     shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None], terms: Terms
 ) -> Iterator[GpuRunner]:
-    """A runner of one shape on a GPU that is here, which is locked meanwhile."""
+    """Yield a runner of one shape on a GPU that is here, which is locked meanwhile."""
     runner = GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms)
     with gpu_lock(device.uuid, on_wait):
         try:

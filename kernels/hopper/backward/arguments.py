@@ -85,10 +85,11 @@ class Sizes(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of a sequence: query i sees keys i + lower .. i + upper of those that it has."""
+    """Of a sequence: query i sees keys i + lower .. i + upper; and how many queries and keys it has."""
 
     upper: Any
     lower: Any
+    queries: Any
     keys: Any
 
 

@@ -5,9 +5,10 @@ FORM says at compile time which of all this a launch has (form.py).
 Nothing outside a sequence is ever read: descriptors end where it ends (packed ones too, see `copy_rows`), and the copy
 engine fills in zeros. The statistics lie in a workspace whose rows are padded to whole blocks of queries. Rows of the
 padding, and rows that see no key, have a log-sum-exp of `prepare_rows_kernel`'s 1e30: their probabilities are exp2 of
-about -1e30, which is 0 and never NaN, so that no mask looks at queries' ends. Keys past the end need one: their scores
-are 0, whose probability may overflow. Hence every step of a partial block of keys is masked, and no step of another
-one, but where the diagonal or the window cuts it.
+about -1e30, which is 0. But the product of a row of the padding with an infinite key is NaN, so that a partial block of
+queries is masked. Keys past the end need a mask, too: their scores are 0, whose probability may overflow. Hence every
+step of a partial block of keys is masked, and no step of a whole one but the last, and where the diagonal or the window
+cuts it.
 """
 
 from triton.experimental import gluon
@@ -18,6 +19,7 @@ from blocktune.kernels.hopper.backward.form import (
     has_edge,
     has_lower,
     has_moving_bounds,
+    has_tail,
     has_upper,
     is_general,
     is_packed,
@@ -85,8 +87,10 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
     if has_upper(FORM):
         first = gl.maximum(n0 - upper, 0) // BLOCK_M * BLOCK_M
         low = (gl.maximum(n0 + BLOCK_N - 1 - upper, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    if has_tail(FORM):
+        high = len_q // BLOCK_M * BLOCK_M
     if has_lower(FORM):
-        high = gl.maximum(n0 - lower + 1, 0) // BLOCK_M * BLOCK_M
+        high = gl.minimum(high, gl.maximum(n0 - lower + 1, 0) // BLOCK_M * BLOCK_M)
         end = gl.minimum(end, (gl.maximum(n0 + BLOCK_N - lower, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
     seen = first < end
     end = gl.maximum(end, BLOCK_M)
@@ -111,6 +115,8 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
         p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
     if has_edge(FORM):
         p = gl.where((keys < bounds.keys)[:, None], p, 0.0)
+    if has_tail(FORM):
+        p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
     return p
 
 

@@ -14,12 +14,12 @@ def bits(*words):
 
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
-    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general")
+    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail")
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL = (
-    bits(word) for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general")
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL = (
+    bits(word) for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail")
 )
 """The bits of FORM on the host."""
 
@@ -49,9 +49,21 @@ def has_edge(form):
 
 
 @gluon.constexpr_function
+def has_tail(form):
+    """Whether the last block of queries may be a part of one."""
+    return form & bits("tail") != 0
+
+
+@gluon.constexpr_function
 def has_masks(form):
-    """Whether some pairs of a query and a key that are copied do not see each other."""
+    """Whether the first blocks of queries may hold pairs with a key that do not see each other."""
     return form & bits("upper", "lower", "edge") != 0
+
+
+@gluon.constexpr_function
+def has_last_masks(form):
+    """Whether the last blocks of queries may hold such pairs."""
+    return form & bits("lower", "tail") != 0
 
 
 @gluon.constexpr_function

@@ -94,7 +94,7 @@ class FlashBackwardHopper(AttentionKernel):
         return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: what goes with the shape."""
+        """Return the broken rules, besides the range of every parameter: what goes with the shape."""
         problems = super().rule_violations(config, shape, limits)
         if problems:
             return problems
@@ -116,7 +116,8 @@ class FlashBackwardHopper(AttentionKernel):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by half; barriers."""
+        """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by
+        half; barriers."""
         row_bytes = width_of(shape) * shape.element_bytes
         if is_wide(shape):
             rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
@@ -129,8 +130,8 @@ class FlashBackwardHopper(AttentionKernel):
         return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """At head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full; others
-        start from that, wider heads with as many stages as fit."""
+        """Return at head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full;
+        others start from that, wider heads with as many stages as fit."""
         stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
             stages = 2 if width_of(shape) == 256 else 3
@@ -144,8 +145,9 @@ class FlashBackwardHopper(AttentionKernel):
         return 3 * WARPS
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """Two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves. Of wider heads
-        than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel by panel."""
+        """Return the tiles: two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves.
+        Of wider heads than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel
+        by panel."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
         d, wide = width_of(shape), is_wide(shape)
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
@@ -233,13 +235,13 @@ def _turns(shape: AttentionShape) -> TensorArgument | None:
 
 
 def _lengths(shape: AttentionShape) -> Extras:
-    """What stands for the beginnings of packed sequences."""
+    """Return what stands for the beginnings of packed sequences."""
     stand_in: Any = TensorArgument("int32") if shape.features.varlen else None
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
 def _heads_per_group(shape: AttentionShape) -> int:
-    """Key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
+    """Return the key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
     head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size
     return min(shape.batch * shape.num_heads_kv, max(1, GROUP_BYTES // head_bytes))
 

@@ -2,17 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from triton.experimental.gluon import language as gl
 
+from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import check_extras, lse_strides
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
+    FORM_ARGUMENTS,
     Rows,
+    bounds_of,
     descriptor_width,
     dq_part,
-    form_arguments,
     is_deferred,
     is_plain,
     is_wide,
@@ -26,7 +32,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
-from blocktune.kernels.hopper.backward.warps import flash_bwd_hopper_kernel
+from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, descriptor, is_describable
 from blocktune.kernels.values.errors import UsageError
@@ -39,127 +45,115 @@ PASS_ROWS = 32
 """Rows of a program of the pass before."""
 GRADIENT_ROWS = 64
 """Rows of dk and dv that leave at once: a warpgroup's."""
+MAX_SPACES = 64
+"""Numbers of packed tokens whose workspace a launch keeps the layout of."""
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardLaunch:
+class BackwardLaunch(BackwardLauncher):
     """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
     streams and captured graphs do not meet.
 
-    numbers: sizes and constants of the kernel between the passes, by name.
+    numbers: sizes and constants of the kernel between the passes, by name and in its order.
     """
+
+    binds_tokens = False
 
     shape: AttentionShape
     numbers: Mapping[str, Any]
     persistent: bool
 
-    def __call__(
+    def fits(self, dout: Any) -> bool:
+        return is_describable(dout)
+
+    def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        """Enqueues the three kernels.
+        extras: Extras = NO_EXTRAS, *, pins: bool,
+    ) -> Launch:  # fmt: skip
+        """A launch that enqueues the three kernels.
 
         Raises:
             UsageError: a gradient lies in memory as the copy engine cannot write it, or the tensor of a feature is
                 missing.
         """
-        import torch
-
+        del lse, scale
         shape = self.shape
-        extras = NO_EXTRAS if extras is None else extras
         check_extras(shape.features, extras)
-        dout = dout if is_describable(dout) else dout.contiguous()
-        rows = Rows.of(shape, q.shape[2])
-        lse_log2, delta = (torch.empty(rows.count, dtype=torch.float32, device=q.device) for _ in range(2))
-        sums = torch.empty(rows.count * width_of(shape), dtype=torch.float32, device=q.device)
-        counter = torch.empty(1, dtype=torch.int32, device=q.device)
-        turns = None
-        if shape.features.deterministic:
-            turns = torch.empty(rows.count // BLOCK_M * 2, dtype=torch.int32, device=q.device)
-        space = {"lse_log2": lse_log2, "delta": delta, "dq_sums": sums, "counter": counter}
-        self._before(out, dout, lse, space, turns, rows, extras)
-        scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
-        keys = keys_of_block(shape)
-        kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
-        kernel[self._grid(q.device)](
-            q_desc=_described(q, BLOCK_M, shape),
-            k_desc=_described(k, keys, shape),
-            v_desc=_described(v, keys, shape),
-            do_desc=_described(dout, BLOCK_M, shape),
-            dq_desc=sums_descriptor(sums, rows.count * width_of(shape), dq_part(shape)),
-            dk_desc=_described(dk, GRADIENT_ROWS, shape),
-            dv_desc=_described(dv, GRADIENT_ROWS, shape),
-            lse_desc=statistic_descriptor(lse_log2, rows.count),
-            delta_desc=statistic_descriptor(delta, rows.count),
-            counter=counter,
-            scale=scale,
-            scale_log2=scale_log2,
-            num_warps=WARPS,
-            **self.numbers,
-            **form_arguments(shape, rows, cap_in, extras, turns),
-        )
-        self._after(sums, dq, scale, rows, extras)
+        _check_describable(q, k, v, dout, dk, dv)
+        plain, device = is_plain(shape), q.device
+        before, middle, after = self._before(out, dout, pins), self._middle(device, pins), self._after(dq, pins)
+        strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
+        upper, lower = bounds_of(shape)
+        sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
+        spaces: dict[int, tuple[Rows, Workspace]] = {}
 
-    def _before(
-        self, out: Any, dout: Any, lse: Any, space: Mapping[str, Any], turns: Any, rows: Rows, extras: Extras
-    ) -> None:
-        shape = self.shape
-        common = {
-            "out": out,
-            "dout": dout,
-            "lse": lse,
-            **space,
-            **_strides(out, "stride_ob", "stride_oh", "stride_om"),
-            **_strides(dout, "stride_gb", "stride_gh", "stride_gm"),
-            "num_heads": shape.num_heads,
-            "seqlen_q": shape.seqlen_q,
-            "ROWS": PASS_ROWS,
-            "num_warps": WARPS,
-        }
+        def launch(
+            q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+            extras: Extras = NO_EXTRAS,
+        ) -> None:  # fmt: skip
+            found = spaces.get(q.shape[2])
+            rows, space = _space_of(spaces, shape, q.shape[2]) if found is None else found
+            memory = space.new(device)
+            addressed = take_addresses(before, middle, after)
+            lse_log2, delta, sums, counter, turns = space.parts(memory, as_addresses=addressed)
+            scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
+            described = q, k, v, dout, (sums, rows.count), dk, dv, (lse_log2, rows.count), (delta, rows.count)
+            if plain:
+                before(out, dout, lse, lse_log2, delta, sums, counter)
+                if extras.grad_lse is not None:
+                    subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, None)
+                middle(*described, counter, scale, scale_log2)
+                after(sums, dq, scale)
+                return
+            cu_q, padded = extras.cu_seqlens_q, rows.of_head
+            rest = *strides, *lse_strides(out), *heads, padded
+            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, *rest)
+            if extras.grad_lse is not None:
+                subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, cu_q)
+            bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
+            middle(*described, counter, scale, scale_log2, *sizes, *bounds)
+            after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
+
+        return launch
+
+    def _before(self, out: Any, dout: Any, pins: bool) -> Step:
+        shape, options = self.shape, {"num_warps": WARPS}
+        rows = Rows.of(shape, shape.seqlen_q)
         if is_plain(shape):
-            prepare_kernel[(rows.count // PASS_ROWS,)](**common, HEAD_DIM=shape.head_dim)
-            return
+            rest = *out.stride()[:3], *dout.stride()[:3], shape.num_heads, shape.seqlen_q, shape.head_dim, PASS_ROWS
+            return Step(prepare_kernel, (rows.count // PASS_ROWS,), rest, options, pins=pins)
         programs = rows.longest // PASS_ROWS
-        stride_lb, stride_lh = lse_strides(out)
-        prepare_rows_kernel[(programs * shape.num_heads * shape.batch,)](
-            **common,
-            turns=turns,
-            cu_q=extras.cu_seqlens_q,
-            stride_lb=stride_lb,
-            stride_lh=stride_lh,
-            rows=rows.of_head,
-            programs=programs,
-            HEAD_DIM_V=shape.head_dim_v,
-            WIDTH=width_of(shape),
-            BLOCK_M=BLOCK_M,
-        )
+        rest = programs, shape.head_dim_v, width_of(shape), PASS_ROWS, BLOCK_M
+        grid = (programs * shape.num_heads * shape.batch,)
+        return Step(prepare_rows_kernel, grid, rest, options, pins=pins)
 
-    def _after(self, sums: Any, dq: Any, scale: float, rows: Rows, extras: Extras) -> None:
-        shape, part = self.shape, dq_part(self.shape)
-        common = {
-            "dq_sums": sums,
-            "dq": dq,
-            "scale": scale,
-            **_strides(dq, "stride_b", "stride_h", "stride_m"),
-            "num_heads": shape.num_heads,
-            "seqlen_q": shape.seqlen_q,
-            "HEAD_DIM": shape.head_dim,
-            "TRANSPOSED": is_deferred(shape),
-            "num_warps": WARPS,
-        }
+    def _middle(self, device: Any, pins: bool) -> Step:
+        shape, keys = self.shape, keys_of_block(self.shape)
+        kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
+        constants = [value for name, value in self.numbers.items() if name not in SIZES]
+        rest = (*self._sizes(), *(None for _ in FORM_ARGUMENTS), *constants) if is_plain(shape) else constants
+        rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M, 5: GRADIENT_ROWS, 6: GRADIENT_ROWS}
+        described: list[tuple[int, Describe]] = [
+            (slot, partial(_described, count, shape)) for slot, count in rows.items()
+        ]
+        described += [(4, partial(_described_sums, shape)), (7, _described_statistic), (8, _described_statistic)]
+        options = {"num_warps": WARPS}
+        return Step(kernel, self._grid(device), rest, options, sorted(described, key=itemgetter(0)), pins=pins)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(self.numbers[name] for name in SIZES)
+
+    def _after(self, dq: Any, pins: bool) -> Step:
+        shape, part, options = self.shape, dq_part(self.shape), {"num_warps": WARPS}
+        rows = Rows.of(shape, shape.seqlen_q)
         if is_plain(shape):
-            finish_kernel[(rows.count // BLOCK_M * 2,)](**common, HALF=part)
-            return
+            rest = *dq.stride()[:3], shape.num_heads, shape.seqlen_q, shape.head_dim, part, is_deferred(shape)
+            return Step(finish_kernel, (rows.count // BLOCK_M * 2,), rest, options, pins=pins)
         programs = rows.longest // BLOCK_M
         parts = 2 if is_deferred(shape) else width_of(shape) // part
-        finish_rows_kernel[(programs * parts * shape.num_heads * shape.batch,)](
-            **common,
-            cu_q=extras.cu_seqlens_q,
-            rows=rows.of_head,
-            programs=programs,
-            WIDTH=width_of(shape),
-            PART=part,
-        )
+        grid = (programs * parts * shape.num_heads * shape.batch,)
+        rest = programs, shape.head_dim, width_of(shape), part, is_deferred(shape)
+        return Step(finish_rows_kernel, grid, rest, options, pins=pins)
 
     def _grid(self, device: Any) -> tuple[int]:
         import torch
@@ -168,6 +162,42 @@ class BackwardLaunch:
         if not self.persistent:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
+
+
+def _space_of(spaces: dict[int, tuple[Rows, Workspace]], shape: AttentionShape, tokens: int) -> tuple[Rows, Workspace]:
+    """Rows and workspace of queries of this length, which only packed sequences have several of; they are kept."""
+    import torch
+
+    rows = Rows.of(shape, tokens)
+    turns = rows.count // BLOCK_M * 2 if shape.features.deterministic else 0
+    statistics = (rows.count, torch.float32)
+    sums = (rows.count * width_of(shape), torch.float32)
+    made = rows, Workspace(statistics, statistics, sums, (1, torch.int32), (turns, torch.int32))
+    if len(spaces) >= MAX_SPACES:
+        spaces.clear()
+    spaces[tokens] = made
+    return made
+
+
+def row_sums_in(space: Workspace, memory: Any) -> Any:
+    """The row sums of out * dout in memory of a workspace."""
+    return space.parts(memory, as_addresses=False)[1]
+
+
+def subtract_rows(delta: Any, values: Any, rows: Rows, begins: Any) -> None:
+    """Subtract values [batch, num_heads, seqlen_q], or packed [num_heads, tokens], from the workspace's row sums."""
+    import torch
+
+    by_head = delta.view(-1, rows.of_head)
+    if begins is None:
+        by_head[:, : values.shape[-1]].sub_(values.flatten(0, 1))
+        return
+    token, begins = torch.arange(values.shape[1], device=values.device), begins.long()
+    sequence = (torch.searchsorted(begins, token, right=True) - 1).clamp(max=begins.shape[0] - 2)
+    outside = token >= begins[-1]
+    first = (begins[sequence] + sequence * BLOCK_M) // BLOCK_M * BLOCK_M
+    places = (first + token - begins[sequence]).masked_fill(outside, 0)
+    by_head.index_add_(1, places, -values.masked_fill(outside, 0.0))
 
 
 def sums_descriptor(sums: Any, elements: int, part: int) -> Any:
@@ -180,16 +210,28 @@ def statistic_descriptor(values: Any, count: int) -> Any:
     return descriptor(values, [count], [1], [BLOCK_M], gl.NVMMASharedLayout.get_default_for([BLOCK_M], gl.float32))
 
 
-def _strides(tensor: Any, *names: str) -> dict[str, int]:
-    """All strides of a tensor but the last, by these names."""
-    return dict(zip(names, tensor.stride()[:-1], strict=True))
+def _described_sums(shape: AttentionShape, part: tuple[Any, int]) -> Any:
+    sums, rows = part
+    return sums_descriptor(based(sums), rows * width_of(shape), dq_part(shape))
 
 
-def _described(tensor: Any, block_rows: int, shape: AttentionShape) -> Any:
-    if not is_describable(tensor):
-        raise UsageError(
-            "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but got "
-            f"strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
-        )
+def _described_statistic(part: tuple[Any, int]) -> Any:
+    values, rows = part
+    return statistic_descriptor(based(values), rows)
+
+
+def _check_describable(*tensors: Any) -> None:
+    """Raises:
+    UsageError: the copy engine cannot address one of the tensors.
+    """
+    for tensor in tensors:
+        if not is_describable(tensor):
+            raise UsageError(
+                "Rows of a gradient must be contiguous, and 16 must divide its address and its strides in bytes, but "
+                f"got strides {tensor.stride()} and address {tensor.data_ptr():#x}. Allocate it with torch.empty_like."
+            )
+
+
+def _described(block_rows: int, shape: AttentionShape, tensor: Any) -> Any:
     make = describe_packed if shape.features.varlen else describe
     return make(tensor, block_rows, descriptor_width(shape))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
-from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, UPPER
+from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -25,6 +25,8 @@ HEAD_DIM_DIVISOR = 8
 """16 bytes, what the copy engine moves."""
 LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
+FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
+"""The arguments of the kernel that the plain form has no use for."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 
@@ -85,6 +87,7 @@ def form_of(shape: AttentionShape) -> int:
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
         PACKED: features.varlen,
+        TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
         GENERAL: True,
     }
     return sum(bit for bit, wanted in bits.items() if wanted)
@@ -132,7 +135,7 @@ def form_arguments(
 ) -> dict[str, Any]:
     """The arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
-        return dict.fromkeys(("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns"))
+        return dict.fromkeys(FORM_ARGUMENTS)
     upper, lower = bounds_of(shape)
     return {
         "rows": rows.of_head,

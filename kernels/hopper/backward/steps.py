@@ -23,7 +23,7 @@ from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 @builtin
 def reduce_add(desc, coord, src, _semantic=None):
-    """Adds a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
+    """Add a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
@@ -82,21 +82,25 @@ def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.cons
 
 
 @gluon.jit
-def probabilities(
-    s, lse, scale_log2, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FOLD_LSE: gl.constexpr,
-    FORM: gl.constexpr,
-):  # fmt: skip
-    """exp(S^T - lse), from the scores of queries m .. and of this warpgroup's keys `key` .."""
+def probabilities(s, lse, scale_log2, S_L: gl.constexpr, FOLD_LSE: gl.constexpr):
+    """exp(S^T - lse), of pairs that do not see each other, too."""
     # [KEYS, BLOCK_M]
     if FOLD_LSE:
-        p = gl.exp2(s * scale_log2)
+        return gl.exp2(s * scale_log2)
     else:
-        p = gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
+        return gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
+
+
+@gluon.jit
+def masked(p, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FORM: gl.constexpr):
+    """p of queries m .. and of this warpgroup's keys `key` .., and if MASK 0 for pairs that do not see each other,
+    whatever it was."""
+    # [KEYS, BLOCK_M]
     if MASK and is_general(FORM):
         p = keep_seen(p, m, key, bounds, S_L, FORM)
     elif MASK:
-        queries = m + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
-        keys = key + gl.arange(0, s.shape[0], gl.SliceLayout(1, S_L))
+        queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
+        keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
         p = gl.where(queries[None, :] >= keys[:, None], p, 0.0)
     return p
 
@@ -198,12 +202,11 @@ def step(
         s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
     if LATE:
         s = bend(s, steps.cap_in)
-    p = probabilities(
-        s, memory.lse.index(slot), steps.scale_log2, m, n0 + W * KEYS, bounds, MASK, S_L, FOLD_LSE, FORM
-    )  # fmt: skip
+    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
+    p = masked(p_all, m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
     p_low = gl.convert_layout(p.to(dtype), P_L)
-    if LATE:
-        p = p * (1.0 - s * s)
+    if LATE:  # masked after the product: a hidden key may leave a derivative of NaN
+        p = masked(p_all * (1.0 - s * s), m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
         dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
         dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     # [KEYS, head_dim]

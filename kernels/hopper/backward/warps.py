@@ -36,7 +36,7 @@ from blocktune.kernels.hopper.backward.bounds import (
 )
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
-    has_lower,
+    has_last_masks,
     has_masks,
     is_general,
     is_ordered,
@@ -194,7 +194,7 @@ def query_head(
             steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
-    if has_lower(FORM):
+    if has_last_masks(FORM):
         for m in range(high, end, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
@@ -269,7 +269,7 @@ def consumer(
             begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
             first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-            bounds = Bounds(upper=above, lower=below, keys=len_k)
+            bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
             order = Order(tile=n, seen=seen, turns=turns)
         # [KEYS, head_dim]
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)

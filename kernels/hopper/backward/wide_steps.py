@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
 from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
-from blocktune.kernels.hopper.backward.steps import add_out, per_query, probabilities
+from blocktune.kernels.hopper.backward.steps import add_out, masked, per_query, probabilities
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -145,10 +145,11 @@ def step_of_scores(
     s = warpgroup_mma_wait(0, deps=(s_t,))
     if has_softcap(FORM):
         s = bend(s, steps.cap_in)
-    p = probabilities(s, memory.lse.index(slot), steps.scale_log2, m, n0, bounds, MASK, S_L, FOLD_LSE, FORM)
+    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
+    p = masked(p_all, m, n0, bounds, MASK, S_L, FORM)
     p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
-    if has_softcap(FORM):
-        p = p * (1.0 - s * s)
+    if has_softcap(FORM):  # masked after the product: a hidden key may leave a derivative of NaN
+        p = masked(p_all * (1.0 - s * s), m, n0, bounds, MASK, S_L, FORM)
     memory.p.store(in_register_order(p))
     send(memory.exchanged, 0, NAMED)
     mbarrier.arrive(memory.q_empty.index(slot), count=1)

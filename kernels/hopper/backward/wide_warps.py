@@ -45,7 +45,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
     turn_of,
 )
-from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, has_masks, is_ordered
+from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_last_masks, has_masks, is_ordered
 from blocktune.kernels.hopper.backward.warps import BOUNDS, SIZES, head_row
 from blocktune.kernels.hopper.backward.wide_steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
@@ -104,7 +104,7 @@ def wide_head(
             steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
             W, False, OPTIONS, S_L,
         )  # fmt: skip
-    if W == 0 and has_lower(FORM):
+    if W == 0 and has_last_masks(FORM):
         for m in range(high, end, BLOCK_M):
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                 steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
@@ -159,7 +159,7 @@ def wide_consumer(
         begin_k, len_k = sequence(sizes.cu_k, entry, seqlen_k, FORM)
         above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
         first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-        bounds = Bounds(upper=above, lower=below, keys=len_k)
+        bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
         order = Order(tile=n, seen=seen, turns=turns)
         # panels [BLOCK_N, 64]
         gradients = ()

@@ -13,8 +13,8 @@ MANY_ROWS = 0x7FFF0000
 
 
 def is_describable(tensor: Any) -> bool:
-    """Whether the copy engine can address a tensor [batch, heads, length, head_dim]: contiguous rows, all strides and
-    the address aligned, nothing repeated."""
+    """Return whether the copy engine can address a tensor [batch, heads, length, head_dim]: contiguous rows, all
+    strides and the address aligned, nothing repeated."""
     *outer, step = tensor.stride()
     item = tensor.element_size()
     needed = (stride for stride, size in zip(outer, tensor.shape, strict=False) if size > 1)
@@ -26,7 +26,7 @@ def is_describable(tensor: Any) -> bool:
 
 
 def undescribable(kernel: str, **tensors: Any) -> str | None:
-    """Why a kernel's copy engine cannot address one of the tensors, which have their names; or None."""
+    """Return why a kernel's copy engine cannot address one of the tensors, which have their names; or None."""
     for name, tensor in tensors.items():
         if not is_describable(tensor):
             return (
@@ -37,16 +37,16 @@ def undescribable(kernel: str, **tensors: Any) -> str | None:
 
 
 def describe(tensor: Any, block_rows: int, block_columns: int | None = None) -> Any:
-    """The descriptor of a describable 8-bit or 16-bit tensor for blocks [1, 1, block_rows, block_columns], by default
-    of whole rows."""
+    """Return the descriptor of a describable 8-bit or 16-bit tensor for blocks [1, 1, block_rows, block_columns], by
+    default of whole rows."""
     columns = tensor.shape[-1] if block_columns is None else block_columns
     block = [1, 1, block_rows, columns]
     return descriptor(tensor, list(tensor.shape), _strides(tensor), block, swizzled(block_rows, columns, tensor.dtype))
 
 
 def describe_packed(tensor: Any, block_rows: int, block_columns: int) -> Any:
-    """The descriptor of describable packed sequences [1, heads, tokens, head_dim] for blocks [1, 1, 1, block_rows,
-    block_columns] that end where a sequence ends.
+    """Return the descriptor of describable packed sequences [1, heads, tokens, head_dim] for blocks [1, 1, 1,
+    block_rows, block_columns] that end where a sequence ends.
 
     The third of five dimensions from the end, of tokens, has 2^30 entries. Row i of a sequence that ends at token e and
     has n rows is its entry 2^30 - n + i, so that the copy engine clips at the sequence's end. The first two dimensions
@@ -62,13 +62,13 @@ def describe_packed(tensor: Any, block_rows: int, block_columns: int) -> Any:
 
 
 def _strides(tensor: Any) -> list[int]:
-    """In elements; where nothing follows any stride may stand."""
+    """Return the strides in elements; where nothing follows any stride may stand."""
     outer = zip(tensor.stride()[:-1], tensor.shape, strict=False)
     return [*(stride if size > 1 else tensor.shape[-1] for stride, size in outer), 1]
 
 
 def descriptor(base: Any, sizes: list[int], strides: list[int], block: list[int], layout: Any) -> Any:
-    """A descriptor without its constructor's checks, which take a microsecond each."""
+    """Return a descriptor without its constructor's checks, which take a microsecond each."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     made = TensorDescriptor.__new__(TensorDescriptor)
@@ -78,7 +78,7 @@ def descriptor(base: Any, sizes: list[int], strides: list[int], block: list[int]
 
 @functools.cache
 def swizzled(rows: int, columns: int, dtype: Any, rank: int = 4) -> Any:
-    """The layout in shared memory of a block [1, 1, rows, columns]."""
+    """Return the layout in shared memory of a block [1, 1, rows, columns]."""
     import torch
     from triton.experimental.gluon import language as gl
 

@@ -12,7 +12,7 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @builtin
 def reinterpret(memory, dtype, shape, layout, _semantic=None):
-    """Shared memory as another tile; the method was private before Triton 3.9."""
+    """View shared memory as another tile; the method was private before Triton 3.9."""
     method = getattr(memory, "reinterpret", None) or memory._reinterpret
     return method(dtype, shape, layout, _semantic=_semantic)
 
@@ -44,41 +44,6 @@ def rescale_asm(count):
 @gluon.constexpr_function
 def rescale_constraints(count):
     return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
-
-
-@gluon.jit
-def rescale(acc, factor, ROW_O: gl.constexpr):
-    """acc [64, HEAD_DIM] times factor [64]."""
-    PER_THREAD: gl.constexpr = acc.shape[1] // 2
-    ASM: gl.constexpr = rescale_asm(PER_THREAD)
-    CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
-    # [64, 1]
-    factors = gl.convert_layout(factor, ROW_O)[:, None]
-    # [64, HEAD_DIM]
-    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)
-
-
-@gluon.jit
-def row_max(x, ROW_S: gl.constexpr):
-    """The row maximum; the reshape makes four independent chains of a thread's registers instead of two."""
-    # [M, 4, 2]
-    y = gl.max(gl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2]), 1)
-    # [M]
-    return gl.convert_layout(gl.max(gl.max(y, 2), 1), ROW_S)
-
-
-@gluon.jit
-def thread_sum(p):
-    """[M, N] to [M, 4]: sums inside each thread; the four threads of a row are added once a tile, not once a block."""
-    return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 1), 2)
-
-
-@gluon.jit
-def times_rows(sums, factor):
-    """What `thread_sum` gave, times its row's factor."""
-    LAYOUT: gl.constexpr = sums.type.layout
-    # [M, 4]
-    return sums * gl.convert_layout(factor, gl.SliceLayout(1, LAYOUT))[:, None]
 
 
 @gluon.jit

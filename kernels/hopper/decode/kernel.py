@@ -20,7 +20,7 @@ from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import is_describable
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper.decode.scratch import scratch
-from blocktune.kernels.portable.decode.kernel import MAX_PAGE, MIN_PAGE, folded_decode, visible_keys
+from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode, visible_keys
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -38,6 +38,8 @@ MAX_WORDS = 184
 DEFAULT_WARPS = 8
 LONG_STREAM_BYTES = 1 << 28
 """Of keys and values; from here on `stream` made no difference or a loss of 4 % on an H200."""
+MIN_PAGE = 16
+"""Keys that a warp loads at once lie in one page."""
 MAX_BATCH = 65535
 """Blocks of a grid's third dimension."""
 MAX_WORKSPACE = (1 << 31) - 1

@@ -270,7 +270,7 @@ class FlashForwardHopper(AttentionKernel):
             flash_fwd_hopper_kernel,
             (min(multiprocessors(), tiles), 1, 1),
             partial(_leading_with_extras, shape.features) if shape.features else _leading,
-            partial(trailing, fixed),
+            partial(_fixed, fixed) if shape.features else partial(trailing, fixed),
             {"num_warps": WARPS},
             tuple((slot, partial(make, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
@@ -402,7 +402,12 @@ def _leading_with_extras(
     check_extras(features, extras)
     bend, scale = (2 * LOG2_E * scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
     lengths = extras.cu_seqlens_q, extras.cu_seqlens_k
-    return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend
+    return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend, q.shape[2]  # rows of a head
+
+
+def _fixed(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    del q, k, v, out
+    return fixed
 
 
 def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

@@ -171,18 +171,19 @@ class FlashForwardHopperShort(FlashForwardHopper):
         return None
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Q of all consumers, the slots of K and V, and the panels of the output; barriers take another half KiB."""
+        """Return the bytes of Q of all consumers, the slots of K and V, and the panels of the output; barriers take
+        another half KiB."""
         return _loaded_bytes(config, shape) + output_panels(config, shape) * _panel_bytes(config, shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
+        """Return what was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
         if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
             found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
         return KernelConfig.of(self.name, found)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """The output leaves through as many panels as there is room for."""
+        """Return the tiles: the output leaves through as many panels as there is room for."""
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         panels = leaving_tile(config.block_m, PANEL * output_panels(config, shape), shape.element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, panels)
@@ -212,8 +213,8 @@ class FlashForwardHopperShort(FlashForwardHopper):
 
 
 def output_panels(config: KernelConfig, shape: AttentionShape) -> int:
-    """Panels of memory that a consumer has for its output on its way out: all that it has, or as many as there is room
-    for and divide these, which take turns."""
+    """Return the panels of memory that a consumer has for its output on its way out: all that it has, or as many as
+    there is room for and divide these, which take turns."""
     room = SHARED_BYTES - BARRIER_BYTES - _loaded_bytes(config, shape)
     count = tile_width(shape.head_dim_v) // PANEL
     panel_bytes = _panel_bytes(config, shape)
@@ -221,33 +222,33 @@ def output_panels(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def joins_tiles(config: KernelConfig, shape: AttentionShape) -> bool:
-    """Whether the scores of a tile's first block are computed together with the last product of the tile before, as in
-    any step. Both need their slot at once: no warpgroup may skip blocks in between. Three and four consumers fill the
-    gap for each other, and have no registers for it."""
+    """Return whether the scores of a tile's first block are computed together with the last product of the tile before,
+    as in any step. Both need their slot at once: no warpgroup may skip blocks in between. Three and four consumers fill
+    the gap for each other, and have no registers for it."""
     masks = mask_constants(config.block_n, shape)
     skips = masks["RIGHT"] and not (masks["ALIGNED"] and config.block_m == config.block_n)
     return config.block_m == 2 * ROWS and not skips
 
 
 def _loaded_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Of Q of all consumers and of the slots of K and V."""
+    """Return the bytes of Q of all consumers and of the slots of K and V."""
     row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
     return config.block_m * row + config.num_stages * config.block_n * (row + row_v)
 
 
 def _panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Of a panel of the output of all consumers."""
+    """Return the bytes of a panel of the output of all consumers."""
     return config.block_m * PANEL * shape.element_bytes
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) that a copy of q, k, v and the output moves."""
+    """Return (rows, columns) that a copy of q, k, v and the output moves."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     return (ROWS, width), (config.block_n, width), (config.block_n, width_v), (ROWS, PANEL)
 
 
 def _sizes(shape: AttentionShape) -> dict[str, int]:
-    """As the other kernel's, without a left bound."""
+    """Return the sizes of the other kernel, without a left bound."""
     return {name: size for name, size in sizes_of(shape).items() if name != "left"}
 
 

@@ -8,7 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, pin, row_max, thread_sum, times_rows
+from blocktune.kernels.hopper.common.device_functions import advance, pin
+from blocktune.kernels.hopper.forward.row_maxima import softmax
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -43,19 +44,17 @@ def scores_read(memory, q_place, slot, last, SPLIT_RELEASE: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scale, no_acc,
+    memory, q_place, state, slot, phase, previous, column, mask, scales, no_acc,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
-    sums of the block before. column: the block's first key. mask: each row's last key, and the last column of which a
-    block is wholly visible.
+    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
+    its scale, and sums of the block before. column: the block's first key. mask: each row's last key, and the last
+    column of which a block is wholly visible.
     """
-    acc, p, factor, maximum, sums = state
-    TAU: gl.constexpr = 8.0
+    acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     # [64, BLOCK_N]
     qk_t = scores(memory.q, q_place, memory.k, slot, no_acc, 1)
@@ -74,14 +73,9 @@ def step(
         last, highest = mask
         if column > highest:
             qk = hide(qk, last, None, column, True, False, S_L)
-    # [64]
-    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
-    new = gl.where(new - maximum > TAU, new, maximum)
-    # [64, BLOCK_N]
-    p = gl.exp2(qk * scale - new[:, None])
-    # [64] and [64, 4]
-    factor = gl.exp2(maximum - new)
-    sums = times_rows(sums, factor) + thread_sum(p)
+    # [64, BLOCK_N], its sums [64, 4]
+    p, top, factor, added = softmax(qk, top, scales, S_L)
+    sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
@@ -92,4 +86,4 @@ def step(
         acc = finished(acc_t, 1)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(pin(p).to(dtype), P_L)
-    return (acc, p, factor, new, sums), slot, phase, previous
+    return (acc, p, factor, top, sums), slot, phase, previous

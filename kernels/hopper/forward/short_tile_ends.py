@@ -6,8 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate, thread_sum
-from blocktune.kernels.hopper.forward.steps import first_maximum, hide, key_range, row_bounds
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp
+from blocktune.kernels.hopper.forward.steps import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
 
 
@@ -29,10 +30,11 @@ def located(tile, q_tiles, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def first_softmax(
-    qk, row, own_last, sizes, scale, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr, dtype: gl.constexpr,
+def first_block(
+    qk, row, own_last, sizes, no_acc, scales, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr,
+    dtype: gl.constexpr,
 ):  # fmt: skip
-    """Of the first block: probabilities, running maximum and sums; and what masks the other blocks."""
+    """What `first_softmax` gives of the first block, and what masks the other blocks."""
     ROWS: gl.constexpr = qk.shape[0]
     BLOCK_N: gl.constexpr = qk.shape[1]
     RAGGED: gl.constexpr = OPTIONS.RAGGED
@@ -41,29 +43,25 @@ def first_softmax(
     # [64, BLOCK_N]
     last_seen, _ = row_bounds(row, sizes.seqlen_k, sizes.right, 0, ROWS, RAGGED, RIGHT, False, ROW_S)
     qk = hide(qk, last_seen, None, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
-    # [64]
-    maximum = first_maximum(qk, scale, ROW_S)
     # [64, BLOCK_N], its sums [64, 4]
-    p = gl.exp2(qk * scale - maximum[:, None])
-    sums = thread_sum(p)
+    p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(p.to(dtype), P_L)
     highest = sizes.seqlen_k - BLOCK_N  # blocks of keys up to this one are wholly visible
     if RIGHT:
         highest = gl.minimum(sizes.seqlen_k, row + sizes.right + 1) - BLOCK_N
-    return p, maximum, sums, (last_seen, highest)
+    return p, top, factor, sums, (last_seen, highest)
 
 
 @gluon.jit
 def send(
-    acc, sums, maximum, rows, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr, OPTIONS: gl.constexpr,
-    ROW_S: gl.constexpr, O_L: gl.constexpr,
+    acc, sums, top, rows, scales, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr,
+    OPTIONS: gl.constexpr, ROW_S: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """Sends the accumulators over the sums of their rows on their way, panel by panel, and writes the log-sum-exp.
 
     rows: (batch, head, first row), as `located` gives them.
     """
-    LN_2: gl.constexpr = 0.6931471805599453
     O_SLOTS: gl.constexpr = OPTIONS.O_SLOTS
     batch, head, row = rows
     ROWS: gl.constexpr = acc[0].shape[0]
@@ -84,7 +82,7 @@ def send(
             start = (batch * sizes.num_heads + head).to(gl.int64) * lse_rows
             # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
-            gl.store(lse + start + each, (maximum + gl.log2(total)) * LN_2, mask=each < sizes.seqlen_q)
+            gl.store(lse + start + each, log_sum_exp(top, total, scales, ROW_S), mask=each < sizes.seqlen_q)
 
 
 @gluon.jit

@@ -41,8 +41,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, pin
 from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.row_maxima import scales_of
 from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step
-from blocktune.kernels.hopper.forward.short_tile_ends import first_softmax, located, send
+from blocktune.kernels.hopper.forward.short_tile_ends import first_block, located, send
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     finished,
@@ -144,6 +145,7 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
     batch_heads = sizes.batch_heads
+    scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
@@ -165,13 +167,12 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
     qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scale, OPTIONS, S_L, P_L, dtype)
+    p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
         # [64, head_dim_v]
         acc = no_sums(ROWS, 1, O_WIDTH, O_L, O_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
-        state = acc, p, factor, maximum, sums
+        state = acc, p, factor, top, sums
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
         slot, phase = advance(slot, phase, STAGES)
@@ -179,13 +180,13 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
         _, own_last = blocks
         for i in range(own_last):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, no_acc, OPTIONS,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, no_acc, OPTIONS,
                 S_L, O_L,
             )  # fmt: skip
 
         # the last product, the scores of the next tile's first block, and the output
-        acc, p, factor, maximum, sums = state
-        done, sums_done, maximum_done = rows, sums, maximum
+        acc, p, factor, top, sums = state
+        done, sums_done, top_done = rows, sums, top
         q_phase ^= 1
         if JOINED:
             tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
@@ -211,12 +212,18 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
                     slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
                 mbarrier.wait(memory.q_full.index(C), q_phase)
             qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
-            send(acc, sums_done, maximum_done, done, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L)
+            send(
+                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+            )  # fmt: skip
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, maximum, sums, mask = first_softmax(qk, rows[2], blocks[1], sizes, scale, OPTIONS, S_L, P_L, dtype)
+        p, top, factor, sums, mask = first_block(
+            qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype
+        )
         if JOINED:
             mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)
-            send(acc, sums_done, maximum_done, done, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L)
+            send(
+                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+            )  # fmt: skip
     tma.store_wait(0)

@@ -17,11 +17,9 @@ from blocktune.kernels.hopper.common.device_functions import (
     copy_out,
     pin,
     reinterpret,
-    rescale,
-    row_max,
-    thread_sum,
-    times_rows,
 )
+from blocktune.kernels.hopper.common.rows import times_factor
+from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- where the keys are
 
@@ -191,11 +189,11 @@ def no_sums(ROWS: gl.constexpr, PANELS: gl.constexpr, W: gl.constexpr, O_L: gl.c
 
 @gluon.jit
 def rescaled(acc, factor, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
+    """The accumulators times the factors of their rows [64, 4]."""
     if PANELS == 1:
-        return (rescale(acc[0], factor, gl.SliceLayout(1, O_L)),)
+        return (times_factor(acc[0], factor, O_L),)
     else:
-        first = rescale(acc[0], factor, gl.SliceLayout(1, O_L))
-        return first, rescale(acc[1], factor, gl.SliceLayout(1, REST_L))
+        return times_factor(acc[0], factor, O_L), times_factor(acc[1], factor, REST_L)
 
 
 @gluon.jit
@@ -245,28 +243,19 @@ def reciprocal(x):
 
 
 @gluon.jit
-def first_maximum(qk, scale, ROW_S: gl.constexpr):
-    """The maximum of a row's first block, finite where there is none: infinities in the keys, or keys that it does not
-    see, leave scores of -inf alone, and -inf minus -inf would be NaN. All later maxima are then finite too."""
-    LOWEST: gl.constexpr = -3.4028234663852886e38
-    return gl.maximum(row_max(qk, ROW_S) * scale, LOWEST)
-
-
-@gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scale, bend, no_acc,
+    memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum and
-    sums of the block before. mask: each row's last and first key, and between which columns a block is wholly visible.
+    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
+    its scale, and sums of the block before. mask: each row's last and first key, and between which columns a block is
+    wholly visible.
     """
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
-    acc, p, factor, maximum, sums = state
-    TAU: gl.constexpr = 8.0
+    acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     # [64, BLOCK_N]
@@ -289,14 +278,9 @@ def step(
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
-    # [64]
-    new = gl.maximum(maximum, row_max(qk, ROW_S) * scale)
-    new = gl.where(new - maximum > TAU, new, maximum)
-    # [64, BLOCK_N]
-    p = gl.exp2(qk * scale - new[:, None])
-    # [64] and [64, 4]
-    factor = gl.exp2(maximum - new)
-    sums = times_rows(sums, factor) + thread_sum(p)
+    # [64, BLOCK_N], its sums [64, 4]
+    p, top, factor, added = softmax(qk, top, scales, S_L)
+    sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
@@ -307,4 +291,4 @@ def step(
         acc = finished(acc_t, V_PANELS)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(pin(p).to(dtype), P_L)
-    return (acc, p, factor, new, sums), slot, phase, previous
+    return (acc, p, factor, top, sums), slot, phase, previous

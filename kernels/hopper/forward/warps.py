@@ -4,8 +4,9 @@ A block has one producer warp, which copies tiles by TMA, and CONSUMERS warpgrou
 What makes it fast, each measured alone (FlashAttention-3, arXiv 2407.08608, section 3, except 1, which is
 FlashAttention-4's):
 
-1. Lazy rescale: the running maximum is raised only when it is 2^TAU too small. Otherwise the factor is exactly 1, and
-   the warp branches around the multiplications of the accumulator.
+1. Lazy rescale: the running maximum is raised only when it is 2^8 too small. Otherwise the factor is exactly 1, and the
+   warp branches around the multiplications of the accumulator. Whether it is, a thread asks of its own scores: most
+   warps never exchange a maximum (row_maxima.py).
 2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs during the
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
@@ -37,13 +38,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, thread_sum
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
 from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     bent,
     finished,
-    first_maximum,
     hand_back,
     hide,
     key_range,
@@ -180,7 +181,6 @@ def consumer(
     the wait for their product, which changes nothing but ptxas' schedule.
     """
     ROWS: gl.constexpr = 64
-    LN_2: gl.constexpr = 0.6931471805599453
     O_WIDTH: gl.constexpr = memory.v[0].shape[2]
     BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
@@ -204,6 +204,7 @@ def consumer(
     head_group = sizes.head_group
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
+    scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
@@ -249,18 +250,14 @@ def consumer(
             qk = bent(qk, bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
-        # [64]
-        maximum = first_maximum(qk, scale, ROW_S)
         # [64, BLOCK_N], its sums [64, 4]
-        p = gl.exp2(qk * scale - maximum[:, None])
-        sums = thread_sum(p)
+        p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         # [64, head_dim_v]
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
-        factor = gl.full([ROWS], 1.0, gl.float32, ROW_S)
         mbarrier.wait(memory.full.index(slot), phase)
-        state = acc, p, factor, maximum, sums
+        state = acc, p, factor, top, sums
         # blocks of keys from `lowest` to `highest` on are wholly visible
         highest = length_k - BLOCK_N
         if RIGHT:
@@ -274,10 +271,10 @@ def consumer(
         steps = own_last - own_first
         for i in range(steps):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scale, bend, no_acc,
+                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
                 OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
-        acc, p, factor, maximum, sums = state
+        acc, p, factor, top, sums = state
 
         # [64, head_dim_v], last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
@@ -311,7 +308,7 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < length_q)
+                gl.store(lse + row + rows, log_sum_exp(top, total, scales, ROW_S), mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)

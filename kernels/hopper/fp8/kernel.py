@@ -184,14 +184,15 @@ class FlashForwardFp8(AttentionKernel):
         return None
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another half KiB."""
+        """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another
+        half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         of_sum = 4 if sums_are_shared(config.block_m // ROWS) else 2
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """The fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave registers
-        for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
+        """Return the fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave
+        registers for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
         masked = many and shape.causal is not Causal.NONE
@@ -220,8 +221,8 @@ class FlashForwardFp8(AttentionKernel):
         return None
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """The output leaves with 16 bits, through shared memory of its own or where the float32 sums of more than two
-        warpgroups are."""
+        """Return the tiles: the output leaves with 16 bits, through shared memory of its own or where the float32 sums
+        of more than two warpgroups are."""
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         element_bytes = FLOAT32_BYTES if sums_are_shared(config.block_m // ROWS) else shape.out_bytes
         out = leaving_tile(config.block_m, widths[1], element_bytes)
@@ -243,7 +244,7 @@ class FlashForwardFp8(AttentionKernel):
         return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        """The pass that transposes the values."""
+        """Return the pass that transposes the values."""
         del config
         tensor, row = TensorArgument(shape.dtype), shape.head_dim_v
         head = shape.seqlen_k * row
@@ -265,18 +266,18 @@ class FlashForwardFp8(AttentionKernel):
 
 
 def tile_width(head_dim: int) -> int:
-    """Columns of a tile that holds heads of this dimension."""
+    """Return the columns of a tile that holds heads of this dimension."""
     return next(width for width in WIDTHS if width >= head_dim)
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) that a copy of q, k, the transposed values and the output moves."""
+    """Return (rows, columns) that a copy of q, k, the transposed values and the output moves."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     return (ROWS, width), (config.block_n, width), (width_v, config.block_n), (ROWS, width_v)
 
 
 def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The sizes and constants of a launch. A row that sees its last key at most needs no check of the end of the
+    """Return the sizes and constants of a launch. A row that sees its last key at most needs no check of the end of the
     keys, and one block is masked alone if the diagonal meets the edge of one."""
     heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
     values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
@@ -298,7 +299,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 def _leading(
     q: Any, k: Any, turned: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
-    """The values come as `TurnedLaunch` has them written."""
+    """Return the leading arguments: the values come as `TurnedLaunch` has them written."""
     scales = extras.scale_q, extras.scale_k, extras.scale_v
     strides = (stride for tensor in scales for stride in broadcast_strides(tensor, 2))
     return q, k, turned, out, lse, tile_counter(q.device), scale * LOG2_E, *scales, *strides

@@ -27,12 +27,12 @@ class TurnedLaunch:
         self.attend(q, k, turned, out, lse, scale, extras)
 
     def memory(self, v: Any) -> Any:
-        """New memory [batch, num_heads_kv, head_dim_v, keys] for the transposed values; the allocator keeps it from
-        others until this stream has used it."""
+        """Allocate memory [batch, num_heads_kv, head_dim_v, keys] for the transposed values; the allocator keeps it
+        from others until this stream has used it."""
         return v.new_empty((*v.shape[:2], v.shape[3], self.sizes["tiles"] * KEYS))
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
-        """As `ExtrasLaunch.pinned`, of both kernels."""
+        """Pin the launch as `ExtrasLaunch.pinned` does, of both kernels."""
         turned = self.memory(v)
         compiled = self._turn(v, turned)
         attend = self.attend.pinned(q, k, turned, out, lse, scale, extras)

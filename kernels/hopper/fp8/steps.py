@@ -19,11 +19,10 @@ from blocktune.kernels.hopper.common.device_functions import (
     copy_in,
     in_register_order,
     pin,
-    rescale_asm,
-    rescale_constraints,
 )
+from blocktune.kernels.hopper.common.rows import across, beside, by_thread, thread_sum, times_factor
 from blocktune.kernels.hopper.forward.steps import finished, hide
-from blocktune.kernels.hopper.fp8.rows import across, beside, by_thread, raised, thread_sum
+from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
 
@@ -167,16 +166,6 @@ def turned(acc, whole, due, factor, begins, O_L: gl.constexpr):
         is_pure=False,
         pack=PER_THREAD,
     )
-
-
-@gluon.jit
-def times_factor(acc, factor, O_L: gl.constexpr):
-    """The accumulator [64, WIDTH] times the factors of its rows [64, 4]."""
-    PER_THREAD: gl.constexpr = acc.shape[1] // 2
-    ASM: gl.constexpr = rescale_asm(PER_THREAD)
-    CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
-    factors = across(factor, acc, O_L)
-    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)
 
 
 @gluon.jit

@@ -82,7 +82,7 @@ def transpose_values_kernel(
 
 
 def turned_sizes(shape: AttentionShape) -> dict[str, Any]:
-    """The arguments of the pass that follow from the shape."""
+    """Return the arguments of the pass that follow from the shape."""
     return {
         "num_heads_kv": shape.num_heads_kv,
         "seqlen_k": shape.seqlen_k,
@@ -94,5 +94,5 @@ def turned_sizes(shape: AttentionShape) -> dict[str, Any]:
 
 
 def padded_keys(shape: AttentionShape) -> int:
-    """Keys of a head as they are written."""
+    """Return the keys of a head as they are written."""
     return -(-shape.seqlen_k // KEYS) * KEYS

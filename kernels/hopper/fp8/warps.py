@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
+from blocktune.kernels.hopper.common.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.common.slots import publish, receive
 from blocktune.kernels.hopper.forward.steps import finished, hide, key_range, load_rows, no_sums, row_bounds, store_rows
 from blocktune.kernels.hopper.forward.warps import divided
-from blocktune.kernels.hopper.fp8.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,

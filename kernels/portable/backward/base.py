@@ -1,8 +1,7 @@
 """What the dense backward kernels have in common on the host: rules, row sums and arguments."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import (
     DENSE_FEATURES,
@@ -19,28 +18,31 @@ from blocktune.kernels.base.flash_kernel import GROUP_BYTES, contiguous_strides,
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.steps import Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import least_pass_columns, most_pass_columns
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
 DELTA_ROWS, DELTA_WARPS = 64, 4
 """Rows and warps of a program that takes row sums: it waits for memory, whatever they are."""
 
 
-def row_sums(out: Any, dout: Any, lse: Any) -> Any:
-    """rowsum(out * dout), laid out like the log-sum-exp; out and dout [batch, num_heads, rows, head_dim_v] with
-    contiguous rows."""
+def row_sums(out: Any, dout: Any, *, pins: bool) -> Step:
+    """step(out, dout, sums) takes rowsum(out * dout), laid out like the log-sum-exp, of tensors like these [batch,
+    num_heads, rows, head_dim_v] with contiguous rows. Of packed sequences there are as many rows as tokens."""
     batch, num_heads, rows, head_dim_v = out.shape
-    sums = lse.new_empty(lse.shape)
-    delta_kernel[(-(-rows // DELTA_ROWS), batch * num_heads)](
-        out, dout, sums, *out.stride()[:3], *dout.stride()[:3], num_heads, rows, head_dim_v, padded_width(head_dim_v),
-        DELTA_ROWS, num_warps=DELTA_WARPS,
-    )  # fmt: skip
-    return sums
+    rest = *out.stride()[:3], *dout.stride()[:3], num_heads, rows, head_dim_v, padded_width(head_dim_v), DELTA_ROWS
+    grid = -(-rows // DELTA_ROWS), batch * num_heads
+    return Step(delta_kernel, grid, rest, {"num_warps": DELTA_WARPS}, pins=pins)
+
+
+def subtract_rows(space: Workspace, memory: Any, values: Any) -> None:
+    """Subtract values like the log-sum-exp from row sums, which are the first part of a workspace in memory."""
+    space.parts(memory, as_addresses=False)[0].view(values.shape).sub_(values)
 
 
 def row_sums_spec(shape: AttentionShape) -> CompileSpec:
@@ -58,44 +60,71 @@ def gradient_strides(shape: AttentionShape, letter: str, name: str) -> dict[str,
     return {key.replace(f"_{letter}", f"_{name}"): value for key, value in contiguous_strides(shape, letter).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardArguments:
-    """What both passes over a call's tensors take: `tensors` before the gradients, then features and strides. Of
-    float32, maxima stand in the place of the log-sum-exp, and the gradient of the output is over the row sums."""
+class BackwardInputs:
+    """What both passes take of a call: of tensors like these, with the steps that run ahead of both. Those are row sums
+    of out * dout, and of float32 the statistics, which put exact maxima in the place of a rounded log-sum-exp.
 
-    tensors: tuple[Any, ...]
-    features: tuple[Any, ...]
-    strides: tuple[int, ...]
+    strides: of q, k, v and the gradient that the passes read.
 
-    @classmethod
-    def of(
-        cls, shape: AttentionShape, config: KernelConfig, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
-        scale: float, extras: Extras,
-    ) -> Self:  # fmt: skip
-        """Takes the row sums of out * dout, which both passes need, and of float32 the statistics.
+    Raises:
+        UsageError: the tensor of a feature is missing.
+    """
+
+    __slots__ = ("_ahead", "_device", "_of_features", "_space", "strides")
+
+    def __init__(
+        self, shape: AttentionShape, config: KernelConfig, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
+        extras: Extras, *, pins: bool,
+    ) -> None:  # fmt: skip
+        import torch
+
+        check_extras(shape.features, extras)
+        mask, slopes, exact = mask_bytes(extras.mask), extras.alibi_slopes, shape.dtype == "float32"
+        self._of_features = *broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q)
+        self._ahead = [row_sums(out, dout, pins=pins)]
+        self._device = q.device
+        inner = tuple(stride for tensor in (q, k, v) for stride in tensor.stride()[:3])
+        self.strides = *inner, *dout.stride()[:3]
+        sums = (lse.numel(), torch.float32)
+        self._space = Workspace(sums, sums if exact else (0, torch.float32), (exact * dout.numel(), dout.dtype))
+        if exact:
+            divided = contiguous_steps(dout)
+            rest = *self.strides, *divided, *query_sizes(shape).values(), *statistics_constants(config, shape).values()
+            options = {"num_warps": config.num_warps}
+            self._ahead.append(Step(statistics_kernel, statistics_grid(config, shape), rest, options, pins=pins))
+            self.strides = *inner, *divided
+
+    def new(self, *passes: Step) -> tuple[Any, list[Any]]:
+        """Memory that must live until all steps are enqueued, and its parts."""
+        memory = self._space.new(self._device)
+        return memory, self._space.parts(memory, as_addresses=take_addresses(*self._ahead, *passes))
+
+    def arguments(
+        self, memory: Any, parts: list[Any], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float,
+        extras: Extras,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+        """Enqueues what runs ahead, and returns the tensors that both passes take before the gradients, and features
+        with their strides after them.
 
         Raises:
-            UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+            UsageError: dropout_p is outside [0, 1).
         """
-        check_extras(shape.features, extras)
-        dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
-        mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
-        features = (mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k, *run_time_numbers(extras, scale))
-        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
-        strides += tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
-        given = cls((q, k, v, dout, lse, row_sums(out, dout, lse)), features, strides)
-        return given.with_statistics(shape, config) if shape.dtype == "float32" else given
+        delta, highest, divided = parts
+        tensors = mask_bytes(extras.mask), extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
+        features = *tensors, *run_time_numbers(extras, scale), *self._of_features
+        self._ahead[0](out, dout, delta)
+        if extras.grad_lse is not None:
+            subtract_rows(self._space, memory, extras.grad_lse)
+        if highest is None:
+            return (q, k, v, dout, lse, delta), features
+        self._ahead[1](q, k, v, dout, highest, delta, divided, *features)
+        return (q, k, v, divided, highest, delta), features
 
-    def with_statistics(self, shape: AttentionShape, config: KernelConfig) -> Self:
-        """The arguments with exact maxima in the place of a rounded log-sum-exp."""
-        q, k, v, dout, lse, delta = self.tensors
-        highest, divided = lse.new_empty(lse.shape), dout.new_empty(dout.shape)
-        statistics_kernel[statistics_grid(config, shape)](
-            q, k, v, dout, highest, delta, divided, *self.features, *self.strides, *divided.stride()[:3],
-            *query_sizes(shape).values(), *statistics_constants(config, shape).values(), num_warps=config.num_warps,
-        )  # fmt: skip
-        strides = (*self.strides[:-3], *divided.stride()[:3])
-        return replace(self, tensors=(q, k, v, divided, highest, delta), strides=strides)
+
+def contiguous_steps(tensor: Any) -> tuple[int, int, int]:
+    """The strides of a contiguous tensor of this one's sizes, but the last."""
+    _, heads, rows, dim = tensor.shape
+    return heads * rows * dim, rows * dim, dim
 
 
 class FlashBackward(AttentionKernel):
@@ -217,8 +246,3 @@ def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: in
         "BLOCK_N": block_n,
         "STAGES": stages,
     }
-
-
-def no_extras(extras: Extras | None) -> Extras:
-    """The extras of a launch without features."""
-    return NO_EXTRAS if extras is None else extras

@@ -7,23 +7,23 @@ additions of the threads, 1 by the copy engine (TMA reduce, compute capability 9
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width
-from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
+from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
+from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
-    BackwardArguments,
+    BackwardInputs,
     FlashBackward,
     key_constants,
     key_grid,
     key_sizes,
     launch_options,
-    no_extras,
     specs_before,
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
@@ -36,48 +36,60 @@ from blocktune.kernels.portable.backward.shared_memory import (
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
 
 BY_ATOMICS, BY_COPY_ENGINE = 0, 1
 """Values of the parameter `reduce`."""
 
+SUMS = 8
+"""The place of the sums among the arguments of `keys_kernel`."""
 SUMS_DIVISOR = 4
 """Of head_dim where the copy engine adds: it moves 16 bytes or none."""
 
 
 @dataclass(frozen=True, slots=True)
-class FusedBackwardLaunch:
+class FusedBackwardLaunch(BackwardLauncher):
     """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])."""
 
     shape: AttentionShape
     config: KernelConfig
 
-    def __call__(
+    def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        extras: Extras | None = None,
-    ) -> None:  # fmt: skip
+        extras: Extras = NO_EXTRAS, *, pins: bool,
+    ) -> Launch:  # fmt: skip
         """Raises:
-        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        UsageError: the tensor of a feature is missing.
         """
         import torch
 
+        del scale, dq
         shape, config = self.shape, self.config
-        given = BackwardArguments.of(shape, config, q, k, v, out, lse, dout, scale, no_extras(extras))
-        sums = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        keys_kernel[key_grid(config, shape)](
-            *given.tensors, dk, dv, self._target(sums), *given.features, *given.strides, *dk.stride()[:3],
-            *dv.stride()[:3], *key_sizes(shape).values(), *key_constants(config, shape, _sums_code(config)).values(),
-            **launch_options(config),
-        )  # fmt: skip
-        torch.mul(sums, scale, out=dq)
+        inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
+        constants = key_constants(config, shape, _sums_code(config))
+        rest = *inputs.strides, *dk.stride()[:3], *dv.stride()[:3], *key_sizes(shape).values(), *constants.values()
+        described = ((SUMS, partial(_described_sums, _sums_block(config, shape))),) if copies(config) else ()
+        keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), described, pins=pins)
 
-    def _target(self, sums: Any) -> Any:
-        from triton.tools.tensor_descriptor import TensorDescriptor
+        def launch(
+            q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+            extras: Extras = NO_EXTRAS,
+        ) -> None:  # fmt: skip
+            sums = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+            memory, parts = inputs.new(keys)
+            tensors, features = inputs.arguments(memory, parts, q, k, v, out, lse, dout, scale, extras)
+            keys(*tensors, dk, dv, sums, *features)
+            del memory
+            torch.mul(sums, scale, out=dq)
 
-        if self.config.parameters["reduce"] == BY_ATOMICS:
-            return sums
-        return TensorDescriptor.from_tensor(sums.flatten(0, 1), _sums_block(self.config, self.shape))
+        return launch
+
+
+def _described_sums(block: list[int], sums: Any) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(sums.flatten(0, 1), block)
 
 
 class FlashBackwardFused(FlashBackward):

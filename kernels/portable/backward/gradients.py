@@ -58,13 +58,13 @@ def probabilities(
     if SOFTCAP or ALIBI or MASK == 2:
         scores, derivative = score_tile(
             qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-            window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS,
+            window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS, EXACT,
         )  # fmt: skip
         return at_most_one((scores - statistics) * log2_e), derivative
     else:
         scores, derivative = score_tile(
             qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
-            diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS,
+            diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS, EXACT,
         )  # fmt: skip
         if EXACT:
             exponents = (scores - statistics) * (scale * log2_e)
@@ -94,13 +94,13 @@ def row_statistics(
         if SOFTCAP or ALIBI or MASK == 2:
             scores, _ = score_tile(
                 qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-                window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, True,
+                window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, True, q.dtype == tl.float32,
             )  # fmt: skip
             to_base_2 = log2_e
         else:
             scores, _ = score_tile(
                 qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-                window_left, window_right, CAUSAL, WINDOW, False, False, MASK, True,
+                window_left, window_right, CAUSAL, WINDOW, False, False, MASK, True, q.dtype == tl.float32,
             )  # fmt: skip
             to_base_2 = scale * log2_e
         new = tl.maximum(highest, tl.max(scores, 0))

@@ -13,8 +13,9 @@ ROW_VALUES_BYTES = 8
 def pass_bytes(
     owned: int, walked: int, stages: int, shape: AttentionShape, limits: ComputeLimits, *, row_values: bool = False
 ) -> int:
-    """Of a pass whose programs own `owned` rows and walk tiles of `walked` rows, with row values of these or not: the
-    rows that are owned, the buffers of those walked, and ds where warps exchange it. Never above what is allocated."""
+    """Return the bytes of a pass whose programs own `owned` rows and walk tiles of `walked` rows, with row values of
+    these or not: the rows that are owned, the buffers of those walked, and ds where warps exchange it. Never above what
+    is allocated."""
     row_bytes = (padded_width(shape.head_dim) + padded_width(shape.head_dim_v)) * shape.element_bytes
     owned_bytes, walked_bytes = owned * row_bytes, walked * row_bytes
     short = shape.element_bytes == 2
@@ -38,7 +39,7 @@ def pass_bytes(
 def most_pass_bytes(
     owned: int, walked: int, stages: int, shape: AttentionShape, limits: ComputeLimits, *, row_values: bool = False
 ) -> int:
-    """An upper bound of `pass_bytes` for float32; of 16-bit types the same."""
+    """Return an upper bound of `pass_bytes` for float32; of 16-bit types the same."""
     least_bytes = pass_bytes(owned, walked, stages, shape, limits, row_values=row_values)
     if shape.element_bytes == 2 or limits.mma == "none":
         return least_bytes
@@ -54,8 +55,8 @@ def most_pass_bytes(
 
 
 def statistics_bytes(block_m: int, block_n: int, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Of the launch that finds the row maxima of float32 scores: two TF32 tiles of the queries, and keys; with tensor
-    memory it may be less. 0 for other types, which have none."""
+    """Return the bytes of the launch that finds the row maxima of float32 scores: two TF32 tiles of the queries, and
+    keys; with tensor memory it may be less. 0 for other types, which have none."""
     if shape.dtype != "float32" or limits.mma == "none":
         return 0
     queries = block_m * padded_width(shape.head_dim) * FLOAT32_BYTES
@@ -64,7 +65,7 @@ def statistics_bytes(block_m: int, block_n: int, shape: AttentionShape, limits: 
 
 
 def most_statistics_bytes(block_m: int, block_n: int, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """An upper bound of it."""
+    """Return an upper bound of it."""
     if shape.dtype != "float32" or limits.mma == "none":
         return 0
     return (2 * block_m + block_n) * padded_width(shape.head_dim) * FLOAT32_BYTES + MOST_SCRATCH_BYTES

@@ -18,13 +18,20 @@ from blocktune.kernels.base.flash_kernel import (
     heads_per_group,
     padded_width,
 )
-from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.portable.backward.base import gradient_strides, launch_options, row_sums, row_sums_spec
+from blocktune.kernels.portable.backward.base import (
+    gradient_strides,
+    launch_options,
+    row_sums,
+    row_sums_spec,
+    subtract_rows,
+)
 from blocktune.kernels.portable.backward.shared_memory import (
     least_pass_columns,
     most_pass_bytes,
@@ -36,41 +43,60 @@ from blocktune.kernels.portable.forward.sparse import fitting_mask, mask_problem
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES
 from blocktune.kernels.values.block_mask import BlockLists, BlockMask, tile_shift
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
 
 @dataclass(frozen=True, slots=True)
-class SparseBackwardLaunch:
+class SparseBackwardLaunch(BackwardLauncher):
     """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale, extras) with a `BlockMask` there."""
 
     shape: AttentionShape
     config: KernelConfig
 
-    def __call__(
+    def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        extras: Extras,
-    ) -> None:  # fmt: skip
-        """Raises:
-        UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
+        extras: Extras = NO_EXTRAS, *, pins: bool,
+    ) -> Launch:  # fmt: skip
+        """A launch for masks with the blocks of this one.
+
+        Raises:
+            UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
         """
-        mask = fitting_mask(extras, self.shape, q)
+        import torch
+
+        del scale
+        shape, block_n, options = self.shape, self.config.parameters["kv_block_n"], launch_options(self.config)
+        mask, device = fitting_mask(extras, shape, q), q.device
         row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
         column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
-        dout = dout if dout.stride(-1) == 1 else dout.contiguous()  # autograd may hand in one value for all
-        inputs, scales = (q, k, v, dout, lse, row_sums(out, dout, lse)), (scale, scale * LOG2_E)
         strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
-        shape, sizes, options = self.shape, tuple(run_time_sizes(self.shape).values()), launch_options(self.config)
-        dq_kernel[(tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)](
-            *inputs, dq, *_listing(mask, mask.rows, scales), *row_tiles, *strides, *dq.stride()[:3], *sizes,
-            *dq_constants(self.config, shape).values(), **options,
-        )  # fmt: skip
-        block_n = self.config.parameters["kv_block_n"]
-        dkv_kernel[(tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)](
-            *inputs, dk, dv, *_listing(mask, mask.columns, scales), *column_tiles, *strides, *dk.stride()[:3],
-            *dv.stride()[:3], *sizes, *dkv_constants(self.config, shape).values(), **options,
-        )  # fmt: skip
+        sizes, space = tuple(run_time_sizes(shape).values()), Workspace((lse.numel(), torch.float32))
+        sums = row_sums(out, dout, pins=pins)
+        grid = (tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)
+        rest = *row_tiles, *strides, *dq.stride()[:3], *sizes, *dq_constants(self.config, shape).values()
+        of_queries = Step(dq_kernel, grid, rest, options, pins=pins)
+        grid = (tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)
+        rest = *column_tiles, *strides, *dk.stride()[:3], *dv.stride()[:3], *sizes
+        rest += tuple(dkv_constants(self.config, shape).values())
+        of_keys = Step(dkv_kernel, grid, rest, options, pins=pins)
+
+        def launch(
+            q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+            extras: Extras,
+        ) -> None:  # fmt: skip
+            mask, scales = fitting_mask(extras, shape, q), (scale, scale * LOG2_E)
+            memory = space.new(device)
+            (delta,) = space.parts(memory, as_addresses=take_addresses(sums, of_queries, of_keys))
+            sums(out, dout, delta)
+            if extras.grad_lse is not None:
+                subtract_rows(space, memory, extras.grad_lse)
+            inputs = q, k, v, dout, lse, delta
+            of_queries(*inputs, dq, *_listing(mask, mask.rows, scales))
+            of_keys(*inputs, dk, dv, *_listing(mask, mask.columns, scales))
+
+        return launch
 
     def _shifts(self, *blocks: tuple[str, int]) -> tuple[int, ...]:
         """log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""

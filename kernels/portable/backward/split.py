@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.flash_kernel import padded_width
-from blocktune.kernels.base.kernel import CompileSpec, SecondLaunch, SoftmaxCost
+from blocktune.kernels.base.kernel import CompileSpec, Launch, SecondLaunch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
-    BackwardArguments,
+    BackwardInputs,
     FlashBackward,
     common_arguments,
     gradient_strides,
@@ -25,7 +26,6 @@ from blocktune.kernels.portable.backward.base import (
     key_grid,
     key_sizes,
     launch_options,
-    no_extras,
     query_sizes,
     specs_before,
     tile_constants,
@@ -41,34 +41,45 @@ from blocktune.kernels.portable.backward.shared_memory import (
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
 
 @dataclass(frozen=True, slots=True)
-class SplitBackwardLaunch:
+class SplitBackwardLaunch(BackwardLauncher):
     """What `bind` returns: launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras])."""
 
     shape: AttentionShape
     config: KernelConfig
 
-    def __call__(
+    def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        extras: Extras | None = None,
-    ) -> None:  # fmt: skip
+        extras: Extras = NO_EXTRAS, *, pins: bool,
+    ) -> Launch:  # fmt: skip
         """Raises:
-        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        UsageError: the tensor of a feature is missing.
         """
+        del scale
         shape, config = self.shape, self.config
-        given = BackwardArguments.of(shape, config, q, k, v, out, lse, dout, scale, no_extras(extras))
-        keys_kernel[key_grid(config, shape)](
-            *given.tensors, dk, dv, None, *given.features, *given.strides, *dk.stride()[:3], *dv.stride()[:3],
-            *key_sizes(shape).values(), *key_constants(config, shape, 0).values(), **launch_options(config),
-        )  # fmt: skip
-        queries_kernel[_query_grid(config, shape)](
-            *given.tensors, dq, *given.features, *given.strides, *dq.stride()[:3], *query_sizes(shape).values(),
-            *_query_constants(config, shape).values(), **_query_options(config),
-        )  # fmt: skip
+        inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
+        rest = *inputs.strides, *dk.stride()[:3], *dv.stride()[:3], *key_sizes(shape).values()
+        rest += tuple(key_constants(config, shape, 0).values())
+        keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), pins=pins)
+        rest = *inputs.strides, *dq.stride()[:3], *query_sizes(shape).values()
+        rest += tuple(_query_constants(config, shape).values())
+        queries = Step(queries_kernel, _query_grid(config, shape), rest, _query_options(config), pins=pins)
+
+        def launch(
+            q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+            extras: Extras = NO_EXTRAS,
+        ) -> None:  # fmt: skip
+            memory, parts = inputs.new(keys, queries)
+            tensors, features = inputs.arguments(memory, parts, q, k, v, out, lse, dout, scale, extras)
+            keys(*tensors, dk, dv, None, *features)
+            queries(*tensors, dq, *features)
+            del memory
+
+        return launch
 
 
 class FlashBackwardSplit(FlashBackward):

@@ -50,7 +50,7 @@ IDLE_TILES = MULTIPROCESSORS // 2
 MANY_KEYS = 2048
 """In sight of a query: with fewer the merge costs what the splits save."""
 
-MIN_PAGE, MAX_PAGE = 16, 256
+MAX_PAGE = 256
 
 OVERLAPPING_CC = (9, 0)
 """The first compute capability whose kernels can be launched while the one before still runs."""
@@ -90,8 +90,8 @@ class FlashDecode(AttentionKernel):
         if problem is not None:
             return problem
         page = shape.features.page_size
-        if page and not MIN_PAGE <= page <= MAX_PAGE:
-            return f"`{MIN_PAGE} <= page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
+        if page > MAX_PAGE:
+            return f"`page_size <= {MAX_PAGE}` must hold for {self.name}, but got page_size={page}"
         return super().shape_problem(shape, limits)
 
     def _queries_problem(self, shape: AttentionShape) -> str | None:
@@ -238,6 +238,9 @@ class FlashDecode(AttentionKernel):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode_launch(config, shape)
+
+    def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
+        return decode_launch(config, shape, batch_invariant=True)
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:

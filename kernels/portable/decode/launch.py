@@ -1,5 +1,6 @@
 """From a decoding config to its two launches: arguments, workspace and grids, on the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 
 from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.launch import TritonLaunch, launcher_of
+from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
@@ -46,31 +47,36 @@ class DecodeLaunch(TritonLaunch):
             self.merge(arguments[WORK], None, None, out, lse, scale)
         return compiled
 
-    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
-        """As `TritonLaunch.pinned`, for shapes without features."""
-        if self.merge is None:
-            return TritonLaunch.pinned(self, q, k, v, out, lse, scale)
-        compiled, work = self._launch(q, k, v, out, lse, scale), self.leading(q, k, v, out, lse, scale)[WORK]
-        merge = self.merge.pinned(work, None, None, out, lse, scale)
-        if merge is self.merge:
+    def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
+        """As `TritonLaunch.pinned`; the tensors of the extras must keep their strides and alignment, too."""
+        arguments = (q, k, v, out, lse, scale, extras)
+        compiled = self._launch(*arguments)
+        if not can_pin(compiled):
             return self
-        leading, split = self.leading, launcher_of(compiled, self.grid, _as_they_are, self.trailing(q, k, v, out))
-
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
-            arguments = leading(q, k, v, out, lse, scale)
-            split(*arguments)
-            merge(arguments[WORK], None, None, out, lse, scale)
-
-        launch(q, k, v, out, lse, scale)
+        leading, trailing = self.leading, self.trailing(q, k, v, out)
+        if self.merge is None:
+            launch = launcher_of(compiled, self.grid, leading, trailing)
+        else:
+            merge = self.merge.pinned(leading(*arguments)[WORK], None, None, out, lse, scale)
+            launch = _in_two(leading, launcher_of(compiled, self.grid, None, trailing), merge)
+        launch(*arguments)
         return launch
 
 
-def _as_they_are(*arguments: Any) -> tuple[Any, ...]:
-    return arguments
+def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launch) -> Launch:
+    """The launch of the kernel that leaves shares in a workspace, and of the one that merges them."""
+
+    def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+        arguments = leading(q, k, v, out, lse, scale, extras)
+        split(*arguments)
+        merge(arguments[WORK], None, None, out, lse, scale)
+
+    return launch
 
 
-def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
-    """The launch of a config for tensors of this shape."""
+def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
+    """The launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the batch
+    is."""
     sizes, splits = first_sizes(config, shape), config.parameters["splits"]
     workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
     return DecodeLaunch(
@@ -79,7 +85,7 @@ def decode_launch(config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         leading=partial(_leading, workspace),
         trailing=partial(_trailing, (*sizes.values(), *first_constants(config, shape).values())),
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        merge=_merge_launch(config, shape) if splits > 1 else None,
+        merge=_merge_launch(config, shape, batch_invariant) if splits > 1 else None,
     )
 
 
@@ -109,8 +115,8 @@ def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple
     return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
 
 
-def _merge_launch(config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-    arguments = merge_arguments(config, shape)
+def _merge_launch(config: KernelConfig, shape: AttentionShape, batch_invariant: bool) -> TritonLaunch:
+    arguments = merge_arguments(config, shape, batch_invariant=batch_invariant)
     splits, part = arguments["SPLITS"], arguments["BLOCK_D"]
     early = {"launch_pdl": 1} if arguments["OVERLAP"] else {}
     return TritonLaunch(
@@ -132,16 +138,18 @@ def _merge_trailing(fixed: tuple[Any, ...], work: Any, k: Any, v: Any, out: Any)
     return *out.stride()[:3], *fixed
 
 
-def merge_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs."""
+def merge_arguments(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> dict[str, Any]:
+    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs, and
+    so are all where the batch must not decide: the width of a part says in which order the splits are added up."""
     rows = shape.batch * shape.num_heads * shape.seqlen_q
+    narrow = rows < PROGRAMS or batch_invariant
     return {
         "num_heads": shape.num_heads,
         "seqlen_q": shape.seqlen_q,
         "total_rows": rows,
         "SPLITS": config.parameters["splits"],
         "HEAD_DIM_V": shape.head_dim_v,
-        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if rows < PROGRAMS else 128),
+        "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if narrow else 128),
         "OVERLAP": config.parameters["overlap"] == 1,
     }
 

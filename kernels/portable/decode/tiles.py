@@ -12,6 +12,7 @@ total_rows = batch * num_heads * seqlen_q.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.softmax import online_step
 
 DECODE_SIZES = (
@@ -79,13 +80,6 @@ def tree_bits(low, high, drafts):
 
 
 @triton.jit
-def cap_scores(scores, cap_log2):
-    """cap * tanh(score / cap), all in base 2. exp2 of the doubled argument saturates on both sides as tanh does."""
-    doubled_log2: tl.constexpr = 2.8853900817779268
-    return cap_log2 * (1.0 - 2.0 / (1.0 + tl.exp2(scores / cap_log2 * doubled_log2)))
-
-
-@triton.jit
 def decode_split(
     q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
     length, seqlen_q, diagonal, left, right, scale_log2, cap_log2,
@@ -118,7 +112,7 @@ def decode_split(
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, k.T, input_precision=PRECISION) * scale_log2
         if SOFTCAP:
-            scores = cap_scores(scores, cap_log2)
+            scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2, q.dtype == tl.float32)
         distance = rows[:, None] + diagonal - columns[None, :]
         if ALIBI:
             scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)

@@ -28,9 +28,10 @@ from blocktune.kernels.base.feature_arguments import (
     run_time_sizes,
 )
 from blocktune.kernels.base.flash_kernel import IN_ORDER, contiguous_strides, heads_per_group
-from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.general_tiles import attend_general
 from blocktune.kernels.portable.forward.pointers import FlashForward
@@ -105,7 +106,7 @@ def flash_fwd_general_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class GeneralForwardLaunch:
+class GeneralForwardLaunch(Launcher):
     """What `bind` returns: launch(q, k, v, out, lse, scale, extras), for scale > 0.
 
     The extras are as `Extras` says, with lengths that ascend and do not leave the tensors: they are on the device, so
@@ -117,17 +118,26 @@ class GeneralForwardLaunch:
     fixed: tuple[Any, ...]
     options: Mapping[str, int]
 
-    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+    def prepared(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras, *, pins: bool
+    ) -> Launch:
         """Raises:
-        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        UsageError: the tensor of a feature is missing.
         """
+        del lse, scale
         check_extras(self.features, extras)
-        mask, slopes = mask_bytes(extras.mask), extras.alibi_slopes
-        strides = (*broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q))
-        tensors = (q, k, v, out, lse, mask, slopes, extras.cu_seqlens_q, extras.cu_seqlens_k)
-        numbers = run_time_numbers(extras, scale)
-        strides += (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
-        flash_fwd_general_kernel[self.grid](*tensors, *numbers, *strides, *self.fixed, **self.options)
+        of_features = *broadcast_strides(extras.mask, 4), *broadcast_strides(extras.alibi_slopes, 2)
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        packed, fixed_strides = self.features.varlen, lse_strides(q)
+        attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed), self.options, pins=pins)
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+            mask = extras.mask if attend.takes_addresses else mask_bytes(extras.mask)  # both have one address
+            tensors = mask, extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
+            of_lse = lse_strides(q) if packed else fixed_strides
+            attend(q, k, v, out, lse, *tensors, *run_time_numbers(extras, scale), *of_features, *of_lse)
+
+        return launch
 
 
 class FlashForwardGeneral(AttentionKernel):

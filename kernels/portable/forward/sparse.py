@@ -22,10 +22,11 @@ from blocktune.kernels.base.flash_kernel import (
     contiguous_strides,
     schedule_problem,
 )
-from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before
@@ -80,7 +81,7 @@ def flash_fwd_sparse_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class SparseForwardLaunch:
+class SparseForwardLaunch(Launcher):
     """What `bind` returns: launch(q, k, v, out, lse, scale, extras) with a `BlockMask` among the extras."""
 
     shape: AttentionShape
@@ -89,18 +90,30 @@ class SparseForwardLaunch:
     fixed: tuple[Any, ...]
     options: Mapping[str, int]
 
-    def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
-        """Raises:
-        UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
+    def prepared(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras, *, pins: bool
+    ) -> Launch:
+        """A launch for masks with the blocks of this one.
+
+        Raises:
+            UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
         """
-        mask = fitting_mask(extras, self.shape, q)
-        lists = mask.rows
-        row_shift = tile_shift("block_m", mask.block_q, self.config.block_m)
-        key_shift = tile_shift("block_n", mask.block_k, self.config.block_n)
-        listing = (*mask.strides(lists), mask.mask.shape[3], row_shift, key_shift)
+        del lse, scale
+        shape, mask = self.shape, fitting_mask(extras, self.shape, q)
+        shifts = (
+            tile_shift("block_m", mask.block_q, self.config.block_m),
+            tile_shift("block_n", mask.block_k, self.config.block_n),
+        )
         strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
-        pointers = (q, k, v, out, lse, lists.indices, lists.before)
-        flash_fwd_sparse_kernel[self.grid](*pointers, scale * LOG2_E, *listing, *strides, *self.fixed, **self.options)
+        attend = Step(flash_fwd_sparse_kernel, self.grid, (*shifts, *strides, *self.fixed), self.options, pins=pins)
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
+            mask = fitting_mask(extras, shape, q)
+            lists = mask.rows
+            listing = (*mask.strides(lists), mask.mask.shape[3])
+            attend(q, k, v, out, lse, lists.indices, lists.before, scale * LOG2_E, *listing)
+
+        return launch
 
 
 class FlashForwardSparse(AttentionKernel):

@@ -104,7 +104,8 @@ class FlashForwardTma(FlashKernel):
         return super().layout_problem(q, k, v)
 
     def barrier_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
-        """8 bytes a load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share one."""
+        """Return 8 bytes per load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share
+        one."""
         one_array, in_order = BARRIER_BYTES * depth, config.parameters["schedule"] == IN_ORDER
         on_wgmma = product_unit(config, limits) == "wgmma"
         if config.num_stages == 1:

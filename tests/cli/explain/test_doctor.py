@@ -13,7 +13,12 @@ import pytest
 from blocktune.cli.explain import checks, store_checks
 from blocktune.cli.explain.findings import Level
 from blocktune.db.exchange.document import frozen_document, save_text
+from blocktune.db.recovery import drill as drill_module
+from blocktune.db.recovery.drill import drill
+from blocktune.db.spool import Spool, left_files
 from blocktune.db.store import ResultStore
+from blocktune.db.tables.backups import back_up
+from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.stored.json_pieces import canonical_text
@@ -152,3 +157,41 @@ def test_a_password_in_a_url_is_said_and_not_shown(tune, place: str) -> None:
     assert "secret" not in result.stdout + result.stderr
     (found,) = (each for each in json.loads(result.stdout)["findings"] if each["name"] == "password")
     assert "PGPASSFILE" in found["fix"]
+
+
+def test_what_a_killed_search_left_is_stored(tune, winner) -> None:
+    tune.store()
+    target = StoreTarget.of(tune.db)
+    spool = Spool(target)
+    spool.keep(winner())
+    assert spool.path is not None
+    with spool.path.open("ab") as file:
+        file.write(b'{"torn')
+    spool.close()
+    found = findings(tune)["measurements that waited"]
+    assert found["value"].startswith("0 trials and 1 winners")
+    assert "1 torn lines" in found["value"]
+    assert left_files(target) == []
+    assert "measurements that waited" not in findings(tune)
+    with ResultStore.open(tune.db) as store:
+        assert store.bests() == [winner()]
+
+
+def test_the_command_says_what_was_lost(tune, winner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill_module, "WAYS", 10)
+    monkeypatch.setitem(drill.__kwdefaults__, "ways", 10)
+    tune.store(winner())
+    assert "10 damaged copies" in tune("doctor", "--drill").stdout
+    told = json.loads(tune("doctor", "--drill", "--json").stdout)
+    assert (told["copies"], told["rows"], told["wrong"], told["understated"]) == (10, 1, 0, 0)
+    assert tune("doctor", "--drill", "--recover").exit_code == 2
+
+
+def test_a_backup_is_put_in_place(tune, winner) -> None:
+    tune.store(winner())
+    back_up(tune.db)
+    tune.db.write_bytes(b"damaged")
+    assert "restored 1 trials and winners" in tune("doctor", "--restore").stderr
+    assert json.loads(tune("list", "--json").stdout)["bests"]
+    told = json.loads(tune("doctor", "--restore", "--json").stdout)
+    assert (told["rows"], told["newer"]) == (1, 0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from blocktune.cli.shared.compiled_config import Subject
+from blocktune.cli.shared.compiled_config import CompileRequest
 from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
@@ -30,15 +30,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Compiles are replaced by fixed resources; the labels of what was requested are kept."""
     labels: list[str] = []
 
-    def compile_(subject) -> CompiledCode:
-        labels.append(subject.config.label)
-        warps = subject.kernel.total_warps(subject.config)
+    def compile_(request) -> CompiledCode:
+        labels.append(request.config.label)
+        warps = request.kernel.total_warps(request.config)
         resources = KernelResources(
             registers=min(168, 2048 // warps), shared_bytes=57_344, num_warps=warps, tensor_cores="wgmma"
         )
         return CompiledCode(resources, SharedAccesses())
 
-    monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", compile_)
+    monkeypatch.setattr("blocktune.cli.shared.compiled_config.CompileRequest.compile", compile_)
     return labels
 
 
@@ -122,14 +122,14 @@ def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, comp
 
 
 def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine = Subject.compile
+    fine = CompileRequest.compile
 
-    def compile_(subject: Subject) -> CompiledCode:
-        if subject.config.block_n == 128:
+    def compile_(request: CompileRequest) -> CompiledCode:
+        if request.config.block_n == 128:
             raise NoFeasibleConfigError("such blocks do not compile.")
-        return fine(subject)
+        return fine(request)
 
-    monkeypatch.setattr(Subject, "compile", compile_)
+    monkeypatch.setattr(CompileRequest, "compile", compile_)
     words = (*EXPLAIN, "--kernel", "flash_fwd", "--block-n", 64)
     assert "such blocks do not compile" in json.loads(tune(*words, "--json").stdout)["paper"]["problem"]
     assert "The paper's block rule gives flash_fwd 64x128 w4 s1 " in tune(*words).stdout

@@ -37,7 +37,7 @@ def _compiled_when_swept(monkeypatch: pytest.MonkeyPatch) -> None:
         rest = [trial for trial in trials if trial.config.kernel == subject.config.kernel]
         return CompiledCode(next(trial.resources for trial in (*named, *rest) if trial.resources is not None))
 
-    monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", compile_)
+    monkeypatch.setattr("blocktune.cli.shared.compiled_config.CompileRequest.compile", compile_)
 
 
 def explained(tune, *words: object) -> tuple[str, dict]:

@@ -16,7 +16,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.compare import ladder as archaeology
+from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
@@ -163,14 +163,12 @@ def test_a_backward_has_no_ladder(tune) -> None:
 
 
 def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    climb = archaeology.climb
-
-    def wrong(*given: Any, **settings: Any) -> archaeology.Ladder:
+    def wrong(*given: Any, **settings: Any) -> Ladder:
         ladder = climb(*given, **settings)
         first, *others = ladder.steps
         return replace(ladder, steps=(replace(first, problem="WrongResultError: 3 of 4 values"), *others))
 
-    monkeypatch.setattr(archaeology, "climb", wrong)
+    monkeypatch.setattr("blocktune.tuner.compare.ladder.climb", wrong)
     result = tune(*LADDER)
     assert result.exit_code == 7
     assert "standard: WrongResultError: 3 of 4 values" in result.stderr

@@ -91,7 +91,9 @@ def test_the_waves_are_those_of_the_kernel_s_own_grid(
     tune, monkeypatch: pytest.MonkeyPatch, kernel: str, blocks: int
 ) -> None:
     resources = KernelResources(registers=255, shared_bytes=57_344, num_warps=8, tensor_cores="wgmma")
-    monkeypatch.setattr("blocktune.cli.shared.compiled_config.Subject.compile", lambda _: CompiledCode(resources))
+    monkeypatch.setattr(
+        "blocktune.cli.shared.compiled_config.CompileRequest.compile", lambda _: CompiledCode(resources)
+    )
     result = tune("occupancy", "--device", "h200", "--kernel", kernel, "--dim", 64)
     assert f"The grid of {blocks:,} blocks is {blocks / 132:.2f} waves of 132" in result.stdout
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.lab import noise_file
-from blocktune.cli.pages import noise_tables as readme_noise
+from blocktune.cli.pages import noise_tables
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices
 from blocktune.kernels.hardware.device import device_named
@@ -67,16 +67,16 @@ def test_the_winner_is_studied_in_both_regimes_and_the_file_makes_a_table(
     document = json.loads(file.read_text())
     assert document["configs"][0]["label"] == winner().config.label
     assert document["seconds"] <= 60
-    block = readme_noise.block(file)
+    block = noise_tables.block(file)
     assert "| sustained |" in block
     assert "| burst |" in block
     assert "triton 3.6.0, torch 2.13, driver 600, power limit 700 W, protocol 2" in block
 
 
 def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
-    assert readme_noise.block(tmp_path / "a.noise.json") == readme_noise.NO_NOISE
-    assert readme_noise.block(tmp_path / "a.rematch.json") == readme_noise.NO_REMATCH
+    assert noise_tables.block(tmp_path / "a.noise.json") == noise_tables.NO_NOISE
+    assert noise_tables.block(tmp_path / "a.rematch.json") == noise_tables.NO_REMATCH
     other = tmp_path / "b.noise.json"
     other.write_text(json.dumps({"format": noise_file.REMATCH_FORMAT, "schema": 1}))
     with pytest.raises(UsageError, match="has format blocktune-noise and schema 1"):
-        readme_noise.block(other)
+        noise_tables.block(other)

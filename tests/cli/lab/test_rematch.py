@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages import noise_tables as readme_noise
+from blocktune.cli.pages import noise_tables
 from blocktune.db.records.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
@@ -68,7 +68,7 @@ def test_winners_of_one_shape_and_regime_meet_and_the_file_makes_a_table(
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["searches"], row["agreeing"], row["slower_than_default"]) == (3, 3, 0)
     assert f"2 x {winner().config.label}, 0.900 of the default's time" in result.stdout
-    assert "| b2 h32 s8192 d64 bf16 | sustained | 3 of 3 | 2 | 1.002 | 0 of 3 |" in readme_noise.block(file)
+    assert "| b2 h32 s8192 d64 bf16 | sustained | 3 of 3 | 2 | 1.002 | 0 of 3 |" in noise_tables.block(file)
 
 
 def test_different_regimes_do_not_meet(tune, winner, terms: list[Any], tmp_path: Path) -> None:

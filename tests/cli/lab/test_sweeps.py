@@ -1,6 +1,7 @@
 """`tune sweeps` on a real database."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,3 +64,56 @@ def test_wrong_places_are_said_before_anything_is_written(tune, winner, tmp_path
     result = tune("sweeps", tmp_path / "file")
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
+
+
+SHIPPED = Path(__file__).parents[3] / "results" / "sweeps"
+WIDE = SHIPPED / "h200-b4-h8-s4096-d256-bf16-causal.sweep.json.gz"
+
+
+def test_a_sweep_is_shown_as_heat_maps(tune) -> None:
+    result = tune("sweeps", "show", WIDE)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    sweep = load_sweep(WIDE)
+    best = min(sweep.timed.values(), key=lambda trial: sweep.scores[trial.config])
+    assert any(best.config.label in line for line in lines)
+    assert "flash_fwd_hopper" in lines
+    shown = {int(number) for number in re.findall(r"\b\d{2,3}(?=[* ])", "\n".join(lines[5:]))}
+    fastest = round(sweep.shape.flops / (best.time_us or 1) / 1e6)
+    assert fastest in shown
+    assert "." in {line[-2:-1] for line in lines} | {cell for line in lines for cell in line.split()}
+    assert any("*" in line for line in lines[6:])
+
+
+def test_the_tiles_of_a_sweep_as_json_begin_with_the_fastest(tune) -> None:
+    found = json.loads(tune("sweeps", "show", WIDE, "--json").stdout)
+    sweep = load_sweep(WIDE)
+    best = min(sweep.timed.values(), key=lambda trial: sweep.scores[trial.config])
+    assert (found["configs"], found["timed"]) == (len(sweep.trials), len(sweep.timed))
+    assert found["tiles"][0] == {
+        "config": best.config.to_json(),
+        "time_us": best.time_us,
+        "tflops": sweep.shape.flops / (best.time_us or 1) / 1e6,
+    }
+
+
+def test_a_config_without_a_time_is_marked(tune) -> None:
+    result = tune("sweeps", "show", WIDE)
+    failed = [trial.config for trial in load_sweep(WIDE).trials if trial.outcome is not Outcome.OK]
+    assert failed
+    assert " x " in result.stdout
+
+
+def test_what_is_no_sweep_is_refused(tune, tmp_path: Path) -> None:
+    (tmp_path / "a.sweep.json.gz").write_text("no")
+    result = tune("sweeps", "show", tmp_path / "a.sweep.json.gz")
+    assert result.exit_code == 2
+    assert "must hold JSON in gzip" in result.stderr
+
+
+def test_the_name_of_the_command_may_be_left_out(tune, winner, tmp_path: Path) -> None:
+    record_all(tune, winner)
+    by_name, without = (json.loads(tune("sweeps", *words).stdout) for words in (
+        ("write", tmp_path / "a", "--json"), ("--json", tmp_path / "b")))  # fmt: skip
+    assert [row["configs"] for row in by_name["sweeps"]] == [row["configs"] for row in without["sweeps"]] != []

@@ -161,3 +161,10 @@ def test_a_closed_output_is_no_error() -> None:
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND], stderr=subprocess.PIPE, text=True, check=False, timeout=120
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_words_of_the_command_line_are_spelt(tune) -> None:
+    for words in (("list", TITLE), (TITLE,), ("list", f"--{TITLE}"), ("best", "--seq", TITLE)):
+        result = tune(*words)
+        require_harmless(result)
+        assert result.exit_code == 2

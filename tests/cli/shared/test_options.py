@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from blocktune.cli.shared.options import ShapeFlags, with_shape_flags
-from blocktune.kernels.hardware import device as devices
+from blocktune.kernels.hardware import device
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, Rung
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -107,16 +107,16 @@ def test_a_command_gets_the_shape_flags_beside_its_own() -> None:
 
 
 def test_without_a_name_and_a_gpu_the_default_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "present_devices", tuple)
-    assert choose_device(None) == devices.device_named(DEFAULT_DEVICE)
+    monkeypatch.setattr(device, "present_devices", tuple)
+    assert choose_device(None) == device.device_named(DEFAULT_DEVICE)
 
 
 def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    here = replace(devices.device_named("h200"), uuid="GPU-1", source="driver")
-    other = replace(devices.device_named("a100"), uuid="GPU-0", source="driver")
-    monkeypatch.setattr(devices, "present_devices", lambda: (other, here))
+    here = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
+    other = replace(device.device_named("a100"), uuid="GPU-0", source="driver")
+    monkeypatch.setattr(device, "present_devices", lambda: (other, here))
     assert choose_device(None) is other
     assert choose_device("H200") is here
     assert choose_device("l40s").source == "catalogue"

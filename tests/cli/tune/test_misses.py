@@ -11,7 +11,7 @@ import pytest
 from blocktune.db.records.records import Best
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.miss_file import append_misses
+from blocktune.kernels.selection.miss_file import append_misses
 from blocktune.kernels.stored.provenance import ptxas_version, triton_version
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape

@@ -231,9 +231,18 @@ def test_a_bad_document_is_rejected_by_its_place(
     assert len(str(caught.value)) < 1500
 
 
+def without_checksums(document: Document) -> Document:
+    """A document that somebody has edited."""
+    rows = {
+        kind: [{name: value for name, value in row.items() if name != "checksum"} for row in document.get(kind, ())]
+        for kind in ("bests", "trials")
+    }
+    return copy.deepcopy(document) | rows
+
+
 def test_a_name_that_a_terminal_would_obey_is_not_stored(store: ResultStore, document: Document) -> None:
     with pytest.raises(UsageError, match="printable"):
-        store.import_json(put("device", "name", value="\x1b[2J")(copy.deepcopy(document)))
+        store.import_json(put("device", "name", value="\x1b[2J")(without_checksums(document)))
     assert store.devices() == []
 
 

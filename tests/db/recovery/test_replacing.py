@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_recovery_that_is_killed_between_its_steps_loses_no_row_of_the_log(
     with ResultStore.open(path) as store, closing(sqlite3.connect(path)) as keeps_the_log:
         keeps_the_log.execute("SELECT count(*) FROM trial").fetchone()
         store.record(trial)
-        store.record(Trial(**{name: getattr(trial, name) for name in trial.__slots__} | {"kernel_hash": "e" * 16}))
+        store.record(replace(trial, kernel_hash="e" * 16))
         content, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
     path.write_bytes(content)
     Path(f"{path}-wal").write_bytes(log)

@@ -128,6 +128,7 @@ def test_health_names_the_damage(sqlite_store: ResultStore, path: Path, trial: T
 def test_a_row_that_blocktune_never_wrote_is_reported(sqlite_store: ResultStore, path: Path, trial: Trial) -> None:
     sqlite_store.record(trial)
     run_sql(path, """UPDATE config SET document = '{"kernel": "flash_fwd", "ir_override": "/tmp/x"}'""")
+    run_sql(path, "UPDATE trial SET checksum = NULL")
     with pytest.raises(StoreCorruptError, match="blocktune wrote"):
         sqlite_store.trials()
 

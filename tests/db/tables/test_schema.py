@@ -15,6 +15,7 @@ from sqlalchemy import CheckConstraint, create_engine, inspect
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.records.records import Best
+from blocktune.db.records.row_checksums import served_checksum
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import Base
 from blocktune.db.tables.schema import APPLICATION_ID, CURRENT, VERSION_TABLE
@@ -31,6 +32,14 @@ def test_the_migrations_make_what_the_models_say(target: str) -> None:
         for name, table in Base.metadata.tables.items():  # alembic does not compare these
             checks = {item.name for item in table.constraints if isinstance(item, CheckConstraint)}
             assert {item["name"] for item in inspect(connection).get_check_constraints(name)} == checks
+
+
+def test_the_models_name_columns_in_the_order_of_the_file(sqlite_store: ResultStore, path: Path) -> None:
+    """What is recovered of a damaged file knows a value by its place in the row alone."""
+    with closing(sqlite3.connect(path)) as connection:
+        for name, table in Base.metadata.tables.items():
+            rows = connection.execute(f"PRAGMA table_info({name})")
+            assert [column.name for column in table.columns] == [row[1] for row in rows], name
 
 
 def test_the_newest_revision_is_the_one_that_is_asked_for() -> None:
@@ -78,6 +87,7 @@ def test_the_view_of_the_dispatcher_needs_sqlite_alone(sqlite_store: ResultStore
         "cuda": "13.0",
         "driver": "580.65.06",
         "power_limit_w": 700,
+        "checksum": served_checksum(best),
     }
 
 

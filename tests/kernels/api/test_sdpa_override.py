@@ -22,6 +22,7 @@ from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -90,19 +91,36 @@ def test_other_schemas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 class MathPlan:
     """Stands for a plan of ours, on the CPU."""
 
+    call: Call
+
     def __init__(self) -> None:
         self.directions: list[Direction] = []
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def of(self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction) -> "MathPlan":
+        """In the place of `Dispatcher.plan`."""
+        self.call = call
+        return self
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras) -> tuple[Tensor, Tensor]:
         self.directions.append(Direction.FORWARD)
-        return mathematics(query, key, value, call, lse=True)
+        assert (scale, extras) == (self.call.scale, self.call.extras)
+        return mathematics(query, key, value, self.call, lse=True)
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, call: Call
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        scale: float,
+        extras: Extras,
     ) -> tuple[Tensor, ...]:
         self.directions.append(Direction.BACKWARD)
+        assert (scale, extras) == (self.call.scale, self.call.extras)
         assert lse.shape == query.shape[:3]
-        return attention.backward(query, key, value, out, lse, grad, call)
+        return attention.backward(query, key, value, out, lse, grad, self.call)
 
 
 @pytest.fixture
@@ -127,7 +145,7 @@ def test_plans_compute_the_op_and_its_gradients(
     monkeypatch: pytest.MonkeyPatch, is_causal: bool, scale: float | None
 ) -> None:
     plan = MathPlan()
-    monkeypatch.setattr(Dispatcher, "plan", lambda self, *arguments: plan)
+    monkeypatch.setattr(Dispatcher, "plan", lambda self, *arguments: plan.of(*arguments))
     tensors, others = inputs(), inputs()
     out, lse, _, _, max_q, max_k, *_ = flash(*tensors, 0.0, is_causal, scale=scale)
     assert (max_q, max_k, lse.dtype) == (24, 24, torch.float32)

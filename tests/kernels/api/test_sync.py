@@ -37,6 +37,7 @@ def test_all_ranks_take_what_rank_0_has(told: Told, scenario: str, ranks: int) -
     assert [rank["before"] for rank in told[scenario]] == list(range(ranks))
     assert [rank["after"] for rank in told[scenario]] == [0] * ranks
     assert len({rank["hash"] for rank in told[scenario]}) == 1
+    assert [rank["autotuned"] for rank in told[scenario]] == [[128]] * ranks
 
 
 def test_the_hash_names_the_decision(told: Told) -> None:
@@ -65,6 +66,7 @@ def test_where_one_differs_all_raise_and_keep_what_they_had(told: Told, scenario
     for rank in told[scenario]:
         assert why in rank["error"]
         assert rank["after"] == rank["before"]
+        assert rank["autotuned"] == []
     assert len({rank["error"] for rank in told[scenario]}) == 1
 
 

@@ -149,6 +149,52 @@ def test_a_soft_cap_is_computed_where_sdpa_refuses_it(device: str) -> None:
     both_ways(model, logits, device, others="eager")
 
 
+def gpt_oss() -> Model:
+    """Sinks that matter, windows in every other layer."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": WINDOW}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
+    return model
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sinks_are_computed_as_eagerly(device: str) -> None:
+    kept = torch.ones(2, 16, dtype=torch.long, device=device)
+    kept[0, :5] = 0
+
+    def logits(model: Model) -> torch.Tensor:
+        return model(tokens(2, 16, device), attention_mask=kept).logits[kept.bool()]
+
+    both_ways(gpt_oss(), logits, device, others="eager")
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_sinks_generate_the_same_tokens(cache: str | None) -> None:
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+    def generated(model: Model) -> torch.Tensor:
+        return model.generate(tokens(2, 9, "cpu"), cache_implementation=cache, **options)
+
+    both_ways(gpt_oss(), generated, "cpu", others="eager")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sinks_learn_in_training(device: str) -> None:
+    model = gpt_oss().to(device, torch.float32).train()
+    ids, gradients = tokens(2, 16, device), []
+    for name in ("eager", register_with_transformers()):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        attention = [layer.self_attn for layer in model.model.layers]
+        gradients.append([part.grad.clone() for own in attention for part in (own.sinks, own.q_proj.weight)])
+    for one, other in zip(*gradients, strict=True):
+        assert bool(other.any())
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
 def test_packed_sequences_by_their_positions() -> None:
     positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
     both_ways(llama(), lambda model: model(tokens(1, 12, "cpu"), position_ids=positions).logits, "cpu")
@@ -182,7 +228,6 @@ def qkv(queries: int = 5, keys: int = 5) -> tuple[torch.Tensor, torch.Tensor, to
 @pytest.mark.parametrize(
     "strange",
     [
-        {"s_aux": torch.zeros(4)},
         {"position_bias": torch.zeros(1, 4, 5, 5)},
         {"output_attentions": True},
         {"cache": object()},

@@ -13,6 +13,7 @@ from triton.compiler import CompiledKernel
 from blocktune.kernels.base import launch
 from blocktune.kernels.base.direct_launch import MAX_MAPS, EncodedMaps, direct_launcher
 from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.steps import based
 
 GRID = (7, 1, 1)
 
@@ -79,6 +80,7 @@ def test_what_the_interpreter_returns_is_not_pinned() -> None:
     ("version", "pins"), [("3.5.1", False), ("3.6.0", True), ("3.9.0", True), ("3.10.0", False), ("4.0.0", False)]
 )
 def test_only_tried_versions_of_triton_are_pinned(monkeypatch: pytest.MonkeyPatch, version: str, pins: bool) -> None:
+    monkeypatch.setattr(launch, "_triton_version", launch._triton_version.__wrapped__)
     monkeypatch.setattr(launch.metadata, "version", lambda package: version)
     assert launch.can_pin(unloaded_kernel()) is pins
 
@@ -181,6 +183,18 @@ def test_the_direct_way_passes_addresses_and_keeps_encoded_descriptors(encoded: 
     assert encoded == [("block of 32", "meta0"), ("block of 64", "meta0")]
 
 
+def test_a_descriptor_of_a_part_belongs_to_its_address_and_rows(encoded: list[Any]) -> None:
+    """Workspaces come back at the same address for another number of packed tokens."""
+    compiled = Compiled(1)
+    described = [(0, lambda part: (based(part[0]).data_ptr(), part[1]))]
+    launch = direct_launcher(compiled, GRID, None, (), described)
+    assert launch is not None
+    for part in ((64, 5), (64, 5), (64, 9), (128, 5), (64, 9)):
+        launch(part, 1.0)
+        assert compiled.run.calls[-1] == (*LAUNCH, f"map of {part}", 8, 64, 1.0)
+    assert [part for part, _ in encoded] == [(64, 5), (64, 9), (128, 5)]
+
+
 @pytest.mark.usefixtures("encoded")
 def test_the_direct_way_without_descriptors() -> None:
     compiled = Compiled(0)
@@ -191,8 +205,8 @@ def test_the_direct_way_without_descriptors() -> None:
 def test_encoded_descriptors_do_not_pile_up(encoded: list[Any]) -> None:
     maps = EncodedMaps(lambda tensor: tensor.address, "meta")
     for address in range(3 * MAX_MAPS):
-        maps.of(Tensor(address))
-    assert len(maps._maps) <= MAX_MAPS
+        maps.encode(Tensor(address), address)
+        assert len(maps.kept) <= MAX_MAPS
     assert len(encoded) == 3 * MAX_MAPS
 
 

@@ -1,9 +1,7 @@
 """What a call costs on the host: on a GPU no more than a bare launch, and no more than PyTorch's own attention."""
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,51 +19,11 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.stock_autotune import KEY
 from tests.support.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
+from tests.support.host_time import CALLS, calmest, host_time
 from tests.support.recording import HOST_COST
 
-CALLS = 10_000
-ROUNDS = 3
 LOOKUP_US = 2.0
 LOOKUP_ON_ANY_MACHINE_US = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """Host time of one call: median and 99th percentile, in microseconds."""
-
-    median_us: float
-    p99_us: float
-
-    def __str__(self) -> str:
-        return f"median {self.median_us:6.2f} us, p99 {self.p99_us:6.2f} us"
-
-
-def host_time(call: Callable[[], Any], synchronise: Callable[[], Any] = lambda: None) -> HostTime:
-    """The time of single calls, without that of the clock.
-
-    The queue of the GPU is drained between batches, since a full queue makes the host wait.
-    """
-    clock = time.perf_counter_ns
-    empty, samples = [], []
-    for index in range(CALLS + 100):
-        if index % 100 == 0:
-            synchronise()
-        start = clock()
-        middle = clock()
-        call()
-        end = clock()
-        if index >= 100:
-            empty.append(middle - start)
-            samples.append(end - middle)
-    own = statistics.median(empty)
-    ordered = sorted(samples)
-    return HostTime((ordered[len(ordered) // 2] - own) / 1000, (ordered[len(ordered) * 99 // 100] - own) / 1000)
-
-
-def calmest(calls: dict[str, Callable[[], Any]]) -> dict[str, HostTime]:
-    """The host time of each, from the round in which other programs had the processor least; rounds by turns."""
-    rounds = [{what: host_time(call, torch.cuda.synchronize) for what, call in calls.items()} for _ in range(ROUNDS)]
-    return {what: min((times[what] for times in rounds), key=lambda time: time.median_us) for what in calls}
 
 
 def looked_up(dispatcher: Dispatcher, arguments: Any) -> Callable[[], Any]:
@@ -146,7 +104,7 @@ def test_host_cost_on_a_gpu(
         print(f"\n{torch.cuda.get_device_name()}, {name}, {CALLS} calls")
         for what, measured in times.items():
             print(f"  {COSTS_COLUMNS[what]:24s} {measured}")
-    told = {what: {"median_us": one.median_us, "p99_us": one.p99_us} for what, one in times.items()}
+    told = {what: one.document for what, one in times.items()}
     record_property(HOST_COST, {"kernel": name, "calls": CALLS, "times": told})
     assert times["look_up"].median_us <= LOOKUP_US
     assert times["attention"].median_us <= times["bare_launch"].median_us

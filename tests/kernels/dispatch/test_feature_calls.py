@@ -191,15 +191,6 @@ def test_bad_arguments_of_a_cache_are_refused_before_any_launch(message: str, ar
         flash_attn_with_kvcache(Q, CACHE, CACHE, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("rotary_cos", Q), ("cache_batch_idx", Q), ("cache_leftpad", Q), ("num_splits", 4)],
-)
-def test_what_is_not_served_is_named(name: str, value: Any) -> None:
-    with pytest.raises(NotImplementedError, match=f"`{name}`"):
-        flash_attn_with_kvcache(Q, CACHE, CACHE, **{name: value})
-
-
 def test_gradients_of_these_calls_are_refused() -> None:
     with pytest.raises(UsageError, match="no gradients"):
         flash_attn_with_kvcache(Q.clone().requires_grad_(), CACHE, CACHE)

@@ -228,7 +228,7 @@ def asked(**changes: Any) -> list[Any]:
     first = {
         "dispatcher": attention._number, "causal": "none", "scale": 0.25, "window": [-1, -1], "softcap": 0.0,
         "dropout_p": 0.0, "deterministic": False,
-        "page_size": 0, "blocks_of": [0, 0], "lengths": None,
+        "page_size": 0, "blocks_of": [0, 0], "lengths": None, "num_splits": 0,
     }  # fmt: skip
     tensors = dict.fromkeys((*EXTRA_TENSORS, "drawn", "blocks"))
     return list((first | tensors | changes).values())
@@ -244,14 +244,15 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, in torch 2.15
-@pytest.mark.parametrize(("layout", "changes"), CALLS)
+@pytest.mark.parametrize(("layout", "changes"), [*CALLS, ("bshd", {"sinks": torch.rand(4)})])
 def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
     leaves = inputs(layout=layout, dim_v=8)
     arguments = asked(**changes)
     forward, backward = DROPOUT if "drawn" in changes else (FORWARD, BACKWARD)
     opcheck(forward, (*leaves, True, *arguments))
     out, lse = (tensor.detach() for tensor in forward(*leaves, True, *arguments))
-    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), *arguments))
+    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), None, *arguments))
+    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.zeros_like(out), lse, *arguments))
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -263,13 +264,13 @@ def test_fakes_have_the_sizes_and_strides_of_results(
         request.getfixturevalue("kernels")
     leaves, arguments = [leaf.detach() for leaf in inputs(layout=layout, dim_v=8)], asked(**changes)
     real = FORWARD(*leaves, True, *arguments)
-    gradients = BACKWARD(*leaves, *real, torch.randn_like(real[0]), *arguments)
+    gradients = BACKWARD(*leaves, *real, torch.randn_like(real[0]), None, *arguments)
     mode = FakeTensorMode()
     with mode:
         fake_leaves = [mode.from_tensor(leaf) for leaf in leaves]
         given = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments]
         fakes = FORWARD(*fake_leaves, True, *given)
-        fake_gradients = BACKWARD(*fake_leaves, *fakes, fakes[0], *given)
+        fake_gradients = BACKWARD(*fake_leaves, *fakes, fakes[0], None, *given)
     for fake, result in zip((*fakes, *fake_gradients), (*real, *gradients), strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (result.shape, result.stride(), result.dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from blocktune.kernels.dispatch import plan_table
+from blocktune.kernels.dispatch import guards
 from blocktune.kernels.dispatch.plan import SdpaPlan, needs_gradients, plan_key
 from blocktune.kernels.dispatch.plan_table import PlanTable
 from blocktune.kernels.selection.explanation import Explanation
@@ -26,7 +26,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[PlanTable, Three, SdpaPlan]:
     """A table with a plan for these tensors, which was asked for last; with PyTorch's guards or without."""
     if request.param == "keys":
-        monkeypatch.setattr(plan_table, "_guards", lambda: None)
+        monkeypatch.setattr(guards, "_guards", lambda: None)
     query, key, value = (tensor.to("cuda" if request.param == "cuda" else "cpu") for tensor in tensors(SHAPE))
     arguments = query, key, value
     explanation = Explanation(rung=Rung.SDPA, reason="a test")
@@ -138,9 +138,9 @@ def test_one_tensor_in_several_places_and_inference_mode(known: tuple[PlanTable,
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_this_pytorch_has_the_guards(device: str) -> None:
     """Without them everything works, but takes twice as long."""
-    assert plan_table._guards() is not None
+    assert guards._guards() is not None
     query, key, value = (tensor.to(device) for tensor in tensors(SHAPE))
-    guard = plan_table.guard_of(query, key, value)
+    guard = guards.guard_of(query, key, value)
     assert guard(query, key, value)
     assert guard(query.clone(), key.clone(), value.clone())
     assert not guard(query, query, value)
@@ -174,4 +174,4 @@ def test_guards_that_answer_otherwise_are_not_taken(monkeypatch: pytest.MonkeyPa
 
     for changed in (Guards, Refusing):
         monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", changed)
-        assert plan_table._guards.__wrapped__() is None
+        assert guards._guards.__wrapped__() is None

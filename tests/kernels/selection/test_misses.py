@@ -22,8 +22,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection import misses
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.selection.misses import MissLog, miss_of, work_of
-from blocktune.kernels.stored.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.shape import AttentionShape

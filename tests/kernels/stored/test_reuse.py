@@ -15,7 +15,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import Rung
-from blocktune.kernels.stored import provenance as identity
+from blocktune.kernels.stored import provenance
 from blocktune.kernels.stored.sources import SqliteConfigs
 from tests.support.dispatch_fakes import H200, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
 
@@ -29,7 +29,7 @@ H100 = device_named("h100_sxm5")
 def kernel(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     """The CPU as an H200 with one kernel and a driver."""
     kernel = pretend_h200(monkeypatch)
-    monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(provenance, "driver_version", lambda: "580.65.06")
     return kernel
 
 

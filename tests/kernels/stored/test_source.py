@@ -26,8 +26,7 @@ from blocktune.kernels import registry
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import ConfigTable
-from blocktune.kernels.stored import provenance as identity
-from blocktune.kernels.stored import store_file
+from blocktune.kernels.stored import provenance, store_file
 from blocktune.kernels.stored.background import BackgroundRead
 from blocktune.kernels.stored.export_file import rows_in_file
 from blocktune.kernels.stored.json_pieces import canonical_text
@@ -153,8 +152,8 @@ def test_the_store_is_not_changed_by_reading(store: Path) -> None:
 def test_what_a_row_is_worth_here(
     tmp_path: Path, changes: dict[str, Any], found: tuple[Origin, Reuse | None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(identity, "power_limit_w", lambda uuid: 700)
+    monkeypatch.setattr(provenance, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(provenance, "power_limit_w", lambda uuid: 700)
     path = store_with(tmp_path / "store.db", best(SHAPE, config(), **changes))
     assert [(row.origin, row.reuse) for row in SqliteConfigs(path).configs(H200)] == ([] if found is None else [found])
 
@@ -163,7 +162,9 @@ def test_a_store_of_an_older_schema_is_read(store: Path) -> None:
     with closing(sqlite3.connect(store)) as connection, connection:
         (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'dispatch'").fetchone()
         connection.execute("DROP VIEW dispatch")
-        connection.execute(view.replace(",\n    environment.power_limit_w AS power_limit_w", ""))
+        for newer in ("environment.power_limit_w AS power_limit_w", "best.served_checksum AS checksum"):
+            view = view.replace(f",\n    {newer}", "")
+        connection.execute(view)
         connection.execute("UPDATE blocktune_schema SET version_num = '0002'")
     with closing(sqlite3.connect(store)) as connection:
         columns = [column[0] for column in connection.execute("SELECT * FROM dispatch").description]
@@ -453,7 +454,7 @@ def test_rows_that_wait_in_a_log_on_read_only_media_are_not_passed_over_in_silen
     path = store_with(open_directory / "store.db", best(SHAPE, config()))
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("PRAGMA wal_autocheckpoint = 0")
-        writer.execute("UPDATE best SET time_us = 11")
+        writer.execute("UPDATE best SET time_us = 11, served_checksum = NULL")
         for name in ("copy.db", "copy.db-wal"):  # as a backup taken while the store was in use
             shutil.copy(open_directory / name.replace("copy", "store"), open_directory / name)
     for file in open_directory.iterdir():
@@ -465,7 +466,7 @@ def test_rows_that_wait_in_a_log_on_read_only_media_are_not_passed_over_in_silen
 def test_a_reader_sees_what_a_writer_has_committed_meanwhile(store: Path) -> None:
     with closing(sqlite3.connect(store, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        writer.execute("UPDATE best SET time_us = 11")
+        writer.execute("UPDATE best SET time_us = 11, served_checksum = NULL")
         assert [row.time_us for row in SqliteConfigs(store).configs(H200)] == [10.0]
         writer.execute("COMMIT")
         assert [row.time_us for row in SqliteConfigs(store).configs(H200)] == [11.0]

@@ -15,15 +15,16 @@ import time
 import traceback
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
-from blocktune.tuner.search.tune import tune
+from blocktune.tuner.search import tune as tuning
 from tests.support import landscape
 
 LONGEST_SECONDS = 0.6
@@ -48,10 +49,10 @@ class LoggedRunner(ReplayRunner):
         return super().measure(config)
 
 
-class LoggedStore(ResultStore):
+class LoggedRecorder(Recorder):
     """Says what it has acknowledged."""
 
-    log: int
+    log: ClassVar[int]
 
     def record(self, trial: Trial) -> None:
         super().record(trial)
@@ -59,9 +60,10 @@ class LoggedStore(ResultStore):
 
 
 def run(place: Path, log: int) -> None:
-    with LoggedStore.open(place) as store:
-        store.log = log
-        tune(
+    LoggedRecorder.log = log
+    tuning.Recorder = LoggedRecorder
+    with ResultStore.open(place) as store:
+        tuning.tune(
             landscape.SHAPE,
             device=landscape.DEVICE,
             store=store,

@@ -16,16 +16,22 @@ from typing import Any
 
 import torch.distributed as dist
 
+from blocktune.db.records.records import Environment
+from blocktune.db.records.user_records import UserBest
+from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels import registry
-from blocktune.kernels.api import rank_sync as sync
+from blocktune.kernels.api import rank_sync
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored.sources import SqliteConfigs
+from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from tests.support.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 
 SHAPE = shape_like(1024)
+KERNEL, SOURCE = "package.module:scale", "0123456789abcdef"
 CONFIGS = [KernelConfig("plain", m, n, w, 2) for m, n, w in ((128, 64, 8), (64, 64, 4), (64, 32, 8), (128, 32, 4))]
 
 
@@ -48,12 +54,12 @@ def current_device_is(*devices: DeviceSpec | None) -> Callable[[int], None]:
             raise NoDeviceError("A GPU is required here.")
         return device
 
-    return lambda rank: setattr(sync, "current_device", lambda: current(rank))
+    return lambda rank: setattr(rank_sync, "current_device", lambda: current(rank))
 
 
 def other_triton(rank: int) -> None:
     if rank == 2:
-        sync.triton_version = lambda: "3.9.9"
+        rank_sync.triton_version = lambda: "3.9.9"
 
 
 def other_kernel(rank: int) -> None:
@@ -62,7 +68,7 @@ def other_kernel(rank: int) -> None:
 
 
 def nonsense(rank: int) -> None:
-    sync.rows_within = lambda source, device: ([object()], [])
+    rank_sync.rows_within = lambda source, device, signed_by=None: ([object()], [])
 
 
 H100 = device_named("h100_sxm5")
@@ -90,15 +96,36 @@ def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
     answer: dict[str, Any] = {"before": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
     if members is None or rank in members:
         try:
-            answer["hash"] = sync.sync_configs(group, dispatcher=dispatcher)
+            answer["hash"] = rank_sync.sync_configs(group, dispatcher=dispatcher)
         except UsageError as error:
             answer["error"] = str(error)
-    return answer | {"after": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config)}
+    autotuned = [winner.config.parameters["BLOCK"] for winner in frozen_winners(KERNEL, SOURCE, H200)]
+    return answer | {"after": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config), "autotuned": autotuned}
+
+
+def know_autotuned(store: Path, rank: int) -> None:
+    """Let a rank's store hold a winner of a kernel under `autotune`, one of its own."""
+    config = UserConfig(KERNEL, (("BLOCK", 128 << rank),))
+    environment = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
+    with UserKernelStore.open(store) as opened:
+        opened.set_best(
+            UserBest(
+                device=H200,
+                environment=environment,
+                problem=Problem.of({"n": 1000}),
+                config=config,
+                source_hash=SOURCE,
+                time_us=1.0,
+                default=config,
+            )
+        )
+    os.environ["BLOCKTUNE_DB"] = str(store)
 
 
 def be_rank(scenario: Scenario, rank: int, folder: Path) -> None:
+    know_autotuned(folder.parent / f"store{rank}.db", rank)
     registry.KERNELS = {"plain": PlainKernel()}
-    sync.current_device = lambda: H200
+    rank_sync.current_device = lambda: H200
     scenario.prepare(rank)
     meeting, patience = f"file://{folder}/meeting", timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=scenario.ranks, timeout=patience)

@@ -21,7 +21,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare import line_up
-from blocktune.tuner.compare.ladder import Ladder, climb, planned_steps
+from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_steps import (
     IDEAS,
     Step,
@@ -36,7 +36,7 @@ from blocktune.tuner.compare.standard_attention import standard_attention, stand
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
@@ -105,7 +105,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
-    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
     monkeypatch.setattr(line_up, "ROUNDS_SECONDS", 1e-3)
 
     def climbed(shape: AttentionShape = SMALL, **given: Any) -> Ladder:
@@ -124,7 +124,7 @@ def test_every_step_has_an_idea_and_they_come_in_order() -> None:
 
 
 def test_the_steps_that_show_one_change_share_their_blocks() -> None:
-    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, ())}
+    steps = {step.name: step.config for step in listed_steps(LONG, H200.limits, ())}
     plain = [steps[name] for name in ("v1", "v2", "padded", "transposed")]
     assert len({(config.block_m, config.block_n, config.num_warps) for config in plain if config}) == 1
     assert steps["v2"] is not None
@@ -132,9 +132,9 @@ def test_the_steps_that_show_one_change_share_their_blocks() -> None:
 
 
 def test_the_paper_s_rule_is_a_step_of_its_own() -> None:
-    steps = {step.name: step for step in planned_steps(LONG, H200.limits, ())}
+    steps = {step.name: step for step in listed_steps(LONG, H200.limits, ())}
     assert steps["paper"].config == KernelConfig("flash_v1", 64, 128, 4, 1), "ceil(116224 / 256) keys, rounded down"
-    few = {step.name: step for step in planned_steps(replace(LONG, seqlen_q=4), H200.limits, ())}
+    few = {step.name: step for step in listed_steps(replace(LONG, seqlen_q=4), H200.limits, ())}
     assert few["paper"].config is None
     assert "no block of the paper's rule fits" in few["paper"].problem
 
@@ -144,7 +144,7 @@ def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:
     portable = KernelConfig.of("flash_fwd", kernel.default_config(LONG, H200.limits).parameters | {"block_n": 32})
     impossible = KernelConfig.of("flash_fwd", portable.parameters | {"block_m": 512})
     special = hopper.default_config(LONG, H200.limits)
-    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, (impossible, special, portable))}
+    steps = {step.name: step.config for step in listed_steps(LONG, H200.limits, (impossible, special, portable))}
     assert (steps["tuned"], steps["hopper"]) == (portable, special)
     assert steps["v2"] != portable
 
@@ -246,7 +246,7 @@ def test_only_a_plain_forward_has_a_ladder(changes: dict[str, Any]) -> None:
 
 
 def test_bytes_are_those_of_the_io_model() -> None:
-    steps = {step.name: step.config for step in planned_steps(LONG, H200.limits, ())}
+    steps = {step.name: step.config for step in listed_steps(LONG, H200.limits, ())}
     rows = 2 * 32 * 8192
     assert bytes_of(LONG, None).counted == standard_traffic(LONG).total_bytes
     assert bytes_of(LONG, steps["v1"]).counted == v1_traffic(LONG, 64, 64).total_bytes + rows * 64 * (4 + 2)

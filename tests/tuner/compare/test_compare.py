@@ -17,11 +17,10 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare import compare as use_case
 from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.compare import compare, tune_command
 from blocktune.tuner.compare.report import Comparison, timing_of
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 from blocktune.tuner.search.shape_defaults import complete_shape
 
 DEVICE = device_named("h200")
@@ -93,8 +92,8 @@ def winner(**changes: Any) -> Best:
 
 @pytest.fixture
 def run(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comparison]:
-    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr(use_case, "PEERS", {"cudnn": "MATH", "fa2": "NO_SUCH_BACKEND"})
+    monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "MATH", "fa2": "NO_SUCH_BACKEND"})
     assert store.set_best(winner())
 
     def compared(**given: Any) -> Comparison:
@@ -143,8 +142,8 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
     firsts = {order[0] for order in clock.orders}
     assert len(firsts) == (3 if regime is Regime.BURST else 1), "the clock itself rotates within one call"
     bursts = regime is Regime.BURST
-    assert clock.heated == ([bench.FINAL_HEAT_SECONDS[regime]] if bursts else [])
-    assert clock.loaded == ([] if bursts else [*bench.LOAD_SECONDS])
+    assert clock.heated == ([protocol.FINAL_HEAT_SECONDS[regime]] if bursts else [])
+    assert clock.loaded == ([] if bursts else [*protocol.LOAD_SECONDS])
     assert comparison.load is not None
     assert comparison.to_json()["load"]["samples"] == comparison.load.samples >= 1
 
@@ -152,7 +151,7 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
 def test_a_backend_that_is_not_there_is_named(
     run: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(use_case, "PEERS", {"cudnn": "CUDNN_ATTENTION"})
+    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "CUDNN_ATTENTION"})
     comparison = run(clock=FakeClock())
     cudnn, tuned = comparison.entry("cudnn"), comparison.entry("tuned")
     assert cudnn is not None

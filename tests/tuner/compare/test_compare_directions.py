@@ -18,12 +18,11 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.compare import compare as use_case
 from blocktune.tuner.compare.compare import compare
 from blocktune.tuner.compare.peers import sdpa_problem
 from blocktune.tuner.compare.report import Comparison
 from blocktune.tuner.correctness.inputs import key_bytes
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 
 DEVICE = device_named("h200")
 SHAPE = AttentionShape(
@@ -68,8 +67,8 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Comparison]]:
     """Compares a shape whose winner is the default of the first kernel that computes it."""
-    monkeypatch.setattr(bench, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr(use_case, "PEERS", {"cudnn": "MATH"})
+    monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
+    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "MATH"})
     with ResultStore.open(tmp_path / "results.db") as store:
 
         def compared(shape: AttentionShape, **given: Any) -> Comparison:

@@ -9,7 +9,7 @@ import torch
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.correctness import feature_reference as feature_rows
+from blocktune.tuner.correctness import feature_reference
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.features import FeatureQuestion, make_feature_questions
@@ -64,9 +64,9 @@ def test_what_ignores_the_feature_is_wrong(label: str) -> None:
 @pytest.mark.parametrize("label", ["window=20:5", "dropout", "additive softcap"])
 def test_chunks_of_rows_are_the_whole(label: str, causal: Causal, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_with(label, causal, seqlen_q=200)
-    whole = feature_rows.Group(make_inputs(shape, device="cpu", seed=1), 3)
+    whole = feature_reference.Group(make_inputs(shape, device="cpu", seed=1), 3)
     right, gradients = whole.forward(), whole.gradients(torch.ones(2, 200, 16))
-    monkeypatch.setattr(feature_rows, "CHUNK_SCORES", 1)
+    monkeypatch.setattr(feature_reference, "CHUNK_SCORES", 1)
     assert len(list(whole.chunks())) == 4
     found = (*whole.forward(), *whole.gradients(torch.ones(2, 200, 16)))
     for part, expected in zip(found, (*right, *gradients), strict=True):

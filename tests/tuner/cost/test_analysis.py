@@ -49,8 +49,8 @@ def test_every_model_takes_part() -> None:
     assert found.breakdown is not None
     assert found.waves is not None
     assert found.waves.grid_blocks == 64 * 2 * 16
-    assert found.budget is not None
-    assert found.budget.shared_bytes == 131_072
+    assert found.on_chip is not None
+    assert found.on_chip.shared_bytes == 131_072
     assert list(found.traffic) == list(found.rooflines) == ["standard", "v1", "v2", "v2_perfect_l2"]
     bytes_ = {name: traffic.total_bytes for name, traffic in found.traffic.items()}
     assert bytes_["v1"] > bytes_["v2"] > bytes_["v2_perfect_l2"]
@@ -73,8 +73,8 @@ def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None
     assert list(found.traffic) == ["standard", "v1", "v2", "v2_perfect_l2"]
     assert found.breakdown is not None
     assert found.waves is not None
-    assert found.budget is not None
-    assert found.budget.shared_bytes == kernel.shared_bytes(config, SHAPE, H200.limits)
+    assert found.on_chip is not None
+    assert found.on_chip.shared_bytes == kernel.shared_bytes(config, SHAPE, H200.limits)
     assert "Bound by" in explain(found)
 
 
@@ -247,7 +247,7 @@ def test_a_window_takes_time_and_bytes_away() -> None:
     assert narrow.breakdown is not None
     assert wide.breakdown.tensor_us > 6 * narrow.breakdown.tensor_us
     assert wide.traffic["own"].total_bytes > 5 * narrow.traffic["own"].total_bytes
-    assert narrow.budget is not None
+    assert narrow.on_chip is not None
 
 
 @pytest.mark.parametrize(

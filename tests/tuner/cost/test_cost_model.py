@@ -16,6 +16,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
+from blocktune.tuner.cost.iterations import ADDED_BYTES_PER_CLOCK
 from blocktune.tuner.cost.model import (
     CostBreakdown,
     missing_rates,
@@ -26,7 +27,6 @@ from blocktune.tuner.cost.model import (
     predict_us,
 )
 from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.cost.rounds import ADDED_BYTES_PER_CLOCK
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.launches import Passes

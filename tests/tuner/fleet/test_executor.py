@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from blocktune.db.records.records import Regime
-from blocktune.kernels.hardware import device as devices
+from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import processors
-from blocktune.tuner.fleet import local_executor as executor_local
+from blocktune.tuner.fleet import local_executor
 from blocktune.tuner.fleet.executor import Executor
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import LocalExecutor
@@ -148,7 +148,7 @@ def test_a_gpu_that_loses_every_job_gets_no_more(host: Host) -> None:
     events = host.run(2, *range(1, 11))
     assert sorted(ended(events, Finished)) == list(range(1, 11))
     lost = [event for event in events if isinstance(event, WorkerLost)]
-    assert [event.worker for event in lost] == ["GPU 1"] * executor_local.MAX_LOSSES_IN_A_ROW
+    assert [event.worker for event in lost] == ["GPU 1"] * local_executor.MAX_LOSSES_IN_A_ROW
     assert [event.retired for event in lost] == [False, False, True]
 
 
@@ -210,6 +210,6 @@ def test_a_job_survives_its_journey() -> None:
 def test_unlike_gpus_are_never_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     nameless = dataclasses.replace(gpu(3), uuid=None)
     here = (gpu(0), gpu(1, "a100"), gpu(2), nameless)
-    monkeypatch.setattr(devices, "present_devices", lambda: here)
+    monkeypatch.setattr(device, "present_devices", lambda: here)
     assert alike_devices(gpu(0)) == ((gpu(0), gpu(2)), (gpu(1, "a100"), nameless))
     assert alike_devices(gpu(1, "a100"))[0] == (gpu(1, "a100"),)

@@ -13,7 +13,7 @@ from tests.tuner.lab import test_replay as recorded
 
 pytestmark = pytest.mark.triton_free
 
-OTHER = CostConstants(block_start_cycles=9000.0, round_latency_cycles=120.0)
+OTHER = CostConstants(block_start_cycles=9000.0, iteration_latency_cycles=120.0)
 
 
 def made_by(constants: CostConstants, unit: float = 1.0) -> Sweep:
@@ -35,14 +35,14 @@ def test_nothing_is_to_be_fitted_where_the_model_is_right() -> None:
 
 
 def test_the_fit_comes_near_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = {name: BOUNDS[name] for name in ("block_start_cycles", "round_latency_cycles")}
+    wanted = {name: BOUNDS[name] for name in ("block_start_cycles", "iteration_latency_cycles")}
     monkeypatch.setattr(calibration, "BOUNDS", wanted)
     told: list[float] = []
     sweep = made_by(OTHER, unit=3.0)
     found = calibrate([sweep], on_round=told.append)
     assert told == sorted(told, reverse=True)
     assert misfit([sweep], found) < 0.25 * misfit([sweep])
-    assert found.round_latency_cycles == pytest.approx(OTHER.round_latency_cycles, rel=0.25)
+    assert found.iteration_latency_cycles == pytest.approx(OTHER.iteration_latency_cycles, rel=0.25)
     assert replace(found, **{name: getattr(CONSTANTS, name) for name in wanted}) == CONSTANTS
 
 

@@ -13,7 +13,7 @@ import pytest
 from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.tuner.lab import sweep_file
-from blocktune.tuner.lab.sweep_file import DECIMALS, SUFFIX, Sweep, load_sweep, save_sweep, sweep_files, sweeps_of
+from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep, load_sweep, save_sweep, sweep_files, sweeps_of
 from tests.support import landscape
 
 pytestmark = pytest.mark.triton_free
@@ -89,7 +89,7 @@ def test_a_file_holds_all_that_was_recorded(tmp_path: Path) -> None:
         old = written[trial.config]
         for name in ("kernel_hash", "outcome", "resources", "error", "created_at"):
             assert getattr(trial, name) == getattr(old, name)
-        assert trial.samples_us == tuple(round(sample, DECIMALS["samples_us"]) for sample in old.samples_us)
+        assert trial.samples_us == tuple(round(sample, 3) for sample in old.samples_us)
         assert trial.telemetry.sm_clock_mhz == old.telemetry.sm_clock_mhz
         assert trial.predicted_us is None  # follows from the rest
 

@@ -5,32 +5,32 @@ from typing import Any
 
 import pytest
 
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 from blocktune.tuner.search.finals import CHALLENGER_BAND
 
 
 def test_short_kernels_get_more_rounds() -> None:
-    assert bench.candidate_rounds(10.0) == 30
-    assert bench.candidate_rounds(2_500.0) == 10
-    assert bench.candidate_rounds(1e6) == 5
-    assert bench.final_rounds([100.0] * 8) == 150
-    assert bench.final_rounds([1e5] * 8) == 15
+    assert protocol.candidate_rounds(10.0) == 30
+    assert protocol.candidate_rounds(2_500.0) == 10
+    assert protocol.candidate_rounds(1e6) == 5
+    assert protocol.final_rounds([100.0] * 8) == 150
+    assert protocol.final_rounds([1e5] * 8) == 15
 
 
 def test_the_margin_of_the_race_leaves_room_for_the_finals() -> None:
-    assert bench.RACE_MARGIN > 1.05 * CHALLENGER_BAND
-    assert bench.CANDIDATE_ROUNDS[0] > bench.RACE_ROUNDS
-    assert [bench.stopped_early((1.0,) * count) for count in (0, 2, 5)] == [False, True, False]
+    assert protocol.RACE_MARGIN > 1.05 * CHALLENGER_BAND
+    assert protocol.CANDIDATE_ROUNDS[0] > protocol.RACE_ROUNDS
+    assert [protocol.stopped_early((1.0,) * count) for count in (0, 2, 5)] == [False, True, False]
 
 
 def test_ratios_are_taken_inside_a_round() -> None:
     rounds = ((10.0, 20.0), (11.0, 22.0), (30.0, 60.0))
-    assert bench.column(rounds, 1) == (20.0, 22.0, 60.0)
-    assert bench.median_ratio(bench.column(rounds, 1), bench.column(rounds, 0)) == 2.0
+    assert protocol.column(rounds, 1) == (20.0, 22.0, 60.0)
+    assert protocol.median_ratio(protocol.column(rounds, 1), protocol.column(rounds, 0)) == 2.0
 
 
 def test_the_order_rotates() -> None:
-    assert [bench.rotated(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
+    assert [protocol.rotated(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
 
 
 class FakeGpu:
@@ -87,7 +87,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def test_launch_overhead_does_not_leak_in(gpu: FakeGpu) -> None:
-    clock = bench.CudaClock()
+    clock = protocol.CudaClock()
     launches = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0), lambda: gpu.work("b", host_us=50.0, gpu_us=8.0)]
     for row in clock.rounds(launches * 4, 3):
         assert row == pytest.approx((5.0, 8.0) * 4)
@@ -95,13 +95,13 @@ def test_launch_overhead_does_not_leak_in(gpu: FakeGpu) -> None:
 
 
 def test_without_the_head_start_it_would(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_MAX_HEAD_START", 0)
+    monkeypatch.setattr(protocol, "_MAX_HEAD_START", 0)
     launch = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0)] * 8
-    assert max(bench.CudaClock().rounds(launch, 1)[0]) > 20.0
+    assert max(protocol.CudaClock().rounds(launch, 1)[0]) > 20.0
 
 
 def test_every_launch_finds_a_cold_cache(gpu: FakeGpu) -> None:
-    clock = bench.CudaClock()
+    clock = protocol.CudaClock()
     clock.rounds([lambda: gpu.work("a", host_us=1.0, gpu_us=50.0)] * 3, 2)
     flushed = [before for before, name in zip(gpu.log, gpu.log[1:], strict=False) if name == "a"]
     assert flushed == ["flush"] * 6
@@ -109,20 +109,20 @@ def test_every_launch_finds_a_cold_cache(gpu: FakeGpu) -> None:
 
 def test_heating_is_by_time(gpu: FakeGpu) -> None:
     launches: list[int] = []
-    bench.CudaClock().heat(lambda: launches.append(1), 0.02)
+    protocol.CudaClock().heat(lambda: launches.append(1), 0.02)
     assert len(launches) >= 4
 
 
 @pytest.fixture
 def fake_time(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time as the host of the fake GPU has it."""
-    monkeypatch.setattr(bench.time, "monotonic", lambda: gpu.host_us / 1e6)
+    monkeypatch.setattr(protocol.time, "monotonic", lambda: gpu.host_us / 1e6)
 
 
 @pytest.mark.usefixtures("fake_time")
 def test_a_load_never_pauses_while_it_is_timed(gpu: FakeGpu) -> None:
     launches = [lambda: gpu.work("a", host_us=10.0, gpu_us=500.0), lambda: gpu.work("b", host_us=10.0, gpu_us=800.0)]
-    clock = bench.CudaClock()
+    clock = protocol.CudaClock()
     clock.loaded_rounds(launches, 0.1)
     idle_us, began_us = gpu.idle_us, gpu.gpu_us
     rounds = clock.loaded_rounds(launches, 1.0)
@@ -140,6 +140,6 @@ def test_a_load_never_pauses_while_it_is_timed(gpu: FakeGpu) -> None:
 @pytest.mark.usefixtures("fake_time")
 def test_under_load_a_slow_host_does_not_leak_in_either(gpu: FakeGpu) -> None:
     launches = [lambda: gpu.work("a", host_us=1.0, gpu_us=20.0), lambda: gpu.work("b", host_us=60.0, gpu_us=10.0)]
-    rounds = bench.CudaClock().loaded_rounds(launches * 2, 0.05)
-    assert len(rounds) >= bench.MIN_LOADED_ROUNDS
+    rounds = protocol.CudaClock().loaded_rounds(launches * 2, 0.05)
+    assert len(rounds) >= protocol.MIN_LOADED_ROUNDS
     assert set(rounds) == {(20.0, 10.0) * 2}

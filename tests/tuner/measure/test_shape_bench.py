@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.measure import protocol as bench
+from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.bench import Bench, WrongResultError
 from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import RACE_ROUNDS, Rounds
@@ -128,14 +128,14 @@ def test_the_anchor_is_measured_alone_and_never_stopped(measure: Callable[..., l
 @pytest.mark.parametrize(("regime", "rests"), [(Regime.BURST, True), (Regime.SUSTAINED, False)])
 def test_in_bursts_every_round_comes_after_a_rest(monkeypatch: pytest.MonkeyPatch, regime: Regime, rests: bool) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(bench.time, "sleep", slept.append)
+    monkeypatch.setattr(protocol.time, "sleep", slept.append)
     launches = {config(relative): Launch() for relative in (1.0, 1.1)}
     clock = KnownClock(dict.fromkeys(launches.values(), ANCHOR_US))
     subject = Bench(Right(), Right(), clock=clock, bind=launches.__getitem__, terms=Terms(regime=regime))
     rounds = [len(subject.measure(each, lambda stage: None).samples_us) for each in launches]
     rounds.append(len(subject.finals(list(launches), lambda stage: None)[0]))
-    assert slept == [bench.REST_SECONDS] * (sum(rounds) if rests else 0)
-    assert clock.heated[-1] == bench.FINAL_HEAT_SECONDS[regime]
+    assert slept == [protocol.REST_SECONDS] * (sum(rounds) if rests else 0)
+    assert clock.heated[-1] == protocol.FINAL_HEAT_SECONDS[regime]
     assert sum(count for contenders, count in clock.log if contenders == 2) == rounds[1] + rounds[2] + 1
 
 

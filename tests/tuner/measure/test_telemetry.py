@@ -2,61 +2,42 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
 
 from blocktune.db.records.records import Telemetry
+from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.measure import telemetry
-from blocktune.tuner.measure.telemetry import GpuMonitor, canonical_uuid, disturbances, gpu_lock, nvml_devices
+from blocktune.tuner.measure.telemetry import GpuMonitor, disturbances, gpu_lock, nvml_devices
+from tests.support.fake_nvml import UUID, FakeNvml
 
 pytestmark = pytest.mark.triton_free
 
-UUID = "GPU-11111111-2222-3333-4444-555555555555"
-
-
-def refuse(*arguments: Any) -> None:
-    raise pynvml.NVMLError_NotSupported
-
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """One GPU that tells its name, clocks and power, and not its temperature or throttling."""
-    answers: dict[str, Callable[..., Any]] = {
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: "handle",
-        "nvmlDeviceGetHandleByUUID": lambda uuid: "handle" if uuid == UUID else refuse(),
-        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
-        "nvmlDeviceGetUUID": lambda handle: UUID,
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: [9, 0],
-        "nvmlDeviceGetClockInfo": lambda handle, kind: {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[kind],
-        "nvmlDeviceGetPowerUsage": lambda handle: 512_300,
-        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: ["worker", "somebody"],
-        "nvmlDeviceGetTemperature": refuse,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": refuse,
-        "nvmlSystemGetDriverVersion": lambda: "580.159.04",
-    }
-    constants = {name: getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_")}
-    fake = SimpleNamespace(**constants, **answers)
-    monkeypatch.setattr(telemetry, "_nvml", lambda: fake)
-    return fake
+    fake = FakeNvml()
+    fake.install(monkeypatch)
+    telemetry._nvml.cache_clear()
+    yield fake
+    telemetry._nvml.cache_clear()
 
 
-def test_what_nvml_does_not_answer_is_unknown(nvml: SimpleNamespace) -> None:
+def test_what_nvml_does_not_answer_is_unknown(library: FakeNvml) -> None:
     monitor = GpuMonitor(UUID, own_processes=1)
     assert monitor.sample() == Telemetry(sm_clock_mhz=1980, memory_clock_mhz=3201, power_w=512.3, other_processes=1)
     assert monitor.power_limit_w == 700
-    assert telemetry.driver_version() == "580.159.04"
-    nvml.nvmlDeviceGetComputeRunningProcesses = refuse
-    assert monitor.sample().other_processes is None
+    assert monitor.energy_j() == (1 << 40) / 1000
+    library.code = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert monitor.sample() == Telemetry()
+    assert (monitor.power_limit_w, monitor.energy_j()) == (0, None)
 
 
-def test_a_gpu_is_found_by_its_uuid_alone(nvml: SimpleNamespace) -> None:
+def test_a_gpu_is_found_by_its_uuid_alone(library: FakeNvml) -> None:
     assert canonical_uuid(UUID.removeprefix("GPU-")) == UUID
     assert GpuMonitor(UUID.removeprefix("GPU-")).sample().sm_clock_mhz == 1980
     assert GpuMonitor("GPU-00000000").sample() == Telemetry()
@@ -65,17 +46,21 @@ def test_a_gpu_is_found_by_its_uuid_alone(nvml: SimpleNamespace) -> None:
     assert device.num_sms == 132  # of the catalogue
 
 
+def test_nvml_stays_open_between_samples(library: FakeNvml) -> None:
+    monitor = GpuMonitor(UUID)
+    for _ in range(3):
+        monitor.sample()
+    assert library.open == 1
+
+
 def test_without_nvml_everything_is_unknown_and_that_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    library: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    telemetry._nvml.cache_clear()
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    library.broken = True
     assert GpuMonitor(UUID).sample() == Telemetry()
     assert GpuMonitor(UUID).power_limit_w == 0
     assert nvml_devices() == ()
-    assert telemetry.driver_version() == ""
     assert len(caplog.records) == 1
-    telemetry._nvml.cache_clear()
 
 
 def test_disturbances_are_told() -> None:
@@ -113,8 +98,8 @@ def test_one_run_measures_on_a_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
-    nvml: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    library: FakeNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nvml.nvmlDeviceGetName = lambda handle: "NVIDIA H2000"
+    library.name = "NVIDIA H2000"
     assert nvml_devices() == ()
     assert "NVIDIA H2000" in caplog.text

@@ -1,4 +1,4 @@
-"""The on-chip budget, against the kernels' own prediction of shared memory and against compiled code."""
+"""What a block keeps on the chip, against the kernels' own prediction of shared memory and against compiled code."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.compiler import compile_resources
-from blocktune.tuner.occupancy.tile_budget import on_chip
+from blocktune.tuner.occupancy.forward_tiles import on_chip
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
@@ -22,8 +22,8 @@ def config(block_m: int, block_n: int, num_warps: int, num_stages: int, schedule
     return KernelConfig.of("flash_fwd", tile | {"schedule": schedule})
 
 
-def places(budget: OnChip) -> dict[str, tuple[int, Place]]:
-    return {tile.name: (tile.bytes, tile.place) for tile in budget.tiles}
+def places(held: OnChip) -> dict[str, tuple[int, Place]]:
+    return {tile.name: (tile.bytes, tile.place) for tile in held.tiles}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -51,8 +51,8 @@ def test_shared_tiles_are_what_the_kernels_predict(cc: tuple[int, int], dim: int
 
 
 def test_wgmma_reads_shared_memory_and_accumulates_in_registers() -> None:
-    budget = on_chip(config(128, 64, 8, 3), complete_shape(8192, 128), limits_for((9, 0)))
-    assert places(budget) == {
+    held = on_chip(config(128, 64, 8, 3), complete_shape(8192, 128), limits_for((9, 0)))
+    assert places(held) == {
         "Q": (128 * 128 * 2, Place.SHARED_MEMORY),
         "K": (3 * 64 * 128 * 2, Place.SHARED_MEMORY),
         "V": (3 * 64 * 128 * 2, Place.SHARED_MEMORY),
@@ -63,8 +63,8 @@ def test_wgmma_reads_shared_memory_and_accumulates_in_registers() -> None:
         "l": (128 * 4, Place.REGISTERS),
     }
     # 64 registers of O, 32 of S and one of m and l together for each of 256 threads
-    assert budget.least_registers == 97
-    assert budget.shared_bytes == budget.to_json()["shared_bytes"] == 131_072
+    assert held.least_registers == 97
+    assert held.shared_bytes == held.to_json()["shared_bytes"] == 131_072
 
 
 def test_running_ahead_carries_probabilities_beside_scores() -> None:
@@ -86,9 +86,9 @@ def test_tensor_memory_relieves_the_registers() -> None:
 def test_mma_keeps_queries_in_shared_memory_and_exchanges_p_of_few_rows() -> None:
     """Running ahead, too."""
     shape, limits = complete_shape(8192, 128), limits_for((8, 0))
-    budget = on_chip(config(64, 32, 4, 2, 1), shape, limits)
-    assert places(budget)["Q"] == (64 * 128 * 2, Place.SHARED_MEMORY)
-    assert places(budget)["P"] == (64 * 32 * 2, Place.SHARED_MEMORY)
+    held = on_chip(config(64, 32, 4, 2, 1), shape, limits)
+    assert places(held)["Q"] == (64 * 128 * 2, Place.SHARED_MEMORY)
+    assert places(held)["P"] == (64 * 32 * 2, Place.SHARED_MEMORY)
     assert places(on_chip(config(128, 32, 4, 2, 1), shape, limits))["P"][1] is Place.REGISTERS
 
 
@@ -102,9 +102,9 @@ def test_float32_operands_are_two_tiles_each() -> None:
     assert places(ampere)["Q"] == places(hopper)["Q"] == (2 * 64 * 128 * 4, Place.SHARED_MEMORY)
     assert places(ampere)["P"] == (2 * 64 * 32 * 4, Place.SHARED_MEMORY)
     assert places(blackwell)["Q"] == (64 * 128 * 4, Place.TENSOR_MEMORY)
-    for budget in (hopper, blackwell):
-        assert places(budget)["K or V, as two tf32 tiles"] == (2 * tile, Place.SHARED_MEMORY)
-        assert places(budget)["K"] == places(budget)["V"] == (tile, Place.SHARED_MEMORY)
+    for held in (hopper, blackwell):
+        assert places(held)["K or V, as two tf32 tiles"] == (2 * tile, Place.SHARED_MEMORY)
+        assert places(held)["K"] == places(held)["V"] == (tile, Place.SHARED_MEMORY)
 
 
 @pytest.mark.slow
@@ -121,17 +121,17 @@ def test_float32_operands_are_two_tiles_each() -> None:
     ],
     ids=str,
 )
-def test_compiled_code_holds_the_budget(
+def test_compiled_code_holds_the_tiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cc: tuple[int, int], blocks: KernelConfig
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     shape = complete_shape(1024, 64)
     compiled = compile_resources(get_kernel("flash_fwd"), blocks, shape, cc)
-    budget = on_chip(blocks, shape, limits_for(cc))
+    held = on_chip(blocks, shape, limits_for(cc))
     assert compiled.spill_bytes == 0
-    assert budget.least_registers <= compiled.registers
+    assert held.least_registers <= compiled.registers
     if compiled.tensor_cores == "wgmma":
-        assert budget.shared_bytes == compiled.shared_bytes
+        assert held.shared_bytes == compiled.shared_bytes
     else:
-        assert budget.shared_bytes <= compiled.shared_bytes
+        assert held.shared_bytes <= compiled.shared_bytes

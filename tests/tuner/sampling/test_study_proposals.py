@@ -17,7 +17,7 @@ from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.race_pruner import RacePruner
 from blocktune.tuner.sampling.study_exchange import study_of
 from blocktune.tuner.sampling.study_storage import open_study, storage_url
-from blocktune.tuner.search.problem import Problem
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.strategies import make_proposals
 from tests.support import landscape
 from tests.tuner.search.test_search import new_search
@@ -28,8 +28,8 @@ SPACE = replace(landscape.SPACE, feasible=landscape.SPACE.feasible[::24])
 CONFIGS = SPACE.feasible
 
 
-def problem(trials: int = 20) -> Problem:
-    return Problem(
+def assignment(trials: int = 20) -> Assignment:
+    return Assignment(
         space=SPACE, first=CONFIGS[3:4], usefulness=lambda config: landscape.time_us(config, 1), trials=trials
     )
 
@@ -54,7 +54,7 @@ def kept(place: Path) -> optuna.Study:
 
 
 def test_a_study_holds_what_a_search_knows() -> None:
-    proposals = make_proposals(problem())
+    proposals = make_proposals(assignment())
     assert isinstance(proposals.study.sampler, GuidedSampler)
     assert isinstance(proposals.study.pruner, RacePruner)
     first, second, third = (proposals.propose() for _ in range(3))
@@ -89,7 +89,7 @@ def test_what_breaks_a_rule_is_never_proposed(name: str) -> None:
     configs = tuple(KernelConfig(kernel, m, 64, 4, stages) for kernel, m in tiles for stages in (1, 2, 3))
     mixed = replace(SPACE, feasible=configs)
     proposals = make_proposals(
-        Problem(space=mixed, first=(), usefulness=lambda config: config.block_m, trials=18), name
+        Assignment(space=mixed, first=(), usefulness=lambda config: config.block_m, trials=18), name
     )
     proposed = []
     while (config := proposals.propose()) is not None:
@@ -102,14 +102,14 @@ def test_what_breaks_a_rule_is_never_proposed(name: str) -> None:
 
 
 def test_a_study_goes_on_where_it_ended(tmp_path: Path) -> None:
-    whole = make_proposals(problem())
-    parted = make_proposals(problem(), study=kept(tmp_path / "search.db"))
+    whole = make_proposals(assignment())
+    parted = make_proposals(assignment(), study=kept(tmp_path / "search.db"))
     order = []
     for number in range(12):
         if number == 6:
             parted.propose()
             parted.close()  # it ends with a config that was compiled and never tried
-            parted = make_proposals(problem(), study=kept(tmp_path / "search.db"))
+            parted = make_proposals(assignment(), study=kept(tmp_path / "search.db"))
         config = parted.propose()
         assert config == whole.propose()
         assert config is not None
@@ -122,9 +122,9 @@ def test_a_study_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_running_is_given_up(tmp_path: Path) -> None:
-    killed = make_proposals(problem(), study=kept(tmp_path / "search.db"))
+    killed = make_proposals(assignment(), study=kept(tmp_path / "search.db"))
     proposed = [killed.propose() for _ in range(3)]
-    again = make_proposals(problem(), study=kept(tmp_path / "search.db"))
+    again = make_proposals(assignment(), study=kept(tmp_path / "search.db"))
     assert [again.propose() for _ in range(3)] == proposed
 
 
@@ -145,7 +145,7 @@ def test_stored_trials_are_in_the_study_once(name: str) -> None:
 
 
 def test_what_is_enqueued_in_the_study_is_tried() -> None:
-    proposals = make_proposals(problem())
+    proposals = make_proposals(assignment())
     wish = CONFIGS[17]
     proposals.study.enqueue_trial({"kernel": wish.kernel, **wish.parameters})
     assert wish in [proposals.propose() for _ in range(2)]

@@ -2,15 +2,18 @@
 
 import dataclasses
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from blocktune.db import recorder
 from blocktune.db.records.records import Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
@@ -277,6 +280,7 @@ def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measure
         process.send_signal(signal.SIGKILL)
         begun += [line.strip() for line in process.stdout]
     with ResultStore.open(path) as store:
+        recorder.fold_left(store)  # the kill may have come between the two
         kept = {trial.config.label for trial in store.trials()}
         assert set(begun[:-1]) <= kept  # all but the one in flight
         runner = Replay()
@@ -473,3 +477,15 @@ def test_a_study_does_not_go_into_the_store(store: ResultStore, tmp_path: Path) 
     with pytest.raises(StoreError, match="database of its own"):
         run(store, Replay(), study=store.label)
     assert store.trials() == []
+
+
+def test_a_search_outlives_a_locked_store(store: ResultStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "IMPATIENT_SECONDS", 0.02)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        report = run(store.with_timeout(0.2), Replay())
+        assert report.stored
+        assert store.trials(landscape.DEVICE, landscape.SHAPE) == []
+    recorder.fold_left(store)
+    assert len(store.trials(landscape.DEVICE, landscape.SHAPE)) == 60
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == report.best

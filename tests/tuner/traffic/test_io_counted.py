@@ -157,16 +157,16 @@ def test_decoding_with_its_partial_results(shape: AttentionShape, block_m: int, 
 def blocks_of(shape: AttentionShape, block_q: int, block_k: int, heads: int, batch: int, seed: int) -> Blocks:
     dice = np.random.default_rng(seed)
     sizes = (batch, heads, -(-shape.seqlen_q // block_q), -(-shape.seqlen_k // block_k))
-    grids = tuple(
-        tuple(tuple(tuple(map(bool, row)) for row in grid) for grid in entry) for entry in dice.random(sizes) < 0.4
+    by_head = tuple(
+        tuple(tuple(tuple(map(bool, row)) for row in cells) for cells in entry) for entry in dice.random(sizes) < 0.4
     )
-    return Blocks(block_q=block_q, block_k=block_k, grids=grids)
+    return Blocks(block_q=block_q, block_k=block_k, by_head=by_head)
 
 
 def pairs_of(shape: AttentionShape, blocks: Blocks) -> Any:
     """What the mask shows, [batch, heads, seqlen_q, seqlen_k]."""
-    grids = [[blocks.grid(batch, head) for head in range(shape.num_heads)] for batch in range(shape.batch)]
-    whole = np.array(grids).repeat(blocks.block_q, 2).repeat(blocks.block_k, 3)
+    heads = [[blocks.of_head(batch, head) for head in range(shape.num_heads)] for batch in range(shape.batch)]
+    whole = np.array(heads).repeat(blocks.block_q, 2).repeat(blocks.block_k, 3)
     return whole[:, :, : shape.seqlen_q, : shape.seqlen_k]
 
 
@@ -223,4 +223,4 @@ def test_the_walks_see_a_walk_that_loads_too_little() -> None:
 def test_random_blocks_have_the_density_in_every_row() -> None:
     blocks = random_blocks(problem(2048, 2048, Causal.NONE, 1), density=0.25)
     assert blocks.density == 0.25
-    assert {sum(row) for row in blocks.grid(0, 3)} == {4}
+    assert {sum(row) for row in blocks.of_head(0, 3)} == {4}

@@ -14,7 +14,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.upkeep.shape_buckets import plan_buckets
+from blocktune.tuner.upkeep.shape_buckets import choose_buckets
 
 pytestmark = pytest.mark.triton_free
 
@@ -55,7 +55,7 @@ def test_neighbours_share_a_config_within_the_bound() -> None:
             measured(4096, {0: 150.0, 1: 110.0, 2: 100.0}),
         ]
     )
-    buckets = plan_buckets(bests[::-1], trials)
+    buckets = choose_buckets(bests[::-1], trials)
     assert [[member.best.shape.seqlen_q for member in each.members] for each in buckets] == [[512, 1024, 2048], [4096]]
     first, second = buckets
     assert first.config == CONFIGS[1]
@@ -83,10 +83,10 @@ def test_without_evidence_nothing_is_merged() -> None:
         bests, trials = gathered([other, near])
         if case in ("other software", "older source"):
             bests[0] = replace(bests[0], environment=ENVIRONMENT, kernel_hash=HASH)
-        assert len(plan_buckets(bests, trials)) == 2, case
+        assert len(choose_buckets(bests, trials)) == 2, case
     bests, trials = gathered([measured(512, {0: 100.0, 1: 100.5}), near])
-    assert len(plan_buckets(bests, trials)) == 1
-    assert plan_buckets([replace(best, origin=Origin.PREDICTED) for best in bests], trials) == []
+    assert len(choose_buckets(bests, trials)) == 1
+    assert choose_buckets([replace(best, origin=Origin.PREDICTED) for best in bests], trials) == []
 
 
 def replaced(shape: tuple[Best, list[Trial]], **changes: object) -> tuple[Best, list[Trial]]:
@@ -103,7 +103,7 @@ def replaced(shape: tuple[Best, list[Trial]], **changes: object) -> tuple[Best, 
 )
 def test_the_bound_holds_and_fewer_buckets_are_impossible(table: list[dict[int, float]], max_loss: float) -> None:
     bests, trials = gathered(measured(128 << index, times) for index, times in enumerate(table))
-    buckets = plan_buckets(bests, trials, max_loss=max_loss)
+    buckets = choose_buckets(bests, trials, max_loss=max_loss)
     assert [member.best for bucket in buckets for member in bucket.members] == bests
     for bucket in buckets:
         for member in bucket.members:

@@ -201,6 +201,10 @@ class Recorder:
         self.grids.append(grid)
         return lambda *arguments, **keywords: self.calls.append((arguments, keywords))
 
+    def named(self) -> list[dict[str, Any]]:
+        """The arguments of every launch by name."""
+        return [dict(zip(self.function.arg_names, arguments, strict=True)) for arguments, _ in self.calls]
+
     def specialized(self) -> tuple[Any, Any, Any]:
         """Signature, constants and attributes of the one launch, by the JIT's own steps."""
         from triton.backends.compiler import GPUTarget
@@ -289,7 +293,7 @@ def test_what_is_compiled_ahead_for_general_shapes_is_what_is_launched(
 def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]) -> None:
     problem = shape(128, 1, seqlen_q=130, seqlen_k=70, features=Features(deterministic=True))
     KERNEL.bind(config(problem), problem)(*empty_tensors(problem), 0.125)
-    (_, before), (_, after) = (recorders[name].calls[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
+    before, after = (recorders[name].named()[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
     lse_log2, delta, sums, counter, turns = (
         before[name] for name in ("lse_log2", "delta", "dq_sums", "counter", "turns")
     )
@@ -298,15 +302,15 @@ def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]
     assert counter.numel() == 1
     assert turns.numel() == 2 * 4 * 3 * 2
     assert after["dq_sums"] is sums
-    assert recorders["prepare_rows_kernel"].grids == [(2 * 4 * 192 // 32,)]
-    assert recorders["finish_rows_kernel"].grids == [(2 * 4 * 3 * 2,)]
+    assert recorders["prepare_rows_kernel"].grids == [(2 * 4 * 192 // 32, 1, 1)]
+    assert recorders["finish_rows_kernel"].grids == [(2 * 4 * 3 * 2, 1, 1)]
 
 
 def test_packed_descriptors_cancel_in_64_bits() -> None:
     """Row 3 of the sequence that begins at 100 and is 7 long lies where it would without the two more dimensions."""
     problem = shape(64, features=Features(varlen=True))
     tensor = torch.empty(1, 500, 4, 64, dtype=torch.float16).transpose(1, 2)
-    made = hopper_bwd_launch._described(tensor, 64, problem)
+    made = hopper_bwd_launch._described(64, problem, tensor)
     made.__post_init__()  # its own checks
     begin, length, row, head, column = 100, 7, 3, 2, 8
     coordinates = (1 << 30, begin + length, head, (1 << 30) - length + row, column)
@@ -321,12 +325,12 @@ def test_every_launch_counts_its_own_tiles(recorders: dict[str, Recorder]) -> No
     launch, tensors = KERNEL.bind(config(problem), problem), empty_tensors(problem)
     for _ in range(2):
         launch(*tensors, 0.125)
-    counters = [named["counter"] for _, named in recorders["flash_bwd_hopper_kernel"].calls]
-    prepared = [named["counter"] for _, named in recorders["prepare_kernel"].calls]
+    counters = [named["counter"] for named in recorders["flash_bwd_hopper_kernel"].named()]
+    prepared = [named["counter"] for named in recorders["prepare_kernel"].named()]
     assert counters[0].data_ptr() != counters[1].data_ptr()
     assert [counter.data_ptr() for counter in prepared] == [counter.data_ptr() for counter in counters]
-    assert recorders["prepare_kernel"].grids[0] == (2 * 4 * 256 // 32,)
-    assert recorders["finish_kernel"].grids[0] == (2 * 4 * 256 // 64 * 2,)
+    assert recorders["prepare_kernel"].grids[0] == (2 * 4 * 256 // 32, 1, 1)
+    assert recorders["finish_kernel"].grids[0] == (2 * 4 * 256 // 64 * 2, 1, 1)
 
 
 @pytest.mark.parametrize(("scale", "taken"), [(0.25, 0.25), (-0.5, -0.5), (0.0, 1e-30), (-0.0, 1e-30)])
@@ -334,7 +338,7 @@ def test_the_scale_that_lse_is_divided_by_is_never_zero(
     scale: float, taken: float, recorders: dict[str, Recorder]
 ) -> None:
     KERNEL.bind(config(shape()), shape())(*empty_tensors(shape()), scale)
-    _, named = recorders["flash_bwd_hopper_kernel"].calls[0]
+    named = recorders["flash_bwd_hopper_kernel"].named()[0]
     assert named["scale"] == scale
     assert named["scale_log2"] == pytest.approx(taken * 1.4426950408889634)
 
@@ -344,7 +348,7 @@ def test_repeated_dout_is_copied_and_a_strange_gradient_refused(recorders: dict[
     q, k, v, out, lse, dout, dq, dk, dv = empty_tensors(problem)
     launch = KERNEL.bind(config(problem), problem)
     launch(q, k, v, out, lse, dout[:, :1, :1, :1].expand(dout.shape), dq, dk, dv, 0.125)
-    _, named = recorders["prepare_kernel"].calls[0]
+    named = recorders["prepare_kernel"].named()[0]
     assert named["dout"].is_contiguous()
     with pytest.raises(UsageError, match=r"Rows of a gradient .* strides \(65536, 16384, 1, 256\) .* torch.empty_like"):
         launch(q, k, v, out, lse, dout, dq, dk.transpose(2, 3).contiguous().transpose(2, 3), dv, 0.125)

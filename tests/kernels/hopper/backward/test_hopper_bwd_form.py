@@ -3,6 +3,7 @@
 The device functions that decide this are plain arithmetic; here they run as Python, against masks written out.
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from blocktune.kernels.hopper.backward import bounds as hopper_bwd_bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
+from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
     GENERAL,
@@ -19,6 +21,7 @@ from blocktune.kernels.hopper.backward.layout import (
     ORDERED,
     PACKED,
     SOFTCAP,
+    TAIL,
     UPPER,
     Rows,
     bounds_of,
@@ -89,7 +92,7 @@ def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python:
             assert not columns[:first].any(), problem.label
             assert not columns[end:].any(), problem.label
             assert columns[low:high].all(), problem.label
-            assert low == high or n0 + block_n <= problem.seqlen_k
+            assert low == high or (n0 + block_n <= problem.seqlen_k and high <= problem.seqlen_q)
             if not any_seen:
                 assert low == high or not columns.numel()
                 assert not columns[first:end].any()
@@ -132,10 +135,12 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
 
 QUESTIONS = {
     "is_general": GENERAL,
+    "has_tail": TAIL,
     "has_upper": UPPER,
     "has_lower": LOWER,
     "has_edge": EDGE,
     "has_masks": UPPER | LOWER | EDGE,
+    "has_last_masks": LOWER | TAIL,
     "has_moving_bounds": MOVING,
     "has_softcap": SOFTCAP,
     "is_ordered": ORDERED,
@@ -147,7 +152,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
     answer = getattr(hopper_bwd_form, question)
-    assert [answer(1 << bit) for bit in range(8)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(8)]
+    assert [answer(1 << bit) for bit in range(9)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(9)]
     assert answer(QUESTIONS[question])
     assert not answer(0)
 
@@ -176,7 +181,7 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
 
 
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
-    for form in (GENERAL | PACKED | EDGE, GENERAL | PACKED | EDGE | UPPER | LOWER | MOVING):
+    for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
         first, low, high, end, _ = hopper_bwd_bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
         assert (first, end) == (0, BLOCK_M)
         assert low == high == end  # masked
@@ -188,7 +193,7 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(128, 256), 0),
         (shape(256, 256, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
         (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
-        (shape(100, 256), GENERAL),
+        (shape(100, 256), GENERAL | TAIL),
         (shape(256, 100), GENERAL | EDGE),
         (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL),
         (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
@@ -197,10 +202,10 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
         (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
         (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED),
-        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE),
-        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | UPPER),
-        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | UPPER | MOVING),
-        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | LOWER | MOVING),
+        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
+        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
+        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),
+        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | TAIL | LOWER | MOVING),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "",
 )
@@ -222,3 +227,30 @@ def test_a_soft_cap_goes_into_two_factors() -> None:
     assert scale_arguments(shape(64, 64), 0.0, Extras())[1] == pytest.approx(1e-30 * log2_e)
     capped = scale_arguments(shape(64, 64, features="softcap"), 0.5, Extras(softcap=20.0))
     assert capped == pytest.approx((0.5, 20.0 * log2_e, 2 * log2_e * 0.5 / 20.0))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_values_are_subtracted_where_rows_of_the_workspace_lie(batch: int) -> None:
+    own = shape(100, 100, batch=batch, num_heads=2, num_heads_kv=2)
+    rows, values = Rows.of(own, 100), torch.rand(batch, 2, 100)
+    delta = torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, None)
+    for entry in range(batch):
+        for head in range(2):
+            first = (entry * 2 + head) * rows.of_head
+            assert torch.equal(delta[first : first + 100], -values[entry, head])
+    assert int((delta != 0).sum()) == values.numel()
+
+
+def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
+    """Whole blocks for every sequence, an empty one too; what comes after the last token is left alone."""
+    begins, tokens = [0, 70, 70, 71, 200], 210
+    own = shape(130, 130, features="varlen", batch=4, num_heads=2, num_heads_kv=2)
+    rows, values = Rows.of(own, tokens), torch.rand(2, tokens)
+    delta, wanted = torch.zeros(rows.count), torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, torch.tensor(begins, dtype=torch.int32))
+    for head in range(2):
+        for entry, (begin, end) in enumerate(pairwise(begins)):
+            first = head * rows.of_head + (begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M
+            wanted[first : first + end - begin] -= values[head, begin:end]
+    assert torch.equal(delta, wanted)

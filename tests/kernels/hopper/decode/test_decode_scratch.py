@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.decode import scratch as decode_scratch
 from blocktune.kernels.hopper.decode.scratch import scratch
 
 CPU = torch.device("cpu")
@@ -19,9 +18,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream, raising=False)
-    monkeypatch.setattr(decode_scratch, "_kept", {})
-    monkeypatch.setattr(decode_scratch, "_spare", {})
-    monkeypatch.setattr(decode_scratch, "SPARE_COUNTERS", 16)
+    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch._kept", {})
+    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch._spare", {})
+    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch.SPARE_COUNTERS", 16)
     return state
 
 

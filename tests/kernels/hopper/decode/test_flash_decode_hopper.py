@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
-from blocktune.kernels.hopper.decode import scratch as decode_scratch
+from blocktune.kernels.hopper.decode import scratch
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
@@ -228,5 +228,5 @@ def test_launches_graphs_and_streams_repeat_to_the_bit() -> None:
     torch.cuda.synchronize()
     assert all(torch.equal(out, outs[0]) for out in outs)
     assert torch.isfinite(outs[0]).all()
-    kept = itertools.chain((found[-1] for found in decode_scratch._kept.values()), decode_scratch._spare.values())
+    kept = itertools.chain((found[-1] for found in scratch._kept.values()), scratch._spare.values())
     assert not any(counters.any() for counters in kept)

@@ -223,7 +223,9 @@ def test_bounds_of_every_mask(problem: AttentionShape, bounds: tuple[int, int], 
     found = {name: spec.constexprs[(place,)] for place, name in enumerate(spec.function.arg_names) if name in constants}
     assert found == constants
     arguments = KERNEL.bind(config(), problem).trailing(*[torch.empty(1, 8, 5, 64)] * 4)
-    assert (arguments[0], arguments[7:9]) == (5, bounds)
+    rows = () if problem.features else (5,)  # of the log-sum-exp: of packed sequences they change with every call
+    assert arguments[: len(rows)] == rows
+    assert arguments[len(rows) + 6 : len(rows) + 8] == bounds
 
 
 # ---- tensors
@@ -345,8 +347,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 COMPILED = [
-    *(loaded(head_dim, 8192, causal) for head_dim, causal in product((64, 128), MASKS)),
-    *(loaded(128, 1024, causal) for causal in MASKS),
+    *(loaded(head_dim, 8192, Causal.UPPER_LEFT) for head_dim in (64, 128)),
+    loaded(128, 1024, Causal.UPPER_LEFT),
     shape(96, causal=Causal.UPPER_LEFT),
     shape(256, causal=Causal.UPPER_LEFT),
     shape(192, head_dim_v=128),
@@ -356,10 +358,16 @@ COMPILED = [
     shape(128, 4096, Causal.LOWER_RIGHT, "varlen window=512:0 softcap"),
     shape(256, 4096, Causal.LOWER_RIGHT, "varlen"),
 ]
+ALSO_COMPILED = [loaded(64, 8192, Causal.NONE), loaded(128, 8192, Causal.NONE), loaded(128, 1024, Causal.NONE)]
+"""The masked ones of these have the steps without a mask, too."""
 
 
 @compiled_here
-@pytest.mark.parametrize("problem", COMPILED, ids=lambda problem: problem.label)
+@pytest.mark.parametrize(
+    "problem",
+    [*COMPILED, *(pytest.param(problem, marks=pytest.mark.exhaustive) for problem in ALSO_COMPILED)],
+    ids=lambda problem: problem.label,
+)
 def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
     best = KERNEL.default_config(problem, HOPPER)
     resources = compile_resources(KERNEL, best, problem, (9, 0))
@@ -380,13 +388,13 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
 
 
 def spills(problem: AttentionShape) -> int:
-    """The most bytes that may spill, rounded up from what was seen: 4 with Triton 3.6 at head_dim 128,
-    causal, none of them in the loop; with 3.9 up to 256 at head_dim 64, where the scores, probabilities and accumulator
+    """The most bytes that may spill, rounded up from what was seen: 8 with Triton 3.6 at head_dim 128 and 256, none of
+    them in the loop; with 3.9 up to 256 at head_dim 64, where the scores, probabilities and accumulator
     of a consumer fill 128 of a thread's 160 registers, and up to 104 at others.
     """
     if TRITON >= (3, 9):
         return 256 if problem.head_dim == 64 else 128
-    return 4 if problem.head_dim == 128 and problem.causal is Causal.UPPER_LEFT else 0
+    return 8 if problem.head_dim in (128, 256) else 0
 
 
 def exponentials_between_the_waits(loop: list[str], scores: int, products: int = 1) -> None:

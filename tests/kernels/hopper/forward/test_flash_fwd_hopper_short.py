@@ -20,7 +20,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.space import SearchSpace
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import (
     MASKS,
@@ -119,7 +119,7 @@ def test_the_output_has_the_memory_that_is_left() -> None:
     def panels(problem: AttentionShape, **changes: int) -> tuple[int, int]:
         found = config(**changes)
         assert KERNEL.violations(found, problem, HOPPER) == ()
-        on_chip = budget_of(KERNEL, found, problem, HOPPER)
+        on_chip = on_chip_of(KERNEL, found, problem, HOPPER)
         assert on_chip is not None
         (leaving,) = (tile for tile in on_chip.tiles if tile.name == "O on its way out")
         assert leaving.columns == 64 * output_panels(found, problem)
@@ -186,12 +186,12 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
 
 
 def spills(problem: AttentionShape) -> int:
-    """The most bytes that may spill, rounded up from what was seen: 16 with Triton 3.6, none of them in a step's loop;
+    """The most bytes that may spill, rounded up from what was seen: 56 with Triton 3.6, none of them in a step's loop;
     with 3.9 up to 148 at head_dim 128.
     """
     if TRITON >= (3, 9):
         return 256 if problem.head_dim == 64 else 160
-    return 48 if problem.head_dim > 64 else 0
+    return 64 if problem.head_dim > 64 else 0
 
 
 def the_output_leaves_beside_the_scores(border: list[str]) -> None:

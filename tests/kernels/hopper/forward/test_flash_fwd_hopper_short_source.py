@@ -37,6 +37,11 @@ def test_infinite_keys(keys: str, causal: Causal) -> None:
         other.check_infinite_keys(shape_of(rows, 256, 128, num_heads=1, causal=causal), HIDDEN[keys], KERNEL)
 
 
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+def test_scores_of_any_size(causal: Causal) -> None:
+    other.check_huge_scores(shape_of(200, 300, causal=causal), KERNEL)
+
+
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:

@@ -118,6 +118,23 @@ def compare(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expect
     assert ((lse - expected_lse)[seen].abs() <= LSE_TOLERANCE).all()
 
 
+def check_huge_scores(problem: AttentionShape, kernel: FlashForwardHopper = KERNEL) -> None:
+    q, k, v = tensors(problem)
+    q[:, :, ::3] *= 6000.0
+    q[:, :, 1::9] = -6000.0
+    k = (k.float().abs() * 6000.0).half()
+    k[:, :, 1::2] = k[:, :, ::2]
+    out, lse = run(problem, config_of(problem, kernel), [q, k, v], Extras(), 2, kernel)
+    scores = q.double() @ k.double().mT * problem.head_dim**-0.5
+    if problem.causal is Causal.UPPER_LEFT:
+        scores += torch.full(scores.shape[2:], float("-inf")).triu(1)
+    expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    assert torch.isfinite(out).all()
+    assert (out.double() - expected).norm() <= TOLERANCE * expected.norm()
+    summands = (q.double().abs() @ k.double().abs().mT).amax(-1) * problem.head_dim**-0.5  # added up in float32
+    assert ((lse - expected_lse).abs() <= 2**-22 * summands + LSE_TOLERANCE).all()
+
+
 HIDDEN = {"first": slice(0, 70), "last": slice(120, 256), "starts": slice(0, 256, 64), "all": slice(0, 256)}
 
 
@@ -261,6 +278,15 @@ def test_scores_that_grow_and_values_that_nobody_may_see() -> None:
     k[:, :, 200:], v[:, :, 256:] = float("nan"), float("nan")
     out, lse = run(problem, config_of(problem), [q, k, v], Extras(), 2)
     compare(out, lse, *attention_reference(q, k[:, :, :200], v[:, :, :200], causal=Causal.UPPER_LEFT))
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+def test_scores_of_any_size(causal: Causal) -> None:
+    """Next to rows of usual scores some of 2^31: positive in any block, or negative in all, with pairs of equal keys.
+
+    The maxima of such rows are rounded by more than any exponent holds.
+    """
+    check_huge_scores(shape_of(200, 300, causal=causal))
 
 
 # ---- the machine itself

@@ -24,7 +24,7 @@ from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Directio
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import main_loops, positions
@@ -149,9 +149,9 @@ def test_the_models_know_one_byte_an_element(head_dim: int) -> None:
     moved = traffic_of(KERNEL, best, problem, perfect_l2=True)
     assert moved.total_bytes == rows * head_dim * (1 + 1 + 1 + 2 + 2)  # q, k, vt read, v turned, output
     assert problem.tensor_bytes == rows * (5 * head_dim + 4)
-    budget = budget_of(KERNEL, best, problem, HOPPER)
-    assert budget is not None
-    assert budget.shared_bytes == KERNEL.shared_bytes(best, problem, HOPPER)
+    on_chip = on_chip_of(KERNEL, best, problem, HOPPER)
+    assert on_chip is not None
+    assert on_chip.shared_bytes == KERNEL.shared_bytes(best, problem, HOPPER)
     sixteen = FlashForwardHopper()
     slower = usefulness(sixteen, sixteen.default_config(wide, HOPPER), wide, device)
     assert 1.0 < slower / usefulness(KERNEL, best, problem, device) < 2.0

@@ -12,7 +12,7 @@ import torch
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.fp8 import kernel as flash_fwd_fp8
-from blocktune.kernels.hopper.fp8 import warps as hopper_fp8_tiles
+from blocktune.kernels.hopper.fp8 import warps
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
 from blocktune.kernels.hopper.fp8.transpose_values import KEYS, padded_keys
 from blocktune.kernels.values.config import KernelConfig
@@ -122,7 +122,7 @@ def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatc
     monkeypatch.setattr(gluon_machine, "accumulated", truncated)
     biases = []
     for keys in (512, 1 << 20):
-        monkeypatch.setattr(hopper_fp8_tiles, "stretch_of", lambda block_n, keys=keys: keys // block_n)
+        monkeypatch.setattr(warps, "stretch_of", lambda block_n, keys=keys: keys // block_n)
         out = torch.full((*q.shape[:3], 64), 7.0).bfloat16()
         arguments = bound.attend.arguments(q, k, turned(v, 2560), out, None, 0.125, NO_EXTRAS)
         gluon_machine.run(bound.attend.function, arguments, 1)

@@ -1,0 +1,17 @@
+"""What PyTorch calls at the end of `import torch`, as an entry point of the group `torch.backends`.
+
+It does nothing unless BLOCKTUNE_AUTOTUNE is 1. Then every `@triton.autotune` of the process is tuned by blocktune, as
+after `blocktune.install()`, and no program has to be changed for it.
+"""
+
+import os
+
+VARIABLE = "BLOCKTUNE_AUTOTUNE"
+
+
+def install_by_environment() -> None:
+    """Install the tuner where the environment says so."""
+    if os.environ.get(VARIABLE) == "1":
+        from blocktune.tuner.tuned.install import install
+
+        install()

@@ -1,0 +1,1 @@
+"""`tune report`: one HTML file with everything that was measured, opened without a network."""

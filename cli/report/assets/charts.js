@@ -1,0 +1,126 @@
+// Vega-Lite charts: each figure holds one, which is drawn again when its data or the colours of the page change.
+BT.figures = new Map();
+
+BT.isDark = () => document.documentElement.dataset.theme === "dark";
+
+// Charts with long names at their side keep this width and scroll on a phone.
+BT.LEAST_WIDTH = { finalists: 680, contenders: 560, differences: 560, roofline: 430, ladder: 430 };
+
+// What small multiples in a row take besides their plots, by chart, and the widest plot.
+BT.FACETS = { lanes: [300, 640], states: [70, 860] };
+
+// Charts of small multiples do not follow the page by themselves.
+BT.fitFacets = (spec, name, width) => {
+  if (!(name in BT.FACETS)) return;
+  const narrow = width < 500;
+  const [margin, widest] = BT.FACETS[name];
+  if (name === "lanes" && narrow) spec.spec.layer[0].encoding.y.axis.labelLimit = 130;
+  spec.spec.width = Math.max(150, Math.min(widest, width - (narrow ? margin / 2 : margin)));
+};
+
+// A copy of a spec in the colours of the page: on a dark one, the dark ones of the palette become brighter.
+BT.coloured = (spec) => {
+  let text = JSON.stringify(spec);
+  if (BT.isDark()) for (const [colour, brighter] of Object.entries(BT.data.brighter)) text = text.replaceAll(colour, brighter);
+  return JSON.parse(text);
+};
+
+// Draws the chart `name` into the element `id` with these data sets. `ready` gets the view, for its events. A `live`
+// chart that is there already gets the new rows instead.
+BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, live = false } = {}) => {
+  const element = document.getElementById(id);
+  if (!element) return;
+  const ticket = Symbol(name);
+  const before = BT.figures.get(id);
+  const same =
+    live && before?.view?.container()?.isConnected && before.name === name && before.dark === BT.isDark();
+  BT.figures.set(id, { name, sets, signals, ready, edit, ticket, live, dark: BT.isDark(), view: same ? before.view : null });
+  if (same) {
+    for (const [set, rows] of Object.entries(sets)) before.view.data(set, structuredClone(rows)); // Vega keeps marks of its own in rows
+    await before.view.runAsync();
+    return;
+  }
+  element.dataset.state = "drawing";
+  const spec = BT.coloured(BT.data.charts[name]);
+  spec.datasets = structuredClone(sets);
+  if (edit) edit(spec);
+  BT.fitFacets(spec, name, element.clientWidth);
+  const width = element.clientWidth;
+  if (spec.width === "container") {
+    spec.width = Math.max(BT.LEAST_WIDTH[name] ?? 160, Math.min(width - 8, 860));
+    spec.autosize = { type: "fit-x", contains: "padding" };
+  }
+  const box = BT.el("div", {});
+  const result = await vegaEmbed(box, spec, {
+    mode: "vega-lite",
+    ast: true,
+    actions: false,
+    logLevel: 1, // errors only
+    renderer: "svg",
+    config: BT.data.themes[BT.isDark() ? "dark" : "light"],
+    tooltip: { theme: BT.isDark() ? "dark" : "light", disableDefaultStyle: true },
+    patch: (vega) => {
+      for (const signal of vega.signals || []) if (signal.name in signals) signal.value = signals[signal.name];
+      return vega;
+    },
+  });
+  if (BT.figures.get(id).ticket !== ticket) {
+    result.finalize();
+    return; // newer data came meanwhile
+  }
+  element.replaceChildren(box);
+  element.dataset.state = "drawn";
+  BT.figures.get(id).view = result.view;
+  if (ready) ready(result.view);
+};
+
+BT.redrawAll = () => {
+  for (const [id, figure] of BT.figures) BT.chart(id, figure.name, figure.sets, figure);
+};
+
+// The views of the page: each is drawn when it first comes near the window, or when the browser has time.
+BT.views = new Map();
+BT.addView = (id, draw, concerns) => BT.views.set(id, { draw, concerns, near: false, stale: true });
+
+BT.drawView = (id) => {
+  const view = BT.views.get(id);
+  if (!view.stale) return;
+  view.stale = false;
+  try {
+    view.draw();
+  } catch (error) {
+    BT.fill(`${id}-body`, BT.message(`This view cannot be drawn: ${error.message}`));
+    throw error;
+  }
+};
+
+BT.onChange((names) => {
+  for (const [id, view] of BT.views) {
+    if (!names.some((name) => view.concerns.includes(name))) continue;
+    view.stale = true;
+    if (view.near) BT.drawView(id);
+  }
+});
+
+BT.watchViews = () => {
+  const watcher = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) {
+        const view = BT.views.get(entry.target.id);
+        view.near = view.near || entry.isIntersecting;
+        if (entry.isIntersecting) BT.drawView(entry.target.id);
+      }
+    },
+    { rootMargin: "300px" },
+  );
+  for (const id of BT.views.keys()) watcher.observe(document.getElementById(id));
+  const rest = () => {
+    const next = [...BT.views].find(([, view]) => view.stale);
+    if (!next) return;
+    next[1].near = true;
+    BT.drawView(next[0]);
+    later(rest);
+  };
+  const later = window.requestIdleCallback || ((work) => setTimeout(work, 50));
+  later(rest);
+};

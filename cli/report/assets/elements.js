@@ -1,0 +1,70 @@
+// Elements of the page. Text always becomes a text node: nothing from a store is ever read as HTML.
+BT.el = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null));
+  return element;
+};
+
+BT.svg = (tag, attributes = {}, ...children) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+};
+
+BT.fill = (id, ...children) => document.getElementById(id).replaceChildren(...children.flat(Infinity).filter((c) => c !== null));
+
+BT.message = (text) => BT.el("p", { class: "message", role: "note" }, text);
+
+BT.tableOf = (columns, rows, caption = "") =>
+  BT.el(
+    "div",
+    { class: "wide", tabindex: "0", role: "region", "aria-label": caption || columns.join(", ") },
+    BT.el(
+      "table",
+      { class: columns.length > 4 ? "many" : "" },
+      caption ? BT.el("caption", {}, caption) : null,
+      BT.el("thead", {}, BT.el("tr", {}, columns.map((name) => BT.el("th", { scope: "col" }, name)))),
+      BT.el("tbody", {}, rows.map((cells) => BT.el("tr", {}, cells.map((cell) => BT.el("td", {}, cell))))),
+    ),
+  );
+
+BT.button = (text, press, more = {}) => BT.el("button", { type: "button", onclick: press, ...more }, text);
+
+// A button group of which one is pressed; `choose` gets its name.
+BT.choices = (label, names, current, choose) =>
+  BT.el(
+    "div",
+    { class: "choices", role: "group", "aria-label": label },
+    Object.entries(names).map(([name, words]) =>
+      BT.button(words, () => choose(name), { "aria-pressed": String(name === current), "data-name": name }),
+    ),
+  );
+
+BT.selectOf = (id, label, options, current, choose) =>
+  BT.el(
+    "label",
+    { class: "field" },
+    label,
+    BT.el(
+      "select",
+      { id, onchange: (event) => choose(event.target.value) },
+      options.map(([value, words]) => BT.el("option", { value, selected: String(value) === String(current) }, words)),
+    ),
+  );
+
+BT.number = (value, digits = 0) =>
+  value === null || value === undefined
+    ? "–"
+    : value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+BT.us = (value) => (value === null || value === undefined ? "–" : `${BT.number(value, value < 100 ? 2 : 1)} µs`);
+BT.percent = (fraction, digits = 1) => (fraction === null ? "–" : `${BT.number(100 * fraction, digits)} %`);
+BT.signed = (text, value) => (value > 0 ? `+${text}` : text);
+BT.bytes = (value) => (value === null || value === undefined ? "–" : `${BT.number(value)} B`);
+BT.count = (value, noun) => `${BT.number(value)} ${noun}${value === 1 ? "" : "s"}`;

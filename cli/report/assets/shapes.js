@@ -1,0 +1,184 @@
+// View 5: many shapes at once, the ladder, block sizes, and what changed.
+BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "rung of the ladder", misses: "misses" };
+BT.fleet = { measure: "peer", bench: 0 };
+
+BT.drawShapes = () => {
+  BT.fill(
+    "shapes-body",
+    BT.fleetParts(),
+    BT.el("h3", {}, "All contenders of a bench"),
+    BT.benchParts(),
+    BT.el("h3", {}, "The ladder: how attention became fast"),
+    BT.data.ladder.length
+      ? BT.data.ladder.flatMap((file) => file.rows).map((climb, number) => [BT.el("p", { class: "quiet" }, `${climb.label}, ${climb.origin}. A bar leads from the time before to the step's own (red); the factor is how much faster it is. Hollow: predicted.`), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)])
+      : BT.message("No ladder was given: `tune ladder --out FILE` climbs one."),
+    BT.el("h3", {}, "Runtime and bytes against the block size"),
+    BT.blockSizeParts(),
+    BT.el("h3", {}, "What changed against another store"),
+    BT.differenceParts(),
+  );
+  BT.drawFleet();
+  BT.data.ladder.flatMap((file) => file.rows).forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
+  if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() });
+  if (BT.data.differences?.length) BT.chart("differences", "differences", { differences: BT.data.differences });
+};
+
+BT.isPlain = (shape) => !shape.features && shape.seqlen_q === shape.seqlen_k && shape.head_dim === shape.head_dim_v && shape.num_heads === shape.num_heads_kv;
+BT.MASKS = { none: "full", upper_left: "causal", lower_right: "causal, lower right" };
+BT.kindOf = (shape) => `${shape.direction}, ${BT.MASKS[shape.causal] ?? shape.causal}, ${shape.dtype}`;
+
+// One row for every plain shape: the newest bench of it, its winner, its rung and its misses.
+BT.shapeRows = () => {
+  const rows = new Map();
+  const row = (shape, label) => {
+    if (!BT.isPlain(shape)) return null;
+    const key = `${label}`;
+    if (!rows.has(key)) rows.set(key, { label, seq: shape.seqlen_q, dim: shape.head_dim, kind: BT.kindOf(shape), peer_text: "–", default_text: "–", rung_text: "–" });
+    return rows.get(key);
+  };
+  for (const bench of [...BT.data.bench].reverse()) {
+    for (const entry of bench.rows) {
+      const own = row(entry.shape, entry.label);
+      if (own && entry.over_peer !== null) Object.assign(own, { peer: entry.over_peer, peer_text: `${BT.number(entry.over_peer, 3)} over ${entry.peer} (${bench.name}, ${bench.regime})` });
+      if (own && entry.over_default !== null) Object.assign(own, { default: entry.over_default, default_text: `${BT.number(entry.over_default, 3)} (${bench.name})` });
+    }
+  }
+  for (const winner of BT.data.winners) {
+    const own = row(winner.shape, winner.label);
+    if (own && own.default === undefined && winner.over_default !== null) Object.assign(own, { default: winner.over_default, default_text: `${BT.number(winner.over_default, 3)} (${winner.origin})` });
+    const rung = BT.data.rungs[winner.device]?.[winner.label];
+    if (own && rung) Object.assign(own, { rung: rung.replaceAll("_", " "), rung_text: rung.replaceAll("_", " "), rung_letter: rung[0].toUpperCase() });
+  }
+  for (const miss of BT.data.misses) {
+    const own = row(miss.shape, miss.label);
+    if (own) own.misses = miss.calls;
+  }
+  return BT.onePerCell([...rows.values()]);
+};
+
+// Shapes of equal sequence and dimension differ in batch and heads: the cell shows the one with the most facts.
+BT.onePerCell = (rows) => {
+  const cells = new Map();
+  const facts = (row) => Object.values(row).length;
+  for (const row of rows) {
+    const key = [row.kind, row.seq, row.dim].join();
+    if (!cells.has(key) || facts(row) > facts(cells.get(key))) cells.set(key, row);
+  }
+  return [...cells.values()];
+};
+
+BT.fleetParts = () => [
+  BT.choices("What the colour says", BT.FLEET, BT.fleet.measure, (measure) => {
+    BT.fleet.measure = measure;
+    BT.drawShapes();
+  }),
+  BT.el("p", { class: "quiet" }, "Click a shape to load its sweep, where there is one."),
+  BT.el("div", { class: "chart wide", id: "fleet", tabindex: "0", role: "region", "aria-label": "Shapes by sequence and head dimension" }),
+];
+
+BT.NO_FLEET = {
+  peer: "No bench was given: `tune bench --out FILE` measures shapes against cuDNN and others.",
+  default: "No bench and no winner was given: `tune run` finds winners.",
+  rung: "No winner was given: `tune run` finds winners.",
+  misses: "No call was missed on these devices, or misses are not counted.",
+};
+
+BT.drawFleet = () => {
+  const { measure } = BT.fleet;
+  const rows = BT.shapeRows().filter((row) => row[measure] !== undefined);
+  if (!rows.length) return BT.fill("fleet", BT.message(BT.NO_FLEET[measure]));
+  const far = Math.max(0.1, ...rows.map((row) => Math.abs((row[measure] ?? 1) - 1)));
+  for (const row of rows) row.light = Math.abs(row[measure] - 1) < 0.6 * far;
+  BT.chart("fleet", `shapes-${measure}`, { shapes: rows }, { ready: BT.followFleet, signals: BT.fleetEnds(rows, measure) });
+};
+
+// The middle of the scale, 1, is always inside.
+BT.fleetEnds = (rows, measure) => {
+  const values = rows.map((row) => row[measure]).filter((value) => typeof value === "number");
+  return { low: Math.min(0.9, ...values), high: Math.max(1.1, ...values) };
+};
+
+BT.followFleet = (view) =>
+  view.addEventListener("click", (event, item) => {
+    const index = BT.data.sweeps.findIndex((sweep) => sweep.shape_label === item?.datum?.label);
+    if (index >= 0) BT.chooseSweep(index).then(() => document.getElementById("sweeps").scrollIntoView());
+  });
+
+BT.benchParts = () => {
+  if (!BT.data.bench.length) return BT.message(BT.NO_FLEET.peer);
+  const choose = (value) => {
+    BT.fleet.bench = Number(value);
+    BT.drawContenders();
+  };
+  queueMicrotask(BT.drawContenders);
+  return [
+    BT.selectOf("bench", "Bench", BT.data.bench.map((bench, index) => [index, `${bench.name} (${bench.created_at.slice(0, 10)}, ${bench.regime})`]), BT.fleet.bench, choose),
+    BT.el("p", { class: "quiet", id: "bench-words" }),
+    BT.el("div", { class: "chart", id: "contenders" }),
+  ];
+};
+
+BT.drawContenders = () => {
+  const bench = BT.data.bench[BT.fleet.bench];
+  const contenders = bench.rows.flatMap((row, order) => row.contenders.map((each) => ({ ...each, label: row.label, order })));
+  const { power_limit_w: limit, ...versions } = bench.software;
+  const software = Object.entries(versions).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`);
+  if (limit) software.push(`power limit ${limit} W`);
+  const hot = bench.rows.filter((row) => row.after?.throttle_reasons).length;
+  BT.fill("bench-words", `${bench.device}, ${software.join(", ")}. ${hot ? `Clocks were lowered at the end of ${BT.count(hot, "row")}.` : "Clocks were not lowered."}`);
+  BT.chart("contenders", "contenders", { contenders });
+};
+
+BT.ladderRows = (climb) => {
+  let before = null;
+  return climb.steps.map((step, order) => {
+    const time = step.problem ? null : (step.time_us ?? step.predicted_us);
+    const row = {
+      step: step.name, order, config: step.config, note: [step.idea, step.why, step.problem].filter(Boolean).join(". "),
+      time_us: time, before_us: before ?? time, right_us: time === null ? null : Math.max(time, before ?? time), predicted_us: step.predicted_us,
+      origin: step.time_us === null ? "predicted" : "measured", over_before: step.over_before,
+      change: before !== null && time > before ? "slower" : "faster",
+      gain: step.over_before === null ? "" : `×${BT.number(step.over_before, 2)}`,
+    };
+    before = time ?? before;
+    return row;
+  });
+};
+
+BT.ladderTable = (climb) =>
+  BT.tableOf(["step", "time", "predicted", "TFLOP/s", "what is new"], climb.steps.map((step) => [step.name, BT.us(step.time_us), BT.us(step.predicted_us), step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–", step.problem || step.idea]), `The ladder of ${climb.label}`);
+
+BT.blockSizeParts = () =>
+  !BT.nothing()
+    ? [BT.el("p", { class: "quiet" }, `${BT.trial(BT.state.a).kernel}, ${BT.table.label}: the fastest config of each size. Time is measured; bytes (every key read from memory again) and the tail of the last wave are the model's.`), BT.el("div", { class: "chart wide", id: "block-sizes", tabindex: "0", role: "region", "aria-label": "Time and bytes over block sizes" })]
+    : BT.message(BT.nothing());
+
+BT.blockSizes = () => {
+  const { kernel } = BT.trial(BT.state.a);
+  const rows = [];
+  for (const side of ["block_m", "block_n"]) {
+    const seen = new Set();
+    for (const index of BT.ranked(BT.table)) {
+      const row = BT.trial(index);
+      if (row.kernel !== kernel || seen.has(row[side])) continue;
+      seen.add(row[side]);
+      const add = (quantity, value, kind) => value !== null && rows.push({ side, size: row[side], quantity, value, kind, config: row.config });
+      add("time, µs", row.time_us, "measured");
+      add("GB of device memory", row.bytes_uncached === null ? null : row.bytes_uncached / 1e9, "predicted");
+      add("tail, % of the time", row.tail_us === null ? null : (100 * row.tail_us) / row.total_us, "predicted");
+    }
+  }
+  return rows;
+};
+
+BT.differenceParts = () => {
+  const found = BT.data.differences;
+  if (found === null) return BT.message("Nothing to compare with: `tune report --against STORE` shows what an upgrade changed.");
+  if (!found.length) return BT.message("No winner differs.");
+  return [
+    BT.el("div", { class: "chart", id: "differences" }),
+    BT.tableOf(["shape", "change", "before", "after", "after / before"], found.map((each) => [each.label, each.change, each.before, each.after, BT.number(each.ratio, 3)])),
+  ];
+};
+
+BT.addView("shapes", BT.drawShapes, ["sweep"]);

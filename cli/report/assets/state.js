@@ -1,0 +1,77 @@
+"use strict";
+// What the reader has chosen, and who wants to know when that changes.
+const BT = {};
+
+BT.data = null; // what every view needs at once
+BT.table = null; // the chosen sweep, null where there is none
+BT.state = { sweep: -1, a: null, b: null, brush: null, measure: "tflops", gpuA: null, gpuB: null };
+
+BT.listeners = [];
+BT.onChange = (listener) => BT.listeners.push(listener);
+BT.change = (choices) => {
+  Object.assign(BT.state, choices);
+  const names = Object.keys(choices);
+  for (const listener of BT.listeners) listener(names);
+};
+
+// The value of a block of data: JSON in gzip in base64.
+BT.unpack = async (id) => {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+};
+
+BT.chooseSweep = async (index) => {
+  BT.table = index < 0 ? null : await BT.unpack(`sweep-${index}`);
+  const order = BT.table ? BT.ranked(BT.table) : [];
+  BT.change({ sweep: index, a: order[0] ?? null, b: BT.rival(order), brush: null });
+};
+
+// Why views 2 to 4 have nothing to show; empty where they have something.
+BT.nothing = () => {
+  if (!BT.table) return BT.NO_SWEEP;
+  if (BT.state.a !== null) return "";
+  const outcomes = [...new Set(BT.table.columns.outcome)].map((each) => each.replaceAll("_", " "));
+  const errors = BT.table.columns.error_text.filter(Boolean);
+  return `No config of ${BT.table.label} has a time: ${outcomes.join(", ")}. ${errors[0] ?? ""}`;
+};
+
+BT.NO_SWEEP =
+  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune sweeps FOLDER` writes its file, " +
+  "and `tune report FOLDER` shows it here.";
+
+// The trials with a time, fastest first.
+BT.ranked = (table) => {
+  const scores = table.columns.score;
+  return [...scores.keys()].filter((index) => scores[index] !== null).sort((x, y) => scores[x] - scores[y]);
+};
+
+// What the fastest config is compared with at first: the fastest one of another kernel, else the next one.
+BT.rival = (order) => {
+  if (order.length < 2) return null;
+  const kernels = BT.table.columns.kernel;
+  return order.find((index) => kernels[index] !== kernels[order[0]]) ?? order[1];
+};
+
+BT.trial = (index) => {
+  const row = { index };
+  for (const [name, column] of Object.entries(BT.table.columns)) row[name] = column[index];
+  row.config = BT.label(row);
+  row.tflops = row.time_us === null ? null : BT.table.flops / row.time_us / 1e6;
+  row.predicted_tflops = row.total_us === null ? null : BT.table.flops / row.total_us / 1e6;
+  row.error = row.time_us === null || row.total_us === null ? null : row.total_us / row.time_us - 1;
+  return row;
+};
+
+BT.label = (row) =>
+  `${row.kernel} ${row.block_m}x${row.block_n} w${row.num_warps} s${row.num_stages}` +
+  Object.entries(row.extra).map(([name, value]) => ` ${name}=${value}`).join("");
+
+BT.isBrushed = (index) => BT.state.brush === null || BT.state.brush.has(index);
+
+// As `tune export --format triton` writes it.
+BT.tritonConfig = (row) => {
+  const meta = { block_m: row.block_m, block_n: row.block_n, ...row.extra };
+  const text = Object.entries(meta).map(([name, value]) => `'${name.toUpperCase()}': ${value}`).join(", ");
+  return `triton.Config({${text}}, num_warps=${row.num_warps}, num_stages=${row.num_stages})`;
+};

@@ -1,0 +1,108 @@
+"""Heat maps of a sweep: block_m by block_n, one small map for every number of warps and stages."""
+
+from dataclasses import dataclass
+
+import altair as alt
+
+from blocktune.cli.report.charts.style import DIVERGING, HATCH, MEASURED, PREDICTED, RED, Spec, rows, spec_of
+
+CELL = 38
+"""Pixels of a cell's side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What the colour of a cell says.
+
+    scheme: of the colours.
+    middle: the value of the neutral colour, where there is one.
+    """
+
+    title: str
+    scheme: str
+    middle: float | None = None
+
+    @property
+    def scale(self) -> alt.Scale:
+        """From the least to the most of all maps that stand together, which the page sets as `low` and `high`."""
+        ends = {"domainMin": alt.ExprRef("low"), "domainMax": alt.ExprRef("high")}
+        if self.middle is None:
+            return alt.Scale(scheme=self.scheme, **ends)
+        return alt.Scale(scheme=self.scheme, domainMid=self.middle, clamp=True, **ends)
+
+
+MEASURES = {
+    "tflops": Measure(title="TFLOP/s, measured", scheme=MEASURED),
+    "share": Measure(title="% of the best, measured", scheme=MEASURED),
+    "predicted": Measure(title="TFLOP/s, predicted", scheme=PREDICTED),
+    "error": Measure(title="model's error, %", scheme=DIVERGING, middle=0.0),
+}
+
+FACTS = {
+    "config": "config",
+    "time": "measured",
+    "rounds": "rounds",
+    "predicted": "predicted",
+    "resources": "resources",
+    "spilled": "spilled",
+    "blocks": "blocks/SM",
+    "variants": "variants of the tile",
+}
+"""Texts of a cell that the pointer shows."""
+
+
+def heat_map(measure: Measure) -> Spec:
+    """Return the maps of one kernel.
+
+    Of the data set `cells`, rows with the `state` "timed" have a `value`, and a `number` that says it. Others are
+    hatched and say why in `reason`. A triangle marks spilled registers.
+    """
+    x = alt.X("block_n:O", title="block_n", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("block_m:O", title="block_m", sort="descending")
+    base = alt.Chart(rows("cells"))
+    timed, other = base.transform_filter("datum.state == 'timed'"), base.transform_filter("datum.state != 'timed'")
+    brush = alt.selection_interval(name="brush", encodings=["x", "y"])
+    tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in FACTS.items()]
+    squares = (
+        timed.mark_rect(cursor="pointer", stroke="white", strokeWidth=1)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("value:Q", scale=measure.scale, title=measure.title, legend=alt.Legend(gradientLength=160)),
+            tooltip=tooltip,
+            opacity=alt.condition(brush, alt.value(1), alt.value(0.35)),
+        )
+        .add_params(brush)
+    )
+    hatched = other.mark_point(shape=HATCH, size=900, strokeWidth=1, opacity=0.5, color="#808080").encode(
+        x=x, y=y, tooltip=[alt.Tooltip("config:N", title="config"), alt.Tooltip("reason:N", title="not timed")]
+    )
+    numbers = timed.mark_text(fontSize=10, cursor="pointer").encode(
+        x=x,
+        y=y,
+        text="number:N",
+        color=alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff")),
+        tooltip=tooltip,
+    )
+    spills = timed.transform_filter("datum.spill_bytes > 0").mark_point(
+        shape="triangle-up", filled=True, size=36, color=RED, stroke="white", strokeWidth=0.7,
+        xOffset=CELL // 3, yOffset=-CELL // 3,
+    )  # fmt: skip
+    picked = timed.transform_filter("datum.picked != ''").mark_rect(filled=False, strokeWidth=3, stroke=RED)
+    letters = timed.transform_filter("datum.picked != ''").mark_text(
+        fontSize=11, fontWeight="bold", color=RED, xOffset=-CELL // 3, yOffset=-CELL // 3
+    )
+    chart = (
+        alt.layer(
+            squares,
+            hatched,
+            numbers,
+            spills.encode(x=x, y=y, tooltip=tooltip),
+            picked.encode(x=x, y=y),
+            letters.encode(x=x, y=y, text="picked:N"),
+        )
+        .properties(width=alt.Step(CELL), height=alt.Step(CELL))
+        .facet(row=alt.Row("num_warps:O", title="warps"), column=alt.Column("num_stages:O", title="stages"))
+        .add_params(alt.param(name="low", value=0), alt.param(name="high", value=1))
+    )
+    return spec_of(chart, f"{measure.title} of every tile of one kernel, by warps and stages.")

@@ -1,0 +1,84 @@
+"""Where the time of a config goes: lanes by unit, and the roofline."""
+
+import altair as alt
+
+from blocktune.cli.report.charts.style import BLUE, DASHED, GREY, ORANGE, RED, Spec, rows, spec_of
+
+LEGEND = alt.Legend(columns=1, labelLimit=420)
+
+
+def lanes() -> Spec:
+    """Return the lanes of the configs that are compared.
+
+    The data set `lanes` has rows of a `kind`: `term` is what a unit takes alone by the model, `predicted` their total,
+    `measured` the time, `range` the least and most of its rounds.
+    """
+    base = alt.Chart(rows("lanes"))
+    y = alt.Y("term:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=320))
+    x = alt.X("us:Q", title="µs")
+    bars = (
+        base.transform_filter("datum.kind == 'term'")
+        .mark_bar(fillOpacity=0.25, stroke=BLUE, strokeDash=DASHED, color=BLUE, height={"band": 0.7})
+        .encode(x=x, y=y, tooltip=["term:N", alt.Tooltip("us:Q", title="alone, predicted, µs", format=",.1f")])
+    )
+    spread = (
+        base.transform_filter("datum.kind == 'range'")
+        .mark_rect(opacity=0.25, color=RED)
+        .encode(x=alt.X("low:Q", title="µs"), x2="high:Q")
+    )
+    total = (
+        base.transform_filter("datum.kind == 'predicted'")
+        .mark_rule(strokeDash=DASHED, strokeWidth=2, color=BLUE)
+        .encode(x=x, tooltip=[alt.Tooltip("us:Q", title="all together, predicted, µs", format=",.1f")])
+    )
+    clock = (
+        base.transform_filter("datum.kind == 'measured'")
+        .mark_rule(strokeWidth=2.5, color=RED)
+        .encode(x=x, tooltip=[alt.Tooltip("us:Q", title="measured, µs", format=",.3f")])
+    )
+    chart = (
+        alt.layer(bars, spread, total, clock)
+        .properties(width=380, height=alt.Step(17))
+        .facet(row=alt.Row("config:N", title=None, header=alt.Header(labelOrient="top", labelAnchor="start")))
+        .resolve_scale(y="independent")
+    )
+    words = "What every unit takes alone by the model, their overlapping total, and the measured time."
+    return spec_of(chart, words)
+
+
+def roofline() -> Spec:
+    """Return the roofs of a device, `roofs`, and what ran under them, `points`."""
+    intensity = alt.X("intensity:Q", title="FLOP per byte", scale=alt.Scale(type="log", nice=False))
+    rate = alt.Y("tflops:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False))
+    roofs = (
+        alt.Chart(rows("roofs"))
+        .mark_line(strokeWidth=1.6, color=GREY)
+        .encode(x=intensity, y=rate, detail="roof:N", strokeDash=alt.StrokeDash("roof:N", title="roof"))
+    )
+    points = (
+        alt.Chart(rows("points"))
+        .mark_point(size=70, strokeWidth=1.8, filled=True)
+        .encode(
+            x=intensity,
+            y=rate,
+            color=alt.Color("group:N", title=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY]), legend=LEGEND),
+            stroke=alt.Stroke("group:N", legend=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY])),
+            fillOpacity=alt.condition("datum.kind == 'measured'", alt.value(0.85), alt.value(0)),
+            shape=alt.Shape("memory:N", title="bytes from"),
+            tooltip=[
+                "name:N",
+                "kind:N",
+                alt.Tooltip("tflops:Q", format=",.1f", title="TFLOP/s"),
+                alt.Tooltip("intensity:Q", format=",.1f", title="FLOP per byte"),
+                alt.Tooltip("memory:N", title="bytes from"),
+            ],
+        )
+    )
+    names = (
+        alt.Chart(rows("points"))
+        .transform_filter("datum.shown")
+        .mark_text(align="left", dx=8, fontSize=10)
+        .encode(x=intensity, y=rate, text="name:N")
+    )
+    chart = alt.layer(roofs, points, names).properties(width="container", height=300)
+    return spec_of(chart, "The roofline of the device with the selected configs and the historical kernels.")

@@ -1,0 +1,116 @@
+"""The page of a report: text, style, scripts, charts and data in one file that asks for nothing from a network.
+
+Data is JSON in gzip in base64, which no browser takes for markup. Every string of it went through the one door for
+foreign text, and the scripts set it as text, never as HTML. A content security policy names the page's own scripts by
+their hashes and lets nothing else run or load.
+"""
+
+import base64
+import functools
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.errors import UsageError
+
+ASSETS = "blocktune.cli.report"
+SCRIPTS = (
+    "state.js",
+    "occupancy.js",
+    "elements.js",
+    "charts.js",
+    "explorer.js",
+    "multiprocessor.js",
+    "heat_maps.js",
+    "config_details.js",
+    "times.js",
+    "search.js",
+    "shapes.js",
+    "start.js",
+)
+"""In the order in which they run, after Vega."""
+
+
+def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: str) -> str:
+    """Return the HTML text.
+
+    Args:
+        data: what every view needs at once.
+        sweeps: unpacked by the page when they are chosen.
+        title: of the page.
+    """
+    scripts = [_vega(), "\n".join(asset(name) for name in SCRIPTS)]
+    packed = [_packed("data", data), *(_packed(f"sweep-{index}", sweep) for index, sweep in enumerate(sweeps))]
+    parts = {
+        "TITLE": escape(shown(title)),
+        "POLICY": _policy(scripts),
+        "STYLE": asset("report.css"),
+        "DATA": "\n".join(packed),
+        "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    text = asset("report.html")
+    for name, part in parts.items():
+        text = text.replace(f"<!--{name}-->", part, 1)
+    return text
+
+
+def asset(name: str) -> str:
+    """Return the text of a file that is part of the page."""
+    return resources.files(ASSETS).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def door(value: Any) -> Any:
+    """Return plain values with every string as people may see it."""
+    match value:
+        case str():
+            return shown(value)
+        case dict():
+            return {shown(str(name)): door(entry) for name, entry in value.items()}
+        case list() | tuple():
+            return [door(entry) for entry in value]
+        case _:
+            return value
+
+
+def _packed(name: str, value: Any) -> str:
+    """Return a block of data.
+
+    Raises:
+        UsageError: a number is not finite, which JSON cannot say.
+    """
+    try:
+        text = json.dumps(door(value), separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise UsageError(
+            f"A report shows finite numbers, but a file has others: {error}. Write that file again, or leave it out."
+        ) from error
+    code = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return f'<script type="application/gzip" id="{name}">{code}</script>'
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@functools.cache
+def _vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script that sets them on `window`.
+
+    Raises:
+        UsageError: vl-convert is not installed.
+    """
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle()
+    return bundle.replace("</script", "<\\/script")

@@ -1,0 +1,73 @@
+"""What the page needs at once: charts, limits, winners and the views of all documents."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.report.document_views import VIEWS, view_of
+from blocktune.cli.report.shape_views import difference_view, misses_view, rungs, winner_view
+from blocktune.cli.report.sources import Sources
+
+if TYPE_CHECKING:
+    from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.tuner.lab.sweep_file import Sweep
+
+THROTTLED = {
+    0x02: "clocks set by an application",
+    0x04: "at the power limit",
+    0x08: "slowed by the hardware",
+    0x20: "slowed because of heat",
+    0x40: "slowed by the hardware because of heat",
+    0x80: "slowed by the power supply",
+}
+"""Bits of NVML's clock event reasons (nvml.h) that change times, in words."""
+
+
+def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: datetime) -> dict[str, Any]:
+    """Return plain values.
+
+    Args:
+        sources: of the report.
+        layers: where the dispatcher would look for configs.
+        now: when the report is made.
+    """
+    from blocktune.cli.report.charts.all_charts import all_charts
+    from blocktune.cli.report.charts.style import BRIGHTER, theme
+    from blocktune.tuner.report.device_table import HARDWARE, device_choices, limits_table
+
+    views = {kind: [view_of(document) for document in sources.of_kind(kind)] for kind in VIEWS}
+    return {
+        "created_at": now.isoformat(timespec="minutes"),
+        "hardware": HARDWARE,
+        "limits": limits_table(),
+        "devices": device_choices(),
+        "charts": all_charts(),
+        "brighter": BRIGHTER,
+        "themes": {"light": theme(dark=False), "dark": theme(dark=True)},
+        "throttled": {str(bit): words for bit, words in THROTTLED.items()},
+        "sweeps": [_headline(sweep) for sweep in sources.sweeps],
+        "winners": [winner_view(best) for best in sources.winners],
+        "rungs": _rungs(sources, layers),
+        "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
+        "differences": _differences(sources),
+        **views,
+    }
+
+
+def _headline(sweep: "Sweep") -> dict[str, Any]:
+    """What names a sweep before it is unpacked."""
+    return {"label": sweep.label, "shape_label": sweep.shape.label, "device": sweep.device.name}
+
+
+def _rungs(sources: Sources, layers: "Sequence[ConfigSource]") -> dict[str, dict[str, str]]:
+    """By device and shape."""
+    return {device.name: rungs(device, sources.shapes, layers) for device in sources.devices}
+
+
+def _differences(sources: Sources) -> list[dict[str, Any]] | None:
+    """None where there is nothing to compare with."""
+    from blocktune.db.exchange.differences import differences
+
+    if sources.before is None:
+        return None
+    return [difference_view(each) for each in differences(sources.before, sources.winners)]

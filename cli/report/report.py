@@ -1,0 +1,160 @@
+"""`tune report`: everything that was measured as one HTML file with pictures that opens without a network."""
+
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.report.sources import Sources, read_sources, shipped_documents
+from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.shared.lookup import shipped_winners
+from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_optional_shape_flags
+from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.kernels.values.shape import AttentionShape
+
+MAX_SWEEPS = 40
+"""Of one report: with more the file would be slow to open."""
+
+
+@with_optional_shape_flags
+def report(
+    flags: ShapeFlags | None,
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PLACE]...",
+            help="Sweeps, databases, exports and what `tune bench`, `ladder`, `replay` and `noise` wrote, or folders "
+            "of them.  [default: the database and what ships]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    against: Annotated[
+        str | None, typer.Option("--against", help="A database or export to compare the winners with.")
+    ] = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that shows what was measured, what the models say, and why.
+
+    It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, and
+    a map of the shapes. It opens from disk and asks for nothing from a network. Without a place it shows your database
+    and what ships with the package; with places these and nothing else. The flags
+    of a shape leave the sweeps of other shapes out.
+
+    \b
+    tune report
+    tune report results --out h200.html
+    tune report my.sweep.json.gz --seq 8192 --dim 64
+    """
+    _require_charts()
+    sources = read_sources(places or ())
+    with ExitStack() as stack:
+        store = None if places else stack.enter_context(existing_store(db))
+        if not places:
+            _add_own(sources, store)
+        if flags is not None:
+            _keep_only(sources, flags.shape())
+        if against is not None:
+            sources.before = _winners_at(against)
+        text = _html(sources, _layers(store, db))
+    write_atomically(out, text)
+    _say_what(out, sources, len(text.encode()), as_json=as_json)
+
+
+def _require_charts() -> None:
+    """Raises:
+    UsageError: a library of the charts is missing.
+    """
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"`tune report` needs the libraries that draw charts, but {error.name} is not installed. "
+            'Install them: pip install "blocktune[report]"'
+        ) from error
+
+
+def _add_own(sources: Sources, store: "ResultStore | None") -> None:
+    """Add what the database holds, what ships, and which shapes the user's calls missed."""
+    from blocktune.kernels.selection.miss_file import miss_path, read_misses
+    from blocktune.tuner.lab.sweep_file import sweeps_of
+
+    if store is not None:
+        sources.winners += store.bests()
+        sources.sweeps += sweeps_of(store.trials())
+    sources.winners += list(shipped_winners())
+    sources.documents += shipped_documents()
+    path = miss_path()
+    sources.misses = {} if path is None else read_misses(path)
+
+
+def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
+    """Raises:
+    UsageError: there are sweeps, and none is of the shape.
+    """
+    kept = [sweep for sweep in sources.sweeps if sweep.shape == shape]
+    if sources.sweeps and not kept:
+        labels = ", ".join(sorted({sweep.shape.label for sweep in sources.sweeps}))
+        raise UsageError(f"No sweep here is of {shape.label}: there are {labels}. Change the flags, or leave them out.")
+    sources.sweeps = kept
+
+
+def _winners_at(place: str) -> list[Any]:
+    from blocktune.db.sources import read_results
+
+    return list(read_results(place, trials=False).bests)
+
+
+def _layers(store: "ResultStore | None", db: str | None) -> "list[ConfigSource]":
+    """Where the dispatcher would look for configs: the database, then what ships."""
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
+
+    if store is None:
+        return [JsonConfigs()]
+    path = StoreTarget.of(db).path
+    return [store if path is None else SqliteConfigs(path), JsonConfigs()]
+
+
+def _html(sources: Sources, layers: "list[ConfigSource]") -> str:
+    from blocktune.cli.report.page import page
+    from blocktune.cli.report.page_data import page_data
+    from blocktune.tuner.report.sweep_table import sweep_table
+
+    if len(sources.sweeps) > MAX_SWEEPS:
+        note(f"showing {MAX_SWEEPS} of {len(sources.sweeps)} sweeps; name the shape of one by --seq and --dim")
+        sources.sweeps = sources.sweeps[:MAX_SWEEPS]
+    tables = [sweep_table(sweep) for sweep in sources.sweeps]
+    data = page_data(sources, layers, now=datetime.now(UTC))
+    return page(data, tables, f"blocktune report, {_devices(sources)}")
+
+
+def _devices(sources: Sources) -> str:
+    return ", ".join(sorted({device.name for device in sources.devices})) or "no measurements"
+
+
+def _say_what(out: Path, sources: Sources, size_bytes: int, *, as_json: bool) -> None:
+    counts = {
+        "file": str(out),
+        "bytes": size_bytes,
+        "sweeps": len(sources.sweeps),
+        "winners": len(sources.winners),
+        "documents": len(sources.documents),
+    }
+    if as_json:
+        print_json(counts)
+        return
+    note(
+        f"wrote {out}, {size_bytes / 1e6:.1f} MB: {counts['sweeps']} sweeps, {counts['winners']} winners, "
+        f"{counts['documents']} other files. Open it in a browser."
+    )

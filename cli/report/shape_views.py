@@ -1,0 +1,79 @@
+"""Shapes of a report: the winner of each, which rung answers a call, how often it was missed, what changed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from blocktune.kernels.values.shape import AttentionShape
+
+if TYPE_CHECKING:
+    from blocktune.db.exchange.differences import Difference
+    from blocktune.db.records.records import Best
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.stored.sources import ConfigSource
+
+View = dict[str, Any]
+
+
+def winner_view(best: "Best") -> View:
+    """Return a winner with what it was compared with."""
+    return {
+        "label": best.shape.label,
+        "shape": best.shape.to_json(),
+        "device": best.device.name,
+        "config": best.config.label,
+        "origin": str(best.origin),
+        "time_us": best.time_us,
+        "predicted_us": best.predicted_us,
+        "default": "" if best.default is None else best.default.label,
+        "default_us": best.default_time_us,
+        "over_default": best.speedup_over_default,
+        "low": best.speedup_low,
+        "high": best.speedup_high,
+        "trials": best.trials,
+        "regime": str(best.environment.regime),
+        "created_at": best.created_at.isoformat(),
+    }
+
+
+def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Sequence[ConfigSource]") -> dict[str, str]:
+    """Return the rung of the dispatcher's ladder that answers each shape, by the shape's label.
+
+    Args:
+        device: for which calls are made.
+        shapes: of the calls.
+        layers: where stored configs come from, the first one first.
+    """
+    from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+    from blocktune.kernels.stored.sources import LayeredConfigs
+
+    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device))
+    found = {}
+    for shape in shapes:
+        steps = climb_down(table, shape, device.limits)
+        answer = next((step for step in steps if isinstance(step, Candidate)), None)
+        found[shape.label] = str(Rung.SDPA if answer is None else answer.rung)
+    return found
+
+
+def misses_view(device: "DeviceSpec", misses: Mapping[tuple[str, AttentionShape], int]) -> list[View]:
+    """Return how often each shape was called on a device without a measurement of its own."""
+    return [
+        {"label": shape.label, "shape": shape.to_json(), "calls": calls}
+        for (key, shape), calls in misses.items()
+        if key == device.key
+    ]
+
+
+def difference_view(each: "Difference") -> View:
+    """Return how the winner of a shape differs from the one before."""
+    before, after = each.before, each.after
+    return {
+        "label": each.subject.shape.label,
+        "device": each.subject.device.name,
+        "change": str(each.change),
+        "before": "" if before is None else before.config.label,
+        "after": "" if after is None else after.config.label,
+        "before_us": None if before is None else before.time_us,
+        "after_us": None if after is None else after.time_us,
+        "ratio": each.ratio,
+    }

@@ -1,0 +1,44 @@
+"""Trials as a table for other programs: what `tune export --format csv` and `--format parquet` write."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from blocktune.cli.shared.render import note, print_json
+from blocktune.db.exchange.foreign_formats import ExportFormat
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Trial
+
+
+def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *, as_json: bool) -> None:
+    """Write trials as rows of a table; `-` is standard output, for CSV.
+
+    Raises:
+        NoFeasibleConfigError: there are no trials.
+        UsageError: the place cannot be written, or a library is missing.
+    """
+    if not trials:
+        raise NoFeasibleConfigError("A table is made of trials, but the database has none. Run `tune run` first.")
+    if place == "-" and format_ is ExportFormat.PARQUET:
+        raise UsageError("A Parquet file is no text, but got `-`. Name a file, or write CSV.")
+    from blocktune.db.exchange.document import save_bytes
+    from blocktune.db.exchange.trial_table import csv_text, parquet_bytes, trial_rows
+
+    rows = trial_rows(trials)
+    content = parquet_bytes(rows) if format_ is ExportFormat.PARQUET else csv_text(rows).encode()
+    if place == "-":
+        typer.echo(content.decode(), nl=False)
+        return
+    try:
+        save_bytes(content, place)
+    except OSError as error:
+        raise UsageError(
+            f"The export needs a file that can be written, but {place} cannot: {error.strerror}. Name another one."
+        ) from error
+    if as_json:
+        print_json({"file": place, "trials": len(rows)})
+    else:
+        note(f"wrote {len(rows)} trials to {place}")

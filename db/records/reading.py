@@ -1,0 +1,96 @@
+"""The records of many rows, none of which is believed before it has passed the rules of its record."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from blocktune.db.records.rows import UNREADABLE
+from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.values.errors import StoreCorruptError
+
+logger = logging.getLogger("blocktune")
+
+Record = TypeVar("Record")
+
+_ROWS_AT_ONCE = 1000
+_MAX_NAMED = 5
+"""Rows that a warning names."""
+
+
+def readable_records(
+    session: Session, query: Select[Any], convert: Callable[[Any], Record], place: str
+) -> list[Record]:
+    """Return the records of rows. A row that is not what was written is left out, and named in a warning.
+
+    Args:
+        session: of the store.
+        query: selects rows of one table.
+        convert: makes the record of a row.
+        place: the store, as people may see it.
+
+    Raises:
+        StoreCorruptError: a row without a checksum breaks a rule: it cannot be said whether it ever kept it.
+    """
+    reading = _Reading(session, query, convert, place)
+    found = list(reading.records())
+    if reading.changed:
+        rows = ", ".join(map(str, reading.changed[:_MAX_NAMED])) + (" ..." if len(reading.changed) > _MAX_NAMED else "")
+        logger.warning(
+            "%d row(s) of `%s` in %s are not as they were written and are left out: %s. "
+            "`tune doctor --recover` saves the others.",
+            len(reading.changed),
+            reading.row_type.__tablename__,
+            place,
+            rows,
+        )
+    return found
+
+
+@dataclass
+class _Reading(Generic[Record]):
+    """Reads all rows at once where none is broken, else half by half: what breaks a driver's rule ends a query."""
+
+    session: Session
+    query: Select[Any]
+    convert: Callable[[Any], Record]
+    place: str
+    changed: list[int] = field(default_factory=list)
+
+    @property
+    def row_type(self) -> Any:
+        return self.query.column_descriptions[0]["entity"]
+
+    def records(self) -> Iterator[Record]:
+        try:
+            yield from [self.convert(row) for row in self.session.scalars(self.query)]
+        except UNREADABLE:
+            ids = list(self.session.scalars(self.query.with_only_columns(self.row_type.id)))
+            for start in range(0, len(ids), _ROWS_AT_ONCE):
+                yield from self._of(ids[start : start + _ROWS_AT_ONCE])
+
+    def _of(self, ids: Sequence[int]) -> Iterator[Record]:
+        query = self.query.where(self.row_type.id.in_(ids))
+        try:
+            found = [self.convert(row) for row in self.session.scalars(query)]
+        except UNREADABLE as error:
+            if len(ids) == 1:
+                self._leave_out(ids[0], error)
+                return
+            middle = len(ids) // 2
+            yield from self._of(ids[:middle])
+            yield from self._of(ids[middle:])
+        else:
+            yield from found
+
+    def _leave_out(self, row_id: int, error: Exception) -> None:
+        checksum = self.session.scalar(select(self.row_type.checksum).where(self.row_type.id == row_id))
+        if checksum is None:
+            raise StoreCorruptError(
+                f"Stored rows must hold values that blocktune wrote, but in {self.place} one does not: "
+                f"{shown(str(error), 500)} `tune doctor --recover` saves the others."
+            ) from error
+        self.changed.append(row_id)

@@ -1,0 +1,97 @@
+"""What the checksums of stored rows are made of.
+
+A trial's or winner's covers the whole record, with what it refers to: one checksum finds a flipped bit in the row, in
+its shape or in its software. A winner's row has a second one, of what production reads, which reads no more than that.
+"""
+
+from dataclasses import MISSING, asdict, fields
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from blocktune.db.records.records import Best, Environment, Telemetry, Trial
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored.checksums import checksum_of
+from blocktune.kernels.stored.json_pieces import canonical_text
+from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+Record = Trial | Best | UserTrial | UserBest
+
+
+def record_checksum(record: Record) -> str:
+    """Return the checksum of a trial's or winner's row.
+
+    A field at its default is left out, so that a field that comes later changes no older checksum.
+    """
+    imported = isinstance(record, Trial) and record.imported  # the row of such a trial has no room for the GPU
+    values = {"gpu_uuid": None if imported else record.device.uuid}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.default is MISSING or value != field.default:
+            values[field.name] = _plain(value)
+    return checksum_of(values)
+
+
+def served_checksum(best: Best) -> str:
+    """Return the checksum of what the view `dispatch` says of a winner."""
+    return checksum_of(
+        _served_of(best.device, best.environment)
+        | {
+            "shape": _document(best.shape),
+            "config": _document(best.config),
+            "kernel_hash": best.kernel_hash,
+            "origin": str(best.origin),
+            "time_us": best.time_us,
+            "power_limit_w": best.environment.power_limit_w,
+        }
+    )
+
+
+def served_user_checksum(best: UserBest) -> str:
+    """Return the checksum of what the view `user_dispatch` says of a winner."""
+    return checksum_of(
+        _served_of(best.device, best.environment)
+        | {
+            "kernel": best.config.kernel,
+            "source_hash": best.source_hash,
+            "problem": best.problem.document,
+            "config": best.config.document,
+            "time_us": best.time_us,
+        }
+    )
+
+
+def device_checksum(document: str) -> str:
+    """Return the checksum of a device's row."""
+    return checksum_of({"document": document})
+
+
+def _served_of(device: DeviceSpec, environment: Environment) -> dict[str, Any]:
+    versions = {name: getattr(environment, name) for name in ("triton", "ptxas", "driver")}
+    return {"device_key": device.key, **versions}
+
+
+def _plain(value: Any) -> Any:
+    """The JSON that stands for a field of a record."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, DeviceSpec):
+        return value.key
+    if isinstance(value, (AttentionShape, KernelConfig, Environment)):
+        return _document(value)
+    if isinstance(value, (Problem, UserConfig)):
+        return value.document
+    if isinstance(value, KernelResources):
+        return value.to_json()
+    if isinstance(value, Telemetry):
+        return {name: state for name, state in asdict(value).items() if state is not None}
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _document(value: AttentionShape | KernelConfig | Environment) -> str:
+    return canonical_text(value.to_json())

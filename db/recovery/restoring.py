@@ -1,0 +1,86 @@
+"""A store as its newest backup has it, with all that came later and can still be read."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from blocktune.db.exchange.merging import Results
+from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed
+from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.store import ResultStore
+from blocktune.db.tables.backups import backups_of
+from blocktune.db.tables.location import StoreTarget
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.values.errors import StoreError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """backup: what was taken. kept: where the file is that was in its place; empty if there was none. rows: trials and
+    winners in the backup. newer: of the replaced file, that the backup does not have."""
+
+    place: str
+    backup: str
+    kept: str
+    rows: int
+    newer: int
+
+
+def restore(target: str | Path | None) -> Restored:
+    """Puts the newest sound backup in the place of a store, with the rows that can be read of that.
+
+    Raises:
+        UsageError: the store is no file.
+        StoreError: there is no sound backup, or the folder cannot be written.
+    """
+    place = StoreTarget.of(target)
+    if place.path is None:
+        raise UsageError(f"Only a SQLite file has backups, but {place.label} is a server's. Ask its administrator.")
+    undo_killed(place.path)
+    fresh = fresh_path(place.path)
+    remove_fresh(fresh)
+    try:
+        backup, rows = _copied(place.path, fresh)
+        newer = _add_readable(place.path, fresh) if place.path.exists() else 0
+        kept = str(exchange(place.path, fresh)) if place.path.exists() else ""
+        if not kept:
+            fresh.replace(place.path)
+    except OSError as error:
+        raise StoreError(f"Restoring needs to write in {place.path.parent}, but cannot: {error.strerror}.") from error
+    finally:
+        remove_fresh(fresh)
+    return Restored(place=place.label, backup=str(backup), kept=kept, rows=rows, newer=newer)
+
+
+def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
+    """Copies the newest backup that is sound; returns it, and how many trials and winners it has."""
+    for backup in backups_of(path):
+        shutil.copyfile(backup, fresh)
+        try:
+            return backup, _rows(fresh)
+        except StoreError:
+            remove_fresh(fresh)
+    raise StoreError(
+        f"Restoring needs a sound backup, but {path} has none. `tune doctor --recover` saves what can be read."
+    )
+
+
+def _rows(path: Path) -> int:
+    """Raises:
+    StoreError: the store is not sound."""
+    with ResultStore.open(path) as store:
+        health = store.health()
+    if not health.sound:
+        raise StoreError(f"A backup must be sound, but {path} is not: {health.integrity}. Use another one.")
+    return sum(health.rows[name] for name in ("trial", "best", "user_trial", "user_best"))
+
+
+def _add_readable(path: Path, fresh: Path) -> int:
+    """Brings what the replaced file has into the fresh one; returns how many rows that added."""
+    found = salvaged(path)
+    before = _rows(fresh)
+    with ResultStore.open(fresh) as store:
+        store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)
+    with UserKernelStore.open(fresh) as users:
+        users.restore(found.user_trials, found.user_bests)
+    return _rows(fresh) - before

@@ -1,0 +1,96 @@
+"""Backups of a SQLite store, next to it: whole files of its rows as they were, the newest three.
+
+One is made before the schema is upgraded, before a merge, and once a day of use. Where none can be made, the work goes
+on without. `tune doctor --restore` takes the newest that is sound.
+"""
+
+import logging
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from glob import escape
+from pathlib import Path
+
+from blocktune.db.tables.sqlite_file import connect_sqlite
+
+logger = logging.getLogger("blocktune")
+
+KEPT = 3
+DAY_SECONDS = 24 * 3600.0
+MERGE_SECONDS = 600.0
+"""Merges that follow each other more quickly are one change."""
+
+_ABANDONED_SECONDS = 3600.0
+_LOCK_SECONDS = 5.0
+_RESULTS = ("best", "trial", "user_best", "user_trial")
+
+
+def backups_of(path: Path) -> list[Path]:
+    """Return the backups of a store, newest first."""
+    return sorted(path.parent.glob(f"{escape(path.name)}.backup-*[0-9]"), reverse=True)
+
+
+def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
+    """Makes a backup of a store, and removes the oldest of more than three.
+
+    Args:
+        path: of the store.
+        unless_within_seconds: none is made if there is one that is not older.
+
+    Returns:
+        the backup; None where none was made: the store is empty, damaged or locked, or there is no room.
+    """
+    unfinished = path.with_name(f".{path.name}.backing-up")
+    try:
+        if _is_younger(backups_of(path)[:1], unless_within_seconds) or not _holds_results(path):
+            return None
+        _forget_abandoned(unfinished)
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:  # another process is at it
+        return None
+    except (OSError, sqlite3.Error) as error:
+        logger.info("No backup of %s is made: %s.", path, error)
+        return None
+    try:
+        _copy(path, unfinished)
+        made = path.with_name(f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+        unfinished.replace(made)
+    except (OSError, sqlite3.Error) as error:
+        logger.warning("No backup of %s is made: %s.", path, error)
+        unfinished.unlink(missing_ok=True)
+        return None
+    for old in backups_of(path)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return made
+
+
+def _copy(path: Path, unfinished: Path) -> None:
+    """Writes the rows of a sound store into a fresh file; writers go on meanwhile."""
+    with closing(connect_sqlite(f"{path.as_uri()}?mode=ro", _LOCK_SECONDS)) as connection:
+        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged ({state!s:.200})")
+        connection.execute("VACUUM INTO ?", (f"{unfinished}",))
+    shutil.copymode(path, unfinished)
+
+
+def _holds_results(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with closing(connect_sqlite(f"{path.as_uri()}?mode=ro", _LOCK_SECONDS)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        known = [name for name in _RESULTS if name in tables]
+        return any(connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in known)
+
+
+def _is_younger(paths: list[Path], seconds: float) -> bool:
+    return any(time.time() - path.stat().st_mtime < seconds for path in paths)
+
+
+def _forget_abandoned(unfinished: Path) -> None:
+    """Removes what a killed process left, after a while in which a living one would have ended."""
+    if unfinished.exists() and not _is_younger([unfinished], _ABANDONED_SECONDS):
+        unfinished.unlink(missing_ok=True)

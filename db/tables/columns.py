@@ -1,0 +1,103 @@
+"""The measured columns: each is declared here, once.
+
+The tables (db/tables/models.py), the bounds, rows and documents of the records that inherit from these classes, and
+sweep files are derived from the fields. They stand in the order of the table's columns: the recovery of a damaged file
+(db/recovery/salvage.py) has nothing else to know a column by, and a new one comes last: after the checksums, which
+follow these in the tables. A new field needs a migration, and whoever measures it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from blocktune.kernels.values.column_kinds import Derived, Prose, Real, Several, Whole, Word
+
+TIME = Real(1e-3, 1e10, decimals=3)  # up to nearly three hours for one call; CUDA's events resolve 0.5 us
+RATIO = Real(1e-6, 1e6)
+ANCHOR_RATIO = Real(1e-6, 1e6, decimals=6)
+SECONDS = Real(0, 1e7, decimals=3)
+FRACTION = Real(0, 1)
+ROUNDS = Several(TIME, 10_000)
+LIMITERS = Several(Word(32, "[a-z_]{1,32}", "the name of a limit"), 16)
+ERROR = Prose(1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialColumns:
+    """What was found out about one candidate, besides its resources and the state of the GPU.
+
+    error: why there is no time. Where there is a time, how it was taken if not as usual: twice, or with few rounds.
+    time_us: the median of samples_us.
+    relative_to_anchor: the median of time over the anchor's time in the same round; None when it was not timed.
+    samples_us: the timed rounds.
+    """
+
+    error: Annotated[str, ERROR] = ""
+    time_us: Annotated[float | None, TIME] = None
+    relative_to_anchor: Annotated[float | None, ANCHOR_RATIO] = None
+    predicted_us: Annotated[float | None, TIME, Derived()] = None
+    samples_us: Annotated[tuple[float, ...], ROUNDS] = ()
+    compile_seconds: Annotated[float, SECONDS] = 0.0
+    bench_seconds: Annotated[float, SECONDS] = 0.0
+    blocks_per_sm: Annotated[int | None, Whole(0, 1024), Derived()] = None
+    occupancy: Annotated[float | None, FRACTION, Derived()] = None
+    limiters: Annotated[tuple[str, ...], LIMITERS, Derived()] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """The state of the GPU during one measurement, by NVML; None where NVML has no answer.
+
+    sm_clock_mhz, memory_clock_mhz: medians.
+    temperature_c: the highest.
+    power_w: the mean of a measurement that took a second or more, and None for shorter ones: NVML's own power is a mean
+        over the last second, so a sample of a candidate's rounds shows what ran before them.
+    throttle_reasons: every reason that occurred, as bits.
+    """
+
+    sm_clock_mhz: Annotated[int | None, Whole(0, 100_000)] = None
+    memory_clock_mhz: Annotated[int | None, Whole(0, 100_000)] = None
+    temperature_c: Annotated[int | None, Whole(0, 1000)] = None
+    power_w: Annotated[float | None, Real(0, 100_000, decimals=1)] = None
+    throttle_reasons: Annotated[int | None, Whole(0, 2**63 - 1)] = None
+    other_processes: Annotated[int | None, Whole(0, 1_000_000)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestColumns:
+    """What a winner was compared by.
+
+    speedup_over_default and its low/high are ratios of the default's time to the winner's in the interleaved final
+    rounds (median, 5th and 95th percentile); None when nothing was measured.
+    """
+
+    time_us: Annotated[float | None, TIME] = None
+    predicted_us: Annotated[float | None, TIME] = None
+    default_time_us: Annotated[float | None, TIME] = None
+    paper_time_us: Annotated[float | None, TIME] = None
+    speedup_over_default: Annotated[float | None, RATIO] = None
+    speedup_low: Annotated[float | None, RATIO] = None
+    speedup_high: Annotated[float | None, RATIO] = None
+    trials: Annotated[int, Whole()] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserTrialColumns:
+    """What was found out about one candidate of a tuned function; the fields mean what those of `TrialColumns` mean."""
+
+    error: Annotated[str, ERROR] = ""
+    time_us: Annotated[float | None, TIME] = None
+    relative_to_anchor: Annotated[float | None, ANCHOR_RATIO] = None
+    samples_us: Annotated[tuple[float, ...], ROUNDS] = ()
+    seconds: Annotated[float, SECONDS] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserBestColumns:
+    """What a tuned function's winner was compared by; the fields mean what those of `BestColumns` mean."""
+
+    time_us: Annotated[float, TIME]
+    default_time_us: Annotated[float | None, TIME] = None
+    speedup_over_default: Annotated[float | None, RATIO] = None
+    speedup_low: Annotated[float | None, RATIO] = None
+    speedup_high: Annotated[float | None, RATIO] = None
+    trials: Annotated[int, Whole()] = 0

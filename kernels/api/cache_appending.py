@@ -1,0 +1,83 @@
+"""New keys and values, written into a cache after those that are there."""
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.rotary import Rotary
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.call_checks import check_dimensions
+from blocktune.kernels.dispatch.plan import is_capturing, on_its_device, trace_obstacle
+from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
+from blocktune.kernels.values.errors import UsageError
+
+
+def new_rows(
+    k: Tensor | None, v: Tensor | None, q: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """The keys and values to append, if there are any.
+
+    Raises:
+        UsageError: one is missing, or they do not fit the caches or each other.
+    """
+    if (k is None) != (v is None):
+        raise UsageError("`k` and `v` are appended together, but only one is given. Give both or none.")
+    if k is None or v is None:
+        return None
+    check_dimensions("[batch, new, heads, dim]", k=k, v=v)
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if (new.shape[0], *new.shape[2:]) != (q.shape[0], *cache.shape[2:]) or new.shape[1] != k.shape[1]:
+            raise UsageError(
+                f"`{name}` must be [batch, new, heads, dim] with batch {q.shape[0]} and the heads and dim of its cache "
+                f"{tuple(cache.shape)}, as many rows in k and v, but got {tuple(new.shape)}. Check which is which."
+            )
+    return k, v
+
+
+def positions_from(lengths: Tensor, count: int) -> Tensor:
+    """Return int64 [batch, count]: `count` positions from each length on."""
+    return lengths.long()[:, None] + torch.arange(count, device=lengths.device)[None]
+
+
+def append(
+    rows: CacheRows,
+    caches: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    rotary: Rotary | None,
+) -> None:
+    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry."""
+    positions = positions_from(lengths, new[0].shape[1])
+    keys = new[0] if rotary is None else rotary.turned(new[0], positions)
+    rows.write(caches[0], keys, positions)
+    rows.write(caches[1], new[1], positions)
+
+
+def append_in_one(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    after: Tensor,
+    given: Tensor | None,
+    all_have: int,
+    table: Tensor | None,
+) -> Launch | None:
+    """Write new rows [batch, new, ...] into the caches, which hold `after` rows per entry then; before, `given` per
+    entry, or without it all_have in each.
+
+    Returns:
+        what does so again in one launch for such tensors; None where it takes several, and nothing was written.
+    """
+    tensors = (k_cache, v_cache, k, v)
+    if k.device.type != "cuda" or trace_obstacle(*tensors) or append_obstacle(*tensors) or is_capturing(k):
+        return None
+    launch = AppendLaunch(capacity_of(k_cache, table), 0 if table is None else k_cache.shape[1])
+    with torch.cuda.device_of(k):
+        short = launch.pinned(*tensors, given, table, torch.empty_like(after), all_have)
+    return on_its_device(short, k.device.index)
+
+
+def capacity_of(cache: Tensor, table: Tensor | None) -> int:
+    """Keys that an entry has room for; cache [entries or pages, rows, ...]."""
+    return int(cache.shape[1]) if table is None else int(table.shape[1] * cache.shape[1])

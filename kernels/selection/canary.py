@@ -1,0 +1,106 @@
+"""The first use of a config that was not measured for exactly this shape and software, checked on the caller's tensors.
+
+A config that is borrowed, predicted or a default was never seen to compute this shape right here. So its first output
+is compared with the definition of attention in float64, in some rows of the first and the last head: one launch more
+for each shape. A config that differs is not used again, is logged, and is stored as a finding that `tune verify` shows.
+A measured config was checked when it was measured, and later calls pay nothing.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.precision import allows_tf32
+from blocktune.kernels.selection.findings import Finding, store_finding
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+logger = logging.getLogger("blocktune")
+
+VARIABLE = "BLOCKTUNE_CANARY"
+OFF = ("0", "off", "no", "false")
+
+ROWS = 64
+"""Queries of a head that are compared, spread over its length."""
+
+_ROUNDINGS = 8
+"""Of probabilities and outputs in the tensors' type, twice what the kernels do."""
+
+_SCORE_ERROR = 2.0**-20
+"""Of a score in float32, relative to the greatest of its row: as an exponent it is the error of a probability."""
+
+counts: Counter[str] = Counter()
+"""How many first uses were compared (`compared`), and how many configs were found wrong (`wrong`)."""
+
+
+def is_on() -> bool:
+    """Return whether first uses are checked."""
+    return os.environ.get(VARIABLE, "").lower() not in OFF
+
+
+def problem_of(
+    config: KernelConfig, launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor
+) -> str | None:
+    """Return how a config's output differs from attention; None if it does not, or cannot be compared.
+
+    Args:
+        config: it was not measured for exactly this shape here.
+        launch: its launcher.
+        shape: the call's, a forward without features.
+        query, key, value: the caller's tensors.
+        out: for the output, laid out as a call's.
+    """
+    if not is_on() or (
+        query.dtype is torch.float32 and allows_tf32()
+    ):  # what TF32 rounds away has no bound without the scores of all rows
+        return None
+    try:
+        worst = _worst(launch, shape, query, key, value, out)
+    except torch.OutOfMemoryError:
+        return None  # not the config's fault; the call itself may fit
+    counts["compared"] += 1
+    if worst <= 1.0:
+        return None
+    counts["wrong"] += 1
+    reason = f"{config.label} differs from attention by {worst:.3g} times the bound of its rounding"
+    logger.warning("%s: %s. It is not used any more; `tune verify` shows it.", shape.label, reason)
+    store_finding(Finding(shape=shape, config=config, times_the_bound=worst))
+    return reason
+
+
+def _worst(launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> float:
+    """The greatest difference, as a multiple of its bound; infinite where a number is missing."""
+    launch(query, key, value, out, None, query.shape[-1] ** -0.5)
+    found = max(_differences(out, shape, query, key, value), default=0.0)
+    return float("inf") if found != found else found
+
+
+def _differences(out: Tensor, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor) -> Iterator[float]:
+    unit = torch.finfo(query.dtype).eps / 2 if query.dtype is not torch.float32 else 2.0**-18
+    rows = torch.linspace(0, shape.seqlen_q - 1, min(ROWS, shape.seqlen_q), device=query.device).long().unique()
+    for batch, head in {(0, 0), (shape.batch - 1, shape.num_heads - 1)}:
+        kv = head // shape.group_size
+        expected, bound = _attention(query[batch, head, rows], key[batch, kv], value[batch, kv], rows, shape, unit)
+        difference = (out[batch, head, rows].double() - expected).abs() / bound
+        comparable = expected.isfinite() & bound.isfinite()
+        yield float(torch.where(comparable, difference, 0.0).nan_to_num(nan=float("inf")).max())
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: AttentionShape, unit: float
+) -> tuple[Tensor, Tensor]:
+    """Rows of attention in float64, and by how much each number may differ from them."""
+    query, key, value = query.double(), key.double(), value.double()
+    scores = query @ key.T * query.shape[-1] ** -0.5
+    if shape.causal is not Causal.NONE:
+        hidden = torch.arange(shape.seqlen_k, device=rows.device) > rows[:, None]
+        scores = scores.masked_fill(hidden, float("-inf"))
+    probabilities = scores.softmax(-1)
+    greatest = scores.masked_fill(scores == float("-inf"), 0.0).abs().amax(-1, keepdim=True)
+    weight = probabilities @ value.abs()
+    return probabilities @ value, (_ROUNDINGS * unit + _SCORE_ERROR * (1 + greatest)) * weight + 1e-30

@@ -1,0 +1,74 @@
+"""Configs that production found to compute wrong results: a private file of JSON lines, which `tune verify` shows."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.selection.miss_file import append_private_line, state_directory
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+logger = logging.getLogger("blocktune")
+
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """times_the_bound: the greatest difference from attention, as a multiple of what rounding explains."""
+
+    shape: AttentionShape
+    config: KernelConfig
+    times_the_bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        worst = self.times_the_bound if self.times_the_bound < 1e300 else 1e300  # JSON has no infinity
+        return {"shape": self.shape.to_json(), "config": self.config.to_json(), "times_the_bound": worst}
+
+
+def findings_path() -> Path | None:
+    """Return where findings are stored; None for a user without a home."""
+    state = state_directory()
+    return None if state is None else state / "findings.jsonl"
+
+
+def store_finding(finding: Finding) -> None:
+    """Adds a finding to the file. A place that cannot be written costs a line of the log, never a call."""
+    path = findings_path()
+    try:
+        if path is not None:
+            append_private_line(path, json.dumps(finding.to_json()), MAX_BYTES)
+    except OSError as error:
+        logger.info("A finding is not stored: %s cannot be written (%s).", path, error.strerror)
+
+
+def stored_findings() -> list[Finding]:
+    """Return what was found so far. Lines that are damaged are passed over, and so is a file that cannot be read."""
+    path = findings_path()
+    try:
+        content = b"" if path is None else _content(path)
+    except OSError:
+        return []
+    return list(_parsed(content))
+
+
+def _content(path: Path) -> bytes:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+        return file.read(MAX_BYTES)
+
+
+def _parsed(content: bytes) -> Iterator[Finding]:
+    for line in content.splitlines():
+        try:
+            document = json.loads(line)
+            yield Finding(
+                shape=AttentionShape.from_json(document["shape"]),
+                config=KernelConfig.from_json(document["config"]),
+                times_the_bound=float(document["times_the_bound"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            continue  # half a line of a killed process, or not ours

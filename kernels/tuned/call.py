@@ -1,0 +1,120 @@
+"""One call of an autotuned kernel that no choice is known for yet."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blocktune.kernels.tuned.config import Plain, Problem, UserConfig
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    from blocktune.kernels.hardware.device import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A launch with its arguments, and what it may be launched with.
+
+    tuner: Triton's object. function: the jitted function inside. problem: without the list of configs. configs: those
+    that are left after pruning, in the order of the list, by their stored form.
+    """
+
+    tuner: "Autotuner"
+    function: Any
+    name: str
+    source_hash: str
+    problem: Problem
+    configs: "Mapping[UserConfig, triton.Config]"
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    settings: Settings
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments by name, the grid and launch options included, as hooks get them."""
+        return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
+
+    @property
+    def default(self) -> UserConfig:
+        """The first config of the list."""
+        return next(iter(self.configs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a kind of call is launched with.
+
+    options: what the launch gets as keywords. rung: what the choice rests on. time_us: as it was measured, if it was.
+    tuned: whether this process measured it, which took `seconds`. dropped: configs that were not measured or failed, by
+    their label, with the reason.
+    """
+
+    config: "triton.Config"
+    options: Mapping[str, Any]
+    rung: UserRung
+    problem: Problem
+    label: str
+    device: "DeviceSpec | None" = None
+    time_us: float | None = None
+    default_time_us: float | None = None
+    tuned: bool = False
+    seconds: float = 0.0
+    dropped: Mapping[str, str] | None = None
+    times_us: "Mapping[triton.Config, float] | None" = None
+
+    def __str__(self) -> str:
+        measured = "" if self.time_us is None else f", {self.time_us:.1f} us"
+        lines = [f"{self.problem.label}: {self.rung}: {self.label}{measured}"]
+        return "\n".join(lines + [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()])
+
+
+def jitted_function(fn: Any) -> Any:
+    """The function of `triton.jit` inside of decorators.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    inner = fn
+    while inner is not None and not isinstance(inner, (JITFunction, InterpretedFunction)):
+        inner = None if inspect.isfunction(inner) else getattr(inner, "fn", None)
+    if inner is None:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        raise UsageError(f"An autotuned kernel is a function of `triton.jit`, but {name} is not. Decorate it first.")
+    return inner
+
+
+def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
+    from blocktune.kernels.tuned.triton_config import user_config
+
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        pruned = tuner.prune_configs(dict(kwargs))
+    finally:
+        tuner.nargs = None
+    kept: dict[UserConfig, triton.Config] = {}
+    for config in pruned:
+        kept.setdefault(user_config(name, config), config)
+    return kept
+
+
+def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, Plain]) -> None:
+    """Raises:
+    UsageError: the call gives a parameter that is tuned.
+    """
+    tuned = {parameter for config in configs.values() for parameter in config.all_kwargs()}
+    conflicts = sorted(tuned & given.keys())
+    if conflicts:
+        raise UsageError(
+            f"What is tuned is chosen by the tuner, but the call of {name} gives {', '.join(conflicts)}. Leave it out "
+            "of the call, or out of the configs."
+        )

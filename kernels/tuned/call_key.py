@@ -1,0 +1,171 @@
+"""What tells calls of an autotuned kernel apart: in a process a tuple that is quick to make, in the store a `Problem`.
+
+Both hold the values of the arguments that `key` names, the data type of every tensor, and what Triton specialises the
+code by: whether a pointer or a number divides by 16, and whether a number is 1. Other values do not count, as they do
+not for `triton.autotune`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from blocktune.kernels.tuned.config import TYPES, Plain, Problem
+from blocktune.kernels.values.errors import UsageError
+
+Bucket = Callable[[Any], Any]
+"""Maps a key value to what stands for its group."""
+
+MAX_TYPES_TEXT = 500
+"""Characters of the types of all arguments; longer ones are known by their hash."""
+
+_ALIGNMENT = 16
+_KEY, _SPECIALISED, _OTHER = range(3)
+_SHORT = {"bfloat": "bf", "float": "fp", "uint": "u", "int": "i"}
+
+
+def power_of_two(value: int) -> int:
+    """Return the smallest power of two that is not below a size."""
+    return 1 << max(0, value - 1).bit_length() if value > 0 else 0
+
+
+class CallKey:
+    """The key of calls of one kernel.
+
+    Args:
+        params: the parameters of the jitted function, as Triton describes them.
+        keys: names of the arguments whose values count.
+        buckets: groups of key values by name.
+    """
+
+    def __init__(self, params: Iterable[Any], keys: Sequence[str], buckets: Mapping[str, Bucket]) -> None:
+        self._roles = {param.name: _role(param, keys) for param in params}
+        self._ordered = tuple(self._roles.values())
+        self._buckets = dict(buckets)
+        self._names = tuple(self._roles)
+        self._keys = tuple(name for name in keys if name in self._roles)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The key in this process of a call. This runs at every launch; values count as they are, grouped or not."""
+        parts: list[Any] = []
+        add = parts.append
+        for role, value in zip(self._ordered, args, strict=False):
+            if type(value) is int:
+                if role == _KEY:
+                    add(value)
+                elif role == _SPECIALISED:
+                    add(2 if value == 1 else value % _ALIGNMENT == 0)
+            elif isinstance(value, Tensor):
+                add(value.dtype)
+                add(value.data_ptr() % _ALIGNMENT == 0)
+            elif role != _OTHER:
+                add(_part(role, value))
+        roles = self._roles
+        for name, value in kwargs.items():
+            role = roles.get(name, _OTHER)
+            if role != _OTHER or isinstance(value, Tensor):
+                add(name)
+                add(_part(role, value))
+        return tuple(parts)
+
+    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
+        """The key in the store of a call.
+
+        Raises:
+            UsageError: it is too long.
+        """
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        values = {
+            name: _plain(self._bucketed(name, given[name]))
+            for name in self._keys
+            if name in given and not isinstance(given[name], Tensor)
+        }
+        counting = (name for name in self._names if name in given and _counts(self._roles[name], given[name]))
+        types = " ".join(_type(given[name]) for name in counting)
+        if len(types) > MAX_TYPES_TEXT:
+            types = hashlib.sha256(types.encode()).hexdigest()[:16]
+        return Problem.of(values | {TYPES: types})
+
+    def _bucketed(self, name: str, value: Any) -> Any:
+        bucket = self._buckets.get(name)
+        return value if bucket is None else bucket(value)
+
+
+def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], kernel: str) -> None:
+    """Raises:
+    UsageError: a name is none of the kernel's arguments; such a key would never change.
+    """
+    unknown = [name for name in names if name not in arg_names]
+    if unknown:
+        raise UsageError(
+            f"`{what}` holds names of arguments of {kernel}, but got {', '.join(unknown)}. Its arguments are "
+            f"{', '.join(arg_names)}."
+        )
+
+
+def _role(param: Any, keys: Sequence[str]) -> int:
+    if param.name in keys:
+        return _KEY
+    return _OTHER if param.is_constexpr or param.do_not_specialize else _SPECIALISED
+
+
+def _specialised(value: int) -> Any:
+    """What Triton compiles a number by."""
+    return 2 if value == 1 else value % _ALIGNMENT == 0
+
+
+def _part(role: int, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % _ALIGNMENT == 0
+    if role == _KEY:
+        return _hashable(value)
+    if role == _SPECIALISED:
+        return _specialised(value) if type(value) is int else _kind(value)
+    return None
+
+
+def _kind(value: Any) -> Any:
+    """The type of what is neither tensor nor integer, with the data type and block of a tensor descriptor."""
+    base = getattr(value, "base", None)
+    return (base.dtype, tuple(value.block_shape)) if isinstance(base, Tensor) else type(value)
+
+
+def _hashable(value: Any) -> Any:
+    """The value, or its text where a dictionary cannot hold it."""
+    try:
+        hash(value)
+    except TypeError:
+        return str(value)
+    return value
+
+
+def _counts(role: int, value: Any) -> bool:
+    """Whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
+    return role == _SPECIALISED or isinstance(value, Tensor)
+
+
+def _type(value: Any) -> str:
+    """A short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`, `=1`,
+    `i` for other numbers, `none`."""
+    if isinstance(value, Tensor):
+        return dtype_word(value) + ("" if value.data_ptr() % _ALIGNMENT == 0 else "!")
+    base = getattr(value, "base", None)
+    if isinstance(base, Tensor):  # a tensor descriptor
+        return dtype_word(base) + "d" + "x".join(str(size) for size in value.block_shape)
+    if type(value) is not int:
+        return "none" if value is None else type(value).__name__
+    return "=1" if value == 1 else "/16" if value % _ALIGNMENT == 0 else "i"
+
+
+def dtype_word(tensor: Tensor) -> str:
+    """Triton's word for a tensor's data type, such as `bf16`."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    for long, short in _SHORT.items():
+        if name.startswith(long) and name[len(long) :].isdigit():
+            return short + name[len(long) :]
+    return name
+
+
+def _plain(value: Any) -> Plain:
+    return value if isinstance(value, Plain) else str(value)

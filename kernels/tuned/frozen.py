@@ -1,0 +1,165 @@
+"""Winners that a job starts with: from frozen files, and from rank 0. They precede the store.
+
+A frozen file is JSON: `{"device": key, "kernels": [{"kernel", "source_hash", "problem", "config", "time_us"}, ...]}`,
+in an order of its own, so that equal winners give equal bytes. `BLOCKTUNE_FROZEN_KERNELS` names files, separated as in
+PATH.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
+from blocktune.kernels.stored.store_views import USER_DISPATCH
+from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.fallback import UserWinner
+from blocktune.kernels.values.errors import UsageError
+
+logger = logging.getLogger("blocktune")
+
+VARIABLE = "BLOCKTUNE_FROZEN_KERNELS"
+
+MAX_BYTES = 64 << 20
+
+Key = tuple[str, str, str]
+"""A device's key, a kernel's name and the hash of its source."""
+
+_winners: dict[Key, list[UserWinner]] = {}
+_files_read: set[Path] = set()
+
+
+def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[UserWinner]:
+    """The winners of a kernel that this process was given.
+
+    Raises:
+        UsageError: a file that the environment names is missing or not in order. A job that is to start with it must
+            not start without it.
+    """
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        load_frozen(name)
+    return list(_winners.get((device.key, kernel, source_hash), ()))
+
+
+def load_frozen(name: str | Path) -> int:
+    """Take the winners of a frozen file, once in a process; returns how many it holds.
+
+    Raises:
+        UsageError: it is missing or not in order.
+    """
+    path = file_path(name)
+    if path in _files_read:
+        return 0
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"A frozen file has up to {MAX_BYTES} bytes, but {path} has more. Freeze it again.")
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"A frozen file is JSON that `tune kernels --freeze` wrote, but {path} is not: {error}. Freeze it "
+            f"again, or correct {VARIABLE}."
+        ) from error
+    count = take(document)
+    _files_read.add(path)
+    return count
+
+
+def take(document: Any) -> int:
+    """Let winners of a document precede what the store knows; returns how many there are.
+
+    Raises:
+        UsageError: the document is not in order; then none of it is taken.
+    """
+    rows = check(document)
+    for key, winner in rows:
+        kept = [other for other in _winners.get(key, []) if other.problem != winner.problem]
+        _winners[key] = [*kept, winner]
+    return len(rows)
+
+
+def check(document: Any) -> list[tuple[Key, UserWinner]]:
+    """The winners of a document, with what they belong to.
+
+    Raises:
+        UsageError: the document is not in order.
+    """
+    try:
+        return [(_key(document["device"], row), _winner(row)) for row in document["kernels"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"A frozen document has a device and kernels, but this one lacks something: {error!r}."
+        ) from error
+
+
+def known_document(device: DeviceSpec) -> dict[str, Any]:
+    """What this process knows of kernels on a device, as a document: what it was given, then what the user's store
+    holds of this device. A store that cannot be read counts as empty."""
+    rows = [
+        frozen_row(kernel, source_hash, winner.problem, winner.config, winner.time_us)
+        for (key, kernel, source_hash), winners in _winners.items()
+        for winner in winners
+        if key == device.key
+    ]
+    given = {_place(row) for row in rows}
+    return frozen_document(device.key, rows + [row for row in _stored_rows(device) if _place(row) not in given])
+
+
+def _stored_rows(device: DeviceSpec) -> list[dict[str, Any]]:
+    try:
+        found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
+    except Exception as error:  # whatever is wrong with a place or a file
+        logger.info("No stored configs of autotuned kernels: %s", error)
+        return []
+    names = ("kernel", "source_hash", "problem", "config", "time_us")
+    return [{name: row[name] for name in names} for row in found if row["device_key"] == device.key]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["kernel"], row["source_hash"], row["problem"]
+
+
+def forget_frozen() -> None:
+    """Drop all winners that were taken."""
+    _winners.clear()
+    _files_read.clear()
+
+
+def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> dict[str, Any]:
+    """The form of a winner in a frozen document."""
+    return {
+        "kernel": kernel,
+        "source_hash": source_hash,
+        "problem": problem.document,
+        "config": config.document,
+        "time_us": time_us,
+    }
+
+
+def frozen_document(device_key: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A document of winners, in an order that follows from them."""
+    order = sorted(rows, key=_place)
+    return {"device": device_key, "kernels": [dict(row) for row in order]}
+
+
+def _key(device_key: Any, row: Mapping[str, Any]) -> Key:
+    texts = (device_key, row["kernel"], row["source_hash"])
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("device, kernel and source_hash are texts")
+    return texts
+
+
+def _winner(row: Mapping[str, Any]) -> UserWinner:
+    time_us = row["time_us"]
+    if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
+        raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
+    return UserWinner(
+        problem=Problem.from_document(row["problem"]),
+        config=UserConfig.from_document(row["kernel"], row["config"]),
+        time_us=float(time_us),
+        reuse=Reuse.EXACT,
+    )

@@ -1,0 +1,172 @@
+"""What stands under an autotuned kernel: it finds the choice of a call, or has it made, and launches."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.tuned.call import Call, Choice, jitted_function, pruned_configs, require_no_conflict
+from blocktune.kernels.tuned.call_key import CallKey, require_names
+from blocktune.kernels.tuned.config import Problem
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from triton.runtime.autotuner import Autotuner
+
+Decide = Callable[[Call], Choice]
+
+MAX_CHOICES = 4096
+"""Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
+
+kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
+"""Those that this process has launched."""
+
+
+def forget_choices() -> None:
+    """Let every kernel of this process ask again what serves its calls."""
+    for kernel in list(kernels):
+        kernel.forget()
+
+
+class TunedKernel:
+    """The choices of one autotuned kernel. Threads may share it.
+
+    Args:
+        tuner: Triton's object, whose configs, hooks and pruning are used as they are.
+        settings: how it is tuned.
+        decide: makes the choice of a call that none is known for.
+
+    Raises:
+        UsageError: the kernel is no jitted function, or a name in the settings is none of its arguments.
+    """
+
+    def __init__(self, tuner: "Autotuner", settings: Settings, decide: Decide) -> None:
+        self.tuner, self.settings = tuner, settings
+        self.function = jitted_function(tuner.fn)
+        self.name = f"{self.function.fn.__module__}:{self.function.fn.__qualname__}"
+        require_names("buckets", settings.buckets, tuner.arg_names, self.name)
+        self.calls = 0
+        self.misses = 0
+        self.seconds = 0.0
+        self.choices: dict[Problem, Choice] = {}
+        self._decide = decide
+        self._fast: dict[tuple[Any, ...], Choice] = {}
+        self._told: set[tuple[Any, ...]] = set()  # what this wrote into the tuner's own cache
+        self._key = CallKey(self._params, tuner.keys, settings.buckets)
+        self._lock = threading.RLock()
+        kernels.add(self)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config that serves this kind of call best."""
+        choice = self._fast.get(self._key(args, kwargs))
+        if choice is None:
+            choice = self._choice(args, kwargs)
+        self.calls += 1
+        tuner = self.tuner
+        tuner.best_config = config = choice.config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **choice.options})
+        return tuner.fn.run(*args, **kwargs, **choice.options)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Choice:
+        """What serves a call with these arguments, and why; a new kind of call is decided as if it were launched.
+
+        Raises:
+            UsageError: the call is new, and has no `grid` to be measured with.
+        """
+        known = self._fast.get(self._key(args, kwargs))
+        if known is None and "grid" not in kwargs:
+            raise UsageError(
+                f"A new kind of call is measured with its grid, but that of {self.name} has none. Add `grid=(...)`, or "
+                "launch the kernel before."
+            )
+        return known or self._choice(args, {"warmup": False, **kwargs})
+
+    def forget(self) -> None:
+        """Drop all choices, so that the next calls ask the store again."""
+        with self._lock:
+            self.choices, self._fast, self._told = {}, {}, set()
+            self.tuner.cache.clear()
+
+    @cached_property
+    def source_hash(self) -> str:
+        """16 hexadecimal digits that change with the device code."""
+        return hash_of_sources(self.function)
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether Triton interprets the kernel, which says nothing about its time."""
+        return not hasattr(self.function, "params")
+
+    @property
+    def _params(self) -> Iterable[Any]:
+        if not self.is_interpreted:
+            return list(self.function.params)
+        names = self.tuner.arg_names
+        return [SimpleNamespace(name=name, is_constexpr=False, do_not_specialize=True) for name in names]
+
+    def _choice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
+        """The choice of a call that is new to this process in some way; it is kept."""
+        with self._lock:
+            problem = self._key.problem(args, kwargs)
+            choice = self.choices.get(problem) or self._decided(problem, args, kwargs)
+            if len(self._fast) >= MAX_CHOICES:
+                self._fast = {}
+            self._fast[self._key(args, kwargs)] = self.choices[problem] = choice
+        return choice
+
+    def _decided(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
+        stock_key, started = self._stock_key(args, kwargs), time.monotonic()
+        preset = None if stock_key in self._told else self.tuner.cache.get(stock_key)  # a library's own, if any
+        if preset is not None:
+            return _unmeasured(preset, problem)
+        call = self._call(problem, args, kwargs)
+        if self.is_interpreted or (len(call.configs) == 1 and not self.settings.expand):
+            return _unmeasured(call.configs[call.default], problem)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                f"A call must have run once before a CUDA graph captures it, but {problem.label} is new to "
+                f"{self.name}. Call it before."
+            )
+        self.misses += 1
+        choice = self._decide(call)
+        self.seconds += time.monotonic() - started
+        self.tuner.cache[stock_key] = choice.config  # where programs look for it
+        self._told.add(stock_key)
+        return choice
+
+    def _call(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """A call with the configs that it may be launched with."""
+        configs = pruned_configs(self.tuner, self.name, args, kwargs)
+        require_no_conflict(self.name, configs, kwargs)
+        return Call(
+            tuner=self.tuner,
+            function=self.function,
+            name=self.name,
+            source_hash=self.source_hash,
+            problem=problem,
+            configs=configs,
+            args=args,
+            kwargs=kwargs,
+            settings=self.settings.of_environment(),
+        )
+
+    def _stock_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The key that Triton's own autotuner keeps the winner under."""
+        names = self.tuner.arg_names
+        given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in kwargs if name in names}}
+        types = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
+        return (*(given[name] for name in self.tuner.keys if name in given), *types)
+
+
+def _unmeasured(config: Any, problem: Problem) -> Choice:
+    """The choice where there is nothing to choose."""
+    return Choice(config=config, options=config.all_kwargs(), rung=UserRung.DEFAULT, problem=problem, label=str(config))

@@ -1,0 +1,58 @@
+"""How a kernel is tuned at a miss, besides what `triton.autotune` says of it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from blocktune.kernels.tuned.call_key import Bucket
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.values.errors import UsageError
+
+STRICT_VARIABLE = "BLOCKTUNE_STRICT"
+"""Environment variable; `1` makes every kernel refuse to tune."""
+
+Cache = Literal["cold", "warm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The choices that belong to blocktune.
+
+    accept: the last rung that serves a call without measuring.
+    strict: a call that no such rung serves is an error; nothing is tuned.
+    isolate: candidates run in a child process, on copies of the arguments; one that crashes costs itself alone.
+    l2: whether a launch is timed with a cold L2 cache, or right after the same launch.
+    max_spill_bytes: a config whose threads spill more is not measured, unless all do.
+    wait_seconds: how long a process waits for another one that tunes the same call.
+    expand: how many configs besides the listed ones may be tried; 0 keeps to the list.
+    buckets: groups of key values by the argument's name.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    accept: UserRung = UserRung.OTHER_COMPILER
+    strict: bool = False
+    isolate: bool = False
+    l2: Cache = "cold"
+    max_spill_bytes: int = 256
+    wait_seconds: float = 120.0
+    expand: int = 0
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.l2 not in ("cold", "warm"):
+            raise UsageError(f"`l2` must be 'cold' or 'warm', but got {self.l2!r}.")
+        if self.isolate and self.expand:
+            raise UsageError(
+                "`expand` compares the results of new configs in this process, which `isolate` spares. Leave one of "
+                "them out."
+            )
+        for name in ("max_spill_bytes", "wait_seconds", "expand"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"`{name} >= 0` must hold, but got {getattr(self, name)!r}.")
+
+    def of_environment(self) -> "Settings":
+        """Return these settings, strict where the environment says so."""
+        return replace(self, strict=True) if os.environ.get(STRICT_VARIABLE) == "1" else self

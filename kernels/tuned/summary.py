@@ -1,0 +1,58 @@
+"""What the tuner did in this process, in words: at the exit where BLOCKTUNE_SUMMARY is 1, or by a call."""
+
+import atexit
+import os
+import sys
+from collections.abc import Iterable
+
+from blocktune.kernels.tuned.call import Choice
+from blocktune.kernels.tuned.kernel import TunedKernel, kernels
+
+VARIABLE = "BLOCKTUNE_SUMMARY"
+
+
+def summary() -> str:
+    """Return a line for each kernel that this process launched, and one for all of them."""
+    launched = sorted((kernel for kernel in kernels if kernel.calls), key=lambda kernel: kernel.name)
+    lines = [_line(kernel) for kernel in launched]
+    misses = sum(kernel.misses for kernel in launched)
+    known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
+    seconds = sum(kernel.seconds for kernel in launched)
+    lines.append(
+        f"blocktune: {len(launched)} autotuned kernels, {sum(kernel.calls for kernel in launched)} launches, "
+        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before."
+    )
+    return "\n".join(lines)
+
+
+def print_at_exit() -> None:
+    """Write the summary to standard error when the process ends, if the environment says so."""
+    if os.environ.get(VARIABLE) == "1":
+        atexit.register(lambda: sys.stderr.write(summary() + "\n"))
+
+
+def _line(kernel: TunedKernel) -> str:
+    choices = list(kernel.choices.values())
+    dropped = sum(len(choice.dropped or {}) for choice in choices)
+    others = sum(_differs(kernel, choice) for choice in choices)
+    words = [
+        f"{kernel.calls} launches",
+        f"{len(choices)} kinds of calls",
+        f"{sum(choice.tuned for choice in choices)} tuned here in {kernel.seconds:.1f} s",
+        f"{others} not with the list's first config",
+    ]
+    if dropped:
+        words.append(f"{dropped} configs dropped or failed")
+    return f"{kernel.name}: {', '.join(words)}{_gain(choices)}"
+
+
+def _differs(kernel: TunedKernel, choice: Choice) -> bool:
+    return bool(kernel.tuner.configs) and choice.config != kernel.tuner.configs[0]
+
+
+def _gain(choices: Iterable[Choice]) -> str:
+    """How much faster than the list's first config the winners of this process are, where both were timed."""
+    ratios = [
+        choice.default_time_us / choice.time_us for choice in choices if choice.default_time_us and choice.time_us
+    ]
+    return f", up to {max(ratios):.2f} times as fast as it" if ratios else ""

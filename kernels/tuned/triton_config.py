@@ -1,0 +1,33 @@
+"""A `triton.Config` as a value that can be stored and compared, and back."""
+
+from typing import TYPE_CHECKING, Any
+
+from blocktune.kernels.tuned.config import Plain, UserConfig
+
+if TYPE_CHECKING:
+    import triton
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+"""What `triton.Config` takes in addition to what is compiled in."""
+
+_USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
+
+
+def user_config(kernel: str, config: "triton.Config") -> UserConfig:
+    """The stored form of a config. Its hook is no part of it, and a value that is not plain is known by its text."""
+    options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
+    told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
+    return UserConfig(kernel, tuple((name, _plain(value)) for name, value in {**config.kwargs, **told}.items()))
+
+
+def triton_config(config: UserConfig) -> "triton.Config":
+    """The config to launch with that a stored one stands for."""
+    import triton
+
+    parameters: dict[str, Any] = config.parameters
+    options = {name: parameters.pop(name) for name in LAUNCH_OPTIONS if name in parameters}
+    return triton.Config(parameters, **options)
+
+
+def _plain(value: Any) -> Plain:
+    return value if isinstance(value, Plain) else str(value)

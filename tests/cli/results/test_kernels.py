@@ -1,0 +1,106 @@
+"""`tune kernels` and `tune occupancy MODULE:KERNEL`: the tools know kernels of other people."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.records.records import Environment, Outcome
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.tuned.config import CONFIGS, TYPES, Problem, UserConfig
+from blocktune.kernels.tuned.frozen import forget_frozen, frozen_winners, load_frozen
+from tests.support.triton_modes import compiled_here
+
+H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"
+FAST, SLOW = (UserConfig(KERNEL, (("BLOCK", block), ("num_warps", 4))) for block in (256, 128))
+PROBLEM = Problem.of({"n": 1000, TYPES: "bf16"})
+ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
+
+
+@pytest.fixture
+def filled(tune: Any) -> Any:
+    facts: dict[str, Any] = {"device": H200, "environment": ENVIRONMENT, "source_hash": SOURCE}
+    best = UserBest(
+        **facts,
+        problem=Problem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"}),
+        config=FAST,
+        time_us=50.0,
+        default=SLOW,
+        default_time_us=60.0,
+        speedup_over_default=1.2,
+        trials=2,
+    )
+    trials = [
+        UserTrial(**facts, problem=PROBLEM, config=SLOW, outcome=Outcome.INFEASIBLE, error="a thread spills 999 bytes"),
+        UserTrial(**facts, problem=PROBLEM, config=FAST, outcome=Outcome.OK, time_us=50.0, samples_us=(50.0,)),
+    ]
+    with UserKernelStore.open(tune.db) as store:
+        store.restore(trials, [best])
+    return tune
+
+
+def test_winners_are_listed_and_trials_of_one(filled: Any) -> None:
+    table = " ".join(filled("kernels", "--device", "h200").output.split())
+    assert "my.kernels:scale n=1000 (bf16) BLOCK=256 num_warps=4 50.0 µs 1.200 2" in table
+    found = json.loads(filled("kernels", "--device", "h200", "--json").stdout)
+    assert [kernel["config"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
+    trials = filled("kernels", "my.*", "--device", "h200").output
+    assert trials.index("BLOCK=256") < trials.index("BLOCK=128")
+    assert "a thread spills 999 bytes" in trials
+    assert "BLOCK" not in filled("kernels", "others:*", "--device", "h200").output
+
+
+def test_winners_are_frozen_and_taken_again(filled: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.json", "two.json")]
+    for path in paths:
+        assert filled("kernels", "--device", "h200", "--freeze", path).exit_code == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert load_frozen(paths[0]) == 1
+    (winner,) = frozen_winners(KERNEL, SOURCE, H200)
+    assert (winner.config, winner.time_us) == (FAST, 50.0)
+    assert frozen_winners(KERNEL, SOURCE, device_named("a100_sxm4_80")) == []
+    forget_frozen()
+
+
+def test_without_a_database_there_is_nothing_to_list_or_freeze(tune: Any, tmp_path: Path) -> None:
+    assert "no database" in tune("kernels", "--device", "h200").output
+    assert tune("kernels", "--device", "h200", "--freeze", tmp_path / "x.json").exit_code == 3
+
+
+@compiled_here
+def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
+    name = "tests.support.autotuned_kernels:scale_kernel"
+    done = tune("occupancy", name, "--signature", "*fp32,i32:16,fp32", "--param", "BLOCK=512", "--cc", "9.0")
+    assert done.exit_code == 0, done.output
+    assert "scale_kernel BLOCK=512" in done.output
+    assert "blocks/SM on compute capability 9.0" in done.output
+
+
+@compiled_here
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no.module:f"], "importable from here, but no.module:f is not"),
+        (["json:dumps"], "is a function of `triton.jit`"),
+        (["tests.support.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but got 0"),
+        (
+            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32"],
+            "BLOCK has neither",
+        ),
+        (
+            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK"],
+            "is NAME=VALUE",
+        ),
+        (
+            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK=100"],
+            "must compile for compute capability 9.0, but does not",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(tune: Any, words: list[str], message: str) -> None:
+    done = tune("occupancy", *words, "--cc", "9.0")
+    assert done.exit_code in (2, 3)
+    assert message in " ".join(done.output.split())

@@ -1,0 +1,67 @@
+"""`tune export --format csv|parquet`: the trials of a database as a table."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.exchange.document import document_from
+from blocktune.db.store import ResultStore
+from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+
+SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
+
+
+@pytest.fixture
+def sweep(tune: Any) -> Sweep:
+    """A sweep that the database of `tune` holds."""
+    found = load_sweep(SWEEPS / "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz")
+    with ResultStore.open(tune.db) as store:
+        store.import_json(document_from(found.device, (), found.trials))
+    return found
+
+
+def test_csv_goes_to_a_file_and_to_stdout(tune: Any, sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "t.csv"
+    assert json.loads(tune("export", out, "--format", "csv", "--json").stdout) == {
+        "schema": 1,
+        "file": str(out),
+        "trials": len(sweep.trials),
+    }
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert sorted(float(row["time_us"]) for row in rows) == sorted(trial.time_us or 0.0 for trial in sweep.trials)
+    assert tune("export", "-", "--format", "csv").stdout == out.read_text()
+
+
+def test_parquet_goes_to_a_file(tune: Any, sweep: Sweep, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    out = tmp_path / "t.parquet"
+    assert tune("export", out, "--format", "parquet").exit_code == 0
+    assert parquet.read_table(out).num_rows == len(sweep.trials)
+    refused = tune("export", "-", "--format", "parquet")
+    assert refused.exit_code == 2
+    assert "is no text" in refused.stderr
+
+
+def test_what_cannot_be_written_is_said(tune: Any, winner: Any, tmp_path: Path) -> None:
+    tune.store(winner())
+    empty = tune("export", tmp_path / "t.csv", "--format", "csv")
+    assert empty.exit_code == 3
+    assert "A table is made of trials" in empty.stderr
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_missing_folder_or_library_is_one_paragraph(
+    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tune("export", tmp_path / "no" / "t.csv", "--format", "csv")
+    assert missing.exit_code == 2
+    assert "can be written" in missing.stderr
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    without = tune("export", tmp_path / "t.parquet", "--format", "parquet")
+    assert without.exit_code == 2
+    assert 'pip install "blocktune[frames]"' in without.stderr

@@ -1,0 +1,165 @@
+"""Backups are made when they should be, three are kept, and the newest sound one can be put in place."""
+
+import os
+import sqlite3
+import stat
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from blocktune.cli.main import app
+from blocktune.db.exchange.document import document_from, save_document
+from blocktune.db.recorder import Recorder
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.recovery.restoring import restore
+from blocktune.db.store import ResultStore
+from blocktune.db.tables import backups
+from blocktune.db.tables.backups import KEPT, back_up, backups_of
+from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.support.older_stores import make_schema_4
+
+
+def stored(path: Path) -> list[Best]:
+    with ResultStore.open(path, read_only=True) as store:
+        return store.bests()
+
+
+def age(paths: list[Path], seconds: float) -> None:
+    for path in paths:
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+@pytest.fixture
+def filled(path: Path, bests: list[Best]) -> Path:
+    with ResultStore.open(path) as store:
+        store.set_best(bests[0])
+    return path
+
+
+def test_a_day_of_use_makes_one(filled: Path, bests: list[Best]) -> None:
+    assert backups_of(filled) == []
+    for _ in range(3):
+        search(filled)
+    (backup,) = backups_of(filled)
+    assert stored(backup) == [bests[0]]
+    age([backup], 25 * 3600)
+    search(filled)
+    assert len(backups_of(filled)) == 2
+
+
+def search(path: Path) -> None:
+    with ResultStore.open(path) as store, Recorder(store):
+        pass
+
+
+def test_so_does_a_merge_but_not_each_of_many(filled: Path, bests: list[Best], tmp_path: Path) -> None:
+    document = tmp_path / "export.json"
+    save_document(document_from(bests[0].device, bests, None), document)
+    for command in (["import", str(document)], ["merge", str(document)]):
+        assert CliRunner().invoke(app, command, env={"BLOCKTUNE_DB": str(filled)}).exit_code == 0
+        assert len(backups_of(filled)) == 1
+    assert len(stored(backups_of(filled)[0])) == 1
+
+
+def test_so_does_an_upgrade(filled: Path) -> None:
+    make_schema_4(filled)
+    ResultStore.open(filled).close()
+    newest = backups_of(filled)[0]
+    with closing(sqlite3.connect(newest)) as connection:
+        assert connection.execute("SELECT version_num FROM blocktune_schema").fetchone() == ("0004",)
+
+
+def test_reading_and_empty_stores_make_none(path: Path) -> None:
+    for _ in range(2):
+        search(path)
+    assert backups_of(path) == []
+
+
+def test_three_are_kept_and_as_private_as_the_store(filled: Path) -> None:
+    filled.chmod(0o600)
+    made = [back_up(filled) for _ in range(KEPT + 2)]
+    assert backups_of(filled) == made[:1:-1]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in backups_of(filled))
+    assert list(filled.parent.glob(".*")) == []
+
+
+def test_a_damaged_store_displaces_no_backup(filled: Path) -> None:
+    backup = back_up(filled)
+    with closing(sqlite3.connect(filled)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(filled.read_bytes())
+    content[4096 * 2 : 4096 * 3] = os.urandom(4096)
+    filled.write_bytes(content)
+    assert back_up(filled) is None
+    assert backups_of(filled) == [backup]
+
+
+def test_where_none_can_be_made_the_work_goes_on(
+    filled: Path, bests: list[Best], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backups, "_copy", full)
+    with ResultStore.open(filled) as store, Recorder(store) as recorder:
+        recorder.set_best(bests[1])
+    assert "No space left" in caplog.text
+    assert backups_of(filled) == []
+    assert list(filled.parent.glob(".*backing-up")) == []
+
+
+def test_one_process_at_a_time_and_a_killed_one_hinders_for_an_hour(filled: Path) -> None:
+    unfinished = filled.with_name(f".{filled.name}.backing-up")
+    unfinished.touch()
+    assert back_up(filled) is None
+    age([unfinished], 2 * 3600)
+    assert back_up(filled) is not None
+
+
+def test_the_newest_backup_takes_the_place_of_a_damaged_store(filled: Path, bests: list[Best], trial: Trial) -> None:
+    back_up(filled)
+    with ResultStore.open(filled) as store:
+        store.set_best(bests[1])
+        store.record(trial)
+    filled.write_bytes(b"\0" * 8192)
+    Path(f"{filled}-wal").unlink(missing_ok=True)
+    found = restore(filled)
+    assert (found.rows, found.newer) == (1, 0)
+    assert stored(filled) == [bests[0]]
+    assert Path(found.kept).read_bytes() == b"\0" * 8192
+
+
+def test_what_came_later_is_kept(filled: Path, bests: list[Best], trial: Trial) -> None:
+    back_up(filled)
+    newer = replace(bests[0], time_us=90.0, created_at=bests[0].created_at.replace(day=21))
+    with ResultStore.open(filled) as store:
+        store.set_best(newer)
+        store.set_best(bests[1])
+        store.record(trial)
+    found = restore(filled)
+    assert (found.rows, found.newer) == (1, 2)
+    assert stored(filled) == [newer, bests[1]]
+
+
+def test_a_backup_that_is_damaged_is_passed_over(filled: Path, bests: list[Best]) -> None:
+    older = back_up(filled)
+    newer = back_up(filled)
+    assert newer is not None
+    newer.write_bytes(b"no database")
+    filled.unlink()
+    found = restore(filled)
+    assert (found.backup, found.kept) == (str(older), "")
+    assert stored(filled) == [bests[0]]
+
+
+def test_without_a_backup_nothing_is_changed(filled: Path) -> None:
+    before = filled.read_bytes()
+    with pytest.raises(StoreError, match="--recover"):
+        restore(filled)
+    assert filled.read_bytes() == before
+    with pytest.raises(UsageError, match="administrator"):
+        restore("postgresql+psycopg://nowhere/results")

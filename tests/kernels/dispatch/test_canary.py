@@ -1,0 +1,182 @@
+"""The first use of a config that is not exact is compared with attention; one that differs is used no more."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocktune.kernels import registry
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.plan import shape_of
+from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.selection import canary
+from blocktune.kernels.selection.canary import problem_of
+from blocktune.kernels.selection.findings import findings_path, stored_findings
+from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import AttentionShape
+from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
+from tests.support.dispatch_fakes import tensors as dispatch_tensors
+
+CONFIG = KernelConfig("flash_fwd", 64, 64, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    canary.counts.clear()
+    yield
+    canary.counts.clear()
+
+
+def tensors(dtype: torch.dtype, *, size: float = 1.0, length: int = 200) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, length, 64, generator=generator) * size
+    key, value = (torch.randn(2, 2, length, 64, generator=generator) * size for _ in range(2))
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def launcher(is_causal: bool, spoil: Any = lambda out: None) -> Any:
+    def launch(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: None, scale: float) -> None:
+        out.copy_(torch_attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=True))
+        spoil(out)
+
+    return launch
+
+
+def problem(given: tuple[Tensor, Tensor, Tensor], spoil: Any = lambda out: None, *, is_causal: bool = True) -> Any:
+    shape = shape_of(*given, is_causal)
+    return problem_of(CONFIG, launcher(is_causal, spoil), shape, *given, torch.empty_like(given[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+def test_what_is_right_stays(dtype: torch.dtype, is_causal: bool, size: float) -> None:
+    assert problem(tensors(dtype, size=size), is_causal=is_causal) is None
+    assert canary.counts == {"compared": 1}
+    assert stored_findings() == []
+
+
+def one_tile_missing(out: Tensor) -> None:
+    out[:, :, 64:128] = 0
+
+
+def of_another_head(out: Tensor) -> None:
+    out.copy_(out.roll(1, dims=1))
+
+
+def a_nan(out: Tensor) -> None:
+    out[-1, -1, -1, -1] = float("nan")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("spoil", [one_tile_missing, of_another_head, a_nan])
+def test_what_is_wrong_is_named_counted_and_stored(
+    dtype: torch.dtype, spoil: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = problem(tensors(dtype), spoil)
+    assert "differs from attention" in reason
+    assert canary.counts == {"compared": 1, "wrong": 1}
+    assert caplog.text.count("is not used any more") == 1
+    (finding,) = stored_findings()
+    assert finding.config == CONFIG
+    assert finding.times_the_bound > 1
+    path = findings_path()
+    assert path is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_wrong_mask_is_seen() -> None:
+    given = tensors(torch.float16)
+    assert problem_of(CONFIG, launcher(False), shape_of(*given, True), *given, torch.empty_like(given[0])) is not None
+
+
+def test_values_that_are_not_finite_are_not_compared() -> None:
+    query, key, value = tensors(torch.float16)
+    value[:, :, 5] = float("inf")
+    assert problem((query, key, value)) is None
+
+
+@pytest.mark.parametrize("word", ["0", "off", "OFF"])
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv(canary.VARIABLE, word)
+    assert problem(tensors(torch.float16), one_tile_missing) is None
+    assert canary.counts == {}
+
+
+def test_no_memory_is_no_fault() -> None:
+    def full(out: Tensor) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    assert problem(tensors(torch.float16), full) is None
+    assert stored_findings() == []
+
+
+def test_a_place_that_cannot_be_written_and_damaged_lines_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert problem(tensors(torch.float16), one_tile_missing) is not None
+    path = findings_path()
+    assert path is not None
+    path.write_bytes(b'{"torn\n' + path.read_bytes() + b"[1]\n")
+    assert len(stored_findings()) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert problem(tensors(torch.float16), one_tile_missing) is not None
+    assert stored_findings() == []
+
+
+class LyingKernel(PlainKernel):
+    """A kernel that is wrong with some configs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: set[KernelConfig] = set()
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        honest = super().bind(config, shape)
+
+        def launch(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Any, scale: float) -> None:
+            honest(query, key, value, out, lse, scale)
+            if config in self.wrong:
+                one_tile_missing(out)
+
+        return launch
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> LyingKernel:
+    pretend_h200(monkeypatch)
+    lying = LyingKernel()
+    monkeypatch.setattr(registry, "KERNELS", {lying.name: lying})
+    return lying
+
+
+def test_a_borrowed_config_that_is_wrong_is_passed_over_for_good(kernel: LyingKernel) -> None:
+    shape, wrong = shape_like(128), config()
+    kernel.wrong = {wrong}
+    dispatcher = Dispatcher(ListSource([tuned(shape, wrong, Origin.BORROWED)]))
+    given = dispatch_tensors(shape)
+    torch.testing.assert_close(dispatcher(*given), torch_attention(*given, is_causal=False))
+    explanation = dispatcher.explain(*given)
+    assert explanation.config != wrong
+    assert any("differs from attention" in str(rejection) for rejection in explanation.passed_over)
+    launches = len(kernel.launched)
+    dispatcher(*given)
+    assert len(kernel.launched) == launches + 1  # a later call pays nothing
+    longer = dispatch_tensors(shape_like(256))
+    torch.testing.assert_close(dispatcher(*longer), torch_attention(*longer, is_causal=False))
+    assert kernel.launched.count(wrong) == 2  # bound and compared once
+
+
+def test_an_exact_config_is_not_compared(kernel: LyingKernel) -> None:
+    shape = shape_like(128)
+    Dispatcher(ListSource([tuned(shape, config())]))(*dispatch_tensors(shape))
+    assert canary.counts == {}
+    Dispatcher(ListSource([tuned(shape, config(), Origin.BORROWED)]))(*dispatch_tensors(shape))
+    assert canary.counts == {"compared": 1}

@@ -1,0 +1,41 @@
+"""Kernels under `@triton.autotune`, as a library would have them; compile workers import this module."""
+
+import triton
+from triton import language as tl
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=num_warps) for block in (128, 256, 512) for num_warps in (2, 4)]
+
+
+@triton.jit
+def scaled(value, factor):
+    return value * factor
+
+
+@triton.autotune(configs=CONFIGS, key=["n"], restore_value=["x"])
+@triton.jit
+def scale_kernel(x, n, factor, BLOCK: tl.constexpr):
+    """Scale in place."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets, offsets < n)
+    tl.store(x + offsets, scaled(values, factor), offsets < n)
+
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.heuristics({"IS_EVEN": lambda named: named["n"] % named["BLOCK"] == 0})
+@triton.jit
+def sum_kernel(out, x, n, BLOCK: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Add up a vector."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets) if IS_EVEN else tl.load(x + offsets, offsets < n, other=0.0)
+    tl.atomic_add(out, tl.sum(values, 0))
+
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.jit
+def faulty_kernel(x, n, BLOCK: tl.constexpr):
+    """Fill with ones; with a block of 512 it also writes where no memory is."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + offsets, 1.0, offsets < n)
+    if BLOCK == 512:
+        far = n.to(tl.int64) << 32
+        tl.store(x + far + offsets, 1.0)

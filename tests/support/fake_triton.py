@@ -1,0 +1,107 @@
+"""A GPU for Triton that launches nothing: kernels are specialised and compiled for an H200, and a launch is noted.
+
+A launch "takes" what the test says, and "does" what the test says with its arguments.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from blocktune.tuner.measure.protocol import rotated
+from blocktune.tuner.turns.clock import HookedLaunch
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: the kernel's name, its grid, warps and stages, and its arguments by name, constants included."""
+
+    name: str
+    grid: tuple[int, int, int]
+    num_warps: int
+    num_stages: int
+    arguments: dict[str, Any]
+
+
+@dataclass
+class FakeGpu:
+    """Stands where Triton's driver stands. time_us: how long a launch takes. effect: what it does."""
+
+    time_us: Callable[[Launch], float] = lambda launch: 100.0
+    effect: Callable[[Launch], None] = lambda launch: None
+    launches: list[Launch] = field(default_factory=list)
+    timed: list[Launch] = field(default_factory=list)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    @property
+    def utils(self) -> "FakeGpu":
+        return self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232_448}
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 32, 0, 1024
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
+        names = src.fn.arg_names
+
+        def launch(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+            made = Launch(
+                src.fn.__name__,
+                (x, y, z),
+                metadata.num_warps,
+                metadata.num_stages,
+                dict(zip(names, rest[5:], strict=True)),
+            )
+            gpu: Any = driver.active  # code outlives the GPU that it was loaded on
+            gpu.launches.append(made)
+            gpu.effect(made)
+
+        return launch
+
+
+class FakeTurnClock:
+    """Takes the times that a fake GPU says, and notes which launches it timed."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
+        return [self._round(launches, number) for number in range(count)]
+
+    def synchronize(self) -> None:
+        """Nothing is on its way."""
+
+    def _round(self, launches: Sequence[HookedLaunch], number: int) -> tuple[float, ...]:
+        times = {}
+        for index in rotated(len(launches), number):
+            launches[index].before()
+            launches[index].run()
+            made = self._gpu.launches[-1]
+            self._gpu.timed.append(made)
+            times[index] = self._gpu.time_us(made)
+            launches[index].after()
+        return tuple(times[index] for index in range(len(launches)))
+
+
+@contextmanager
+def active(gpu: FakeGpu) -> Iterator[FakeGpu]:
+    """Let Triton take this for the machine's GPU."""
+    before = driver._active
+    driver.set_active(gpu)  # type: ignore[arg-type]
+    try:
+        yield gpu
+    finally:
+        driver._active = before

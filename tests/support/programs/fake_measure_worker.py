@@ -1,0 +1,21 @@
+"""A worker as `blocktune.tuner.turns.measure_worker` on a fake GPU, where large blocks crash or hang."""
+
+import os
+import sys
+import time
+
+from blocktune.tuner.turns.measure_worker import main
+from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+
+
+def effect(launch: Launch) -> None:
+    block = launch.arguments["BLOCK"]
+    if block == 512 and launch.num_warps == 4:
+        os.abort()
+    if block == 512:
+        time.sleep(1000)
+
+
+gpu = FakeGpu(lambda launch: float(100 + launch.grid[0] + launch.num_warps), effect)
+with active(gpu):
+    main(sys.argv[1:], lambda l2: FakeTurnClock(gpu))

@@ -1,0 +1,139 @@
+"""The docstring of a function begins with a verb in the imperative: `Return the plan, or None.`"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VERBS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    add adopt allocate allow answer append apply ask assert assign attach attend average begin bind bound break
+    bring build cache call cancel capture carry catch change check choose clean clear climb close collect combine
+    compare compile complete compute confirm connect convert copy count cover create cross cut decide decode define
+    delete derive describe detect discard divide do draw drop encode end enqueue ensure estimate evaluate exchange
+    execute exit expand explain export expose extend extract feed fetch fill filter find finish fit fix fold follow
+    forget format forward free freeze gather generate get give group guard guess hand handle hash have help hide
+    hold identify ignore import increase index initialise insert install interrupt invite iterate join keep kill
+    label launch lay leave let limit list load locate lock log look lower make map mark mask match measure merge mix
+    move multiply name normalise note notice number open order own pack pad parse pass patch pick pin place plan
+    play point poison poll predict prefer prepare press print probe propose prove publish pull push put quote raise
+    rank read rebuild receive record recover reduce refer refresh refuse register reject release remember remove
+    rename render repeat replace replay report request require reserve reset resolve restore resume retry return
+    reverse revert rewrite rotate round run sample save say scale scan score search see seek select send separate
+    serve set share shift shorten show shrink sign simulate skip sleep solve sort spawn split spread start state
+    stay step stop store strip sum swap switch take tell test time trace track transform translate transpose trim
+    trust try tune turn undo unite unpack update upgrade use validate verify view visit wait walk warn watch weigh
+    widen wrap write yield
+    """,
+    )
+)
+"""Words that a docstring may begin with. A verb that is missing is added here."""
+PENDING = (
+    "db/exchange",
+    "db/records",
+    "db/tables",
+    "kernels/api",
+    "kernels/dispatch",
+    "kernels/selection",
+    "kernels/stored",
+    "kernels/tuned",
+    "tuner/tuned",
+    "cli/explain/occupancy.py",
+    "cli/explain/store_checks.py",
+    "cli/lab/calibrate.py",
+    "cli/main.py",
+    "cli/pages/gpu_test_tables.py",
+    "cli/pages/pages.py",
+    "cli/shared/lookup.py",
+    "db/sources.py",
+    "db/store.py",
+    "db/user_store.py",
+    "kernels/base/direct_launch.py",
+    "kernels/base/feature_arguments.py",
+    "kernels/base/kernel.py",
+    "kernels/base/launch.py",
+    "kernels/hopper/backward/launch.py",
+    "kernels/hopper/backward/layout.py",
+    "kernels/hopper/decode/kernel.py",
+    "kernels/hopper/forward/kernel.py",
+    "kernels/portable/backward/base.py",
+    "kernels/portable/backward/fused.py",
+    "kernels/portable/backward/sparse.py",
+    "kernels/portable/backward/split.py",
+    "kernels/portable/decode/kernel.py",
+    "kernels/portable/decode/launch.py",
+    "kernels/portable/forward/general.py",
+    "kernels/portable/forward/sparse.py",
+    "kernels/values/dropout.py",
+    "kernels/values/features.py",
+    "kernels/values/visible_ranges.py",
+    "tuner/compile/compiler.py",
+    "tuner/compile/farm.py",
+    "tuner/compile/worker.py",
+    "tuner/measure/runner.py",
+    "tuner/search/tune.py",
+    "tuner/traffic/visited_tiles.py",
+)
+"""Places whose older docstrings still begin with a noun."""
+PATHS = sorted(
+    path
+    for room in ("blocktune", "kernels", "tuner", "db", "cli")
+    for path in (ROOT / room).rglob("*.py")
+    if not path.relative_to(ROOT).as_posix().startswith(PENDING)
+)
+LEFT_ALONE = re.compile("jit|constexpr_function|property|setter|overload")
+"""Decorators. Stored results are keyed by the text of jitted functions; a property is described like a value."""
+
+
+def documented_functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    """Yield the functions whose docstring says what a call does, but not those inside of a jitted one."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and LEFT_ALONE.search(" ".join(map(ast.unparse, node.decorator_list))):
+            continue
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            yield node
+        yield from documented_functions(node)
+
+
+def nouns_first(source: str) -> list[tuple[int, str]]:
+    """Return the first words of docstrings that are no verb, each after its line."""
+    first = (
+        (node.lineno, (ast.get_docstring(node) or "").split()[0]) for node in documented_functions(ast.parse(source))
+    )
+    return [(line, word) for line, word in first if word.strip(".,:;").lower() not in VERBS]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_docstrings_of_functions_begin_with_a_verb(path: Path) -> None:
+    assert nouns_first(path.read_text()) == []
+
+
+def test_a_noun_a_third_person_and_a_bare_section_are_found() -> None:
+    source = '''
+class Kept:
+    def one(self):
+        """The plan."""
+    def two(self):
+        """Returns the plan."""
+    def three(self):
+        """Raises:
+        ValueError: always.
+        """
+    def four(self):
+        """Return the plan."""
+    @property
+    def five(self):
+        """The plan."""
+@triton.jit
+def six():
+    """The plan."""
+    def inner():
+        """The plan."""
+def seven(): pass
+'''
+    assert nouns_first(source) == [(3, "The"), (5, "Returns"), (7, "Raises:")]

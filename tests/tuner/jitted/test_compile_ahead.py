@@ -1,0 +1,158 @@
+"""What is compiled ahead is what a launch looks up, wherever the kernel stands."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from triton import language as tl
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.jitted import compile_ahead
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+from blocktune.tuner.jitted.specialization import function_named, specialization_of
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.fake_triton import FakeGpu, active
+from tests.support.triton_modes import compiled_here
+
+pytestmark = compiled_here
+
+H200 = device_named("h200")
+LIMITS = H200.limits
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Triton's cache, which the workers of the module share."""
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(autouse=True)
+def gpu(code: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(code))
+    for kernel in (scale_kernel, sum_kernel):
+        jitted = function_named(f"tests.support.autotuned_kernels:{kernel.base_fn.__name__}")
+        jitted.device_caches.clear()
+    with active(FakeGpu()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[CompileAhead]:
+    made = CompileAhead(workers=1, timeout_s=60)
+    yield made
+    made.close()
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def call_of(tuner: Any, *args: Any) -> Call:
+    def never(call: Call) -> Any:
+        raise AssertionError(call)
+
+    kernel, kwargs = TunedKernel(tuner, Settings(), never), {"grid": grid, "warmup": False}
+    return kernel._call(kernel._key.problem(args, kwargs), args, kwargs)
+
+
+def compiled(call: Call, compiler: CompileAhead) -> dict[Any, Any]:
+    found = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
+    return compiler.compile(call.name, [each for each in found if each is not None], LIMITS.cc)
+
+
+def launched_from_cache(call: Call) -> list[bool]:
+    """Whether each config's launch finds its code on disk."""
+    found: list[bool] = []
+    earlier = knobs.compilation.listener
+    knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+    try:
+        for config in call.configs.values():
+            call.tuner.fn.run(*call.args, **call.kwargs, **config.all_kwargs())
+    finally:
+        knobs.compilation.listener = earlier
+    return found
+
+
+@pytest.mark.parametrize("kernel", ["scale", "sum"])
+def test_a_launch_compiles_nothing_after_workers_did(kernel: str, compiler: CompileAhead) -> None:
+    x = torch.ones(1000)
+    call = call_of(scale_kernel, x, 1000, 2.0) if kernel == "scale" else call_of(sum_kernel, torch.zeros(1), x, 1000)
+    assert all(specialization_of(call, config, LIMITS.cc).document is not None for config in call.configs)  # type: ignore[union-attr]
+    ended = compiled(call, compiler)
+    assert [each.outcome for each in ended.values()] == [Outcome.OK] * len(CONFIGS)
+    assert all(each.resources.registers > 0 for each in ended.values())
+    assert launched_from_cache(call) == [True] * len(CONFIGS)
+    assert specialization_of(call, call.default, LIMITS.cc) is None  # this process has the code
+
+
+def test_a_kernel_in_a_function_is_compiled_by_threads(compiler: CompileAhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    @triton.autotune(CONFIGS[:2], ["n"])
+    @triton.jit
+    def local_kernel(x, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(x + offsets, 1.0, offsets < n)
+
+    monkeypatch.setattr(CompileAhead, "_submitted", None)
+    call = call_of(local_kernel, torch.ones(1000), 1000)
+    assert [each.outcome for each in compiled(call, compiler).values()] == [Outcome.OK] * 2
+    assert launched_from_cache(call) == [True] * 2
+
+
+def test_a_worker_that_sees_another_source_leaves_it_to_this_process(compiler: CompileAhead) -> None:
+    call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
+    found = specialization_of(call, call.default, LIMITS.cc)
+    assert found is not None
+    job = {"kernel": call.name, "spec": found.document, "key": "0" * 64, "cc": list(LIMITS.cc)}
+    compiled(call, compiler)  # starts a worker
+    assert compiler._pool is not None
+    assert compiler._pool.submit(job, compile_ahead._answered, compiler._lost).result() is None
+
+
+def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    hurried = CompileAhead(workers=1, timeout_s=0.001)
+    ended = compiled(call_of(scale_kernel, torch.ones(1000), 1000, 2.0), hurried)
+    hurried.close()
+    assert {each.outcome for each in ended.values()} == {Outcome.COMPILE_TIMEOUT}
+    assert "took more than 0.001 s" in next(iter(ended.values())).error
+
+
+def test_where_no_worker_comes_up_this_process_compiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_ahead, "WORKER", "no.such.module")
+    alone = CompileAhead(workers=1)
+    call = call_of(scale_kernel, torch.ones(500), 500, 2.0)
+    ended = alone.compile(call.name, [fresh(call)], LIMITS.cc)
+    alone.close()
+    assert [each.outcome for each in ended.values()] == [Outcome.OK]
+    assert "Configs are compiled one after another: A compile worker must start" in caplog.text
+
+
+def fresh(call: Call) -> Any:
+    """The specialization of a config that no other test has compiled."""
+    config = triton.Config({"BLOCK": 64}, num_warps=1)
+    made = replace(call, configs={user_config(call.name, config): config})
+    return specialization_of(made, made.default, LIMITS.cc)
+
+
+def test_what_is_compiled_offline_is_what_a_launch_compiles(compiler: CompileAhead) -> None:
+    call = call_of(scale_kernel, torch.ones(1024), 1024, 2.0)
+    kinds = positional_signature(scale_kernel, ["*fp32", "i32:16", "fp32"])
+    offline = compiled_offline(scale_kernel, kinds, {"BLOCK": 128, "num_warps": 2, "num_stages": 3}, LIMITS)
+    launched = compiled(call, compiler)[call.default]
+    assert offline.resources == launched.resources
+    with pytest.raises(UsageError, match="but x, n, factor has neither"):
+        compiled_offline(scale_kernel, {}, {"BLOCK": 128}, LIMITS)

@@ -1,0 +1,52 @@
+"""A fake H200 under Triton, and tools that measure on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.tuned.frozen import forget_frozen
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.tuned import decide, node_lock, tune_call
+from blocktune.tuner.tuned.install import uninstall
+from blocktune.tuner.tuned.tune_call import Tools
+from tests.support.fake_triton import FakeGpu, FakeTurnClock, active
+
+H200 = device_named("h200")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's store."""
+    monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "store.db"))
+    return tmp_path / "store.db"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[CompileAhead]:
+    made = CompileAhead(workers=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """Triton's GPU, on which the block of 256 is the fastest, with as few warps as there are."""
+
+    def time_us(launch: Any) -> float:
+        return float(100 + abs(launch.arguments["BLOCK"] - 256) + 5 * launch.num_warps)
+
+    made = FakeGpu(time_us)
+    tools = Tools(
+        compiler=compiler, open_store=lambda: UserKernelStore.open(path), make_clock=lambda l2: FakeTurnClock(made)
+    )
+    monkeypatch.setattr(tune_call, "machine", lambda: tools)
+    monkeypatch.setattr(decide, "current_device", lambda: H200)
+    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path / "cache"))
+    with active(made):
+        yield made
+    uninstall()
+    forget_frozen()

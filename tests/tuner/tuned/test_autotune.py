@@ -1,0 +1,275 @@
+"""`blocktune.autotune` on a fake GPU: Triton specialises and compiles as always, and launches are counted."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+import blocktune
+from blocktune.db.records.records import Outcome
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.tuner.tuned import tune_call
+from blocktune.tuner.tuned.autotune import autotune, space
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.fake_triton import FakeGpu, Launch
+from tests.support.triton_modes import compiled_here
+from tests.tuner.tuned.conftest import H200
+
+pytestmark = compiled_here
+
+
+def decorated(kernel: Any = scale_kernel, configs: Any = CONFIGS, **options: Any) -> Any:
+    """The jitted function of a kernel under our decorator."""
+    return autotune(list(configs), ["n"], **options)(kernel.fn)
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def measured(gpu: FakeGpu) -> set[tuple[int, int]]:
+    """Blocks and warps of the launches that were timed, which are forgotten."""
+    found = {(launch.arguments["BLOCK"], launch.num_warps) for launch in gpu.timed}
+    gpu.timed.clear()
+    return found
+
+
+def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> None:
+    kernel, x = decorated(), torch.ones(1000)
+    kernel[grid](x, 1000, 2.0)
+    last = gpu.launches[-1]
+    assert (last.arguments["BLOCK"], last.num_warps, last.grid) == (256, 2, (4, 1, 1))
+    assert len(measured(gpu)) == len(CONFIGS)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert kernel.best_config in kernel.cache.values()
+
+    launches = len(gpu.launches)
+    kernel[grid](x, 1000, 3.0)  # a hit
+    decorated()[grid](x, 1000, 2.0)  # another process
+    assert len(gpu.launches) == launches + 2
+    assert not measured(gpu)
+
+    found = kernel.explain(x, 1000, 2.0)
+    assert (found.rung, found.time_us, found.default_time_us) == (UserRung.EXACT, 110.0, 238.0)
+    with UserKernelStore.open(path) as store:
+        (best,) = store.bests(H200)
+        trials = store.trials(
+            H200, best.config.kernel, best.source_hash, kernel.kernel._key.problem((x, 1000, 2.0), {}), best.environment
+        )
+    assert best.config.kernel == "tests.support.autotuned_kernels:scale_kernel"
+    assert best.speedup_over_default == pytest.approx(238 / 110)
+    assert len(trials) == len(CONFIGS)
+    assert {trial.outcome for trial in trials} == {Outcome.OK}
+
+
+def test_a_config_that_is_added_costs_one_measurement(gpu: FakeGpu) -> None:
+    x = torch.ones(1000)
+    decorated(configs=CONFIGS[:4])[grid](x, 1000, 2.0)
+    assert measured(gpu) == {(128, 2), (128, 4), (256, 2), (256, 4)}
+    wider = decorated(configs=[*CONFIGS[:4], triton.Config({"BLOCK": 256}, num_warps=1)])
+    wider[grid](x, 1000, 2.0)
+    assert measured(gpu) <= {(256, 1), (256, 2), (256, 4)}  # the new one, against the best of before
+    assert wider.best_config.num_warps == 1
+    decorated(configs=CONFIGS[:2])[grid](x, 1000, 2.0)
+    assert not measured(gpu) - {(128, 2), (128, 4)}
+
+
+def test_what_makes_another_question_is_measured_for_itself(gpu: FakeGpu) -> None:
+    kernel, x = decorated(), torch.ones(1001)
+    kernel[grid](x, 1000, 2.0)
+    measured(gpu)
+    kernel[grid](x, 512, 2.0)
+    assert measured(gpu)
+    kernel[grid](x[1:], 1000, 2.0)
+    assert measured(gpu)
+    kernel[grid](x.double(), 1000, 2.0)
+    assert measured(gpu)
+    assert kernel.kernel.misses == 4
+
+
+def doubling(launch: Launch) -> None:
+    launch.arguments["x"].mul_(launch.arguments["factor"])
+
+
+@pytest.mark.parametrize("how", ["restore_value", "hooks"])
+def test_arguments_are_restored_between_measurements(gpu: FakeGpu, how: str) -> None:
+    kept: list[torch.Tensor] = []
+    hooks = {
+        "pre_hook": lambda named, reset_only=False: None if reset_only else kept.append(named["x"].clone()),
+        "post_hook": lambda named, exception: named["x"].copy_(kept.pop()),
+    }
+    gpu.effect = doubling
+    kernel = decorated(**({"restore_value": ["x"]} if how == "restore_value" else hooks))
+    x = torch.ones(1000)
+    kernel[grid](x, 1000, 2.0)
+    assert torch.equal(x, torch.full((1000,), 2.0))
+    assert not kept
+
+
+def adding(launch: Launch) -> None:
+    launch.arguments["out"].add_(1.0)
+
+
+def test_arguments_are_reset_before_the_launch_that_counts(gpu: FakeGpu) -> None:
+    gpu.effect = adding
+    kernel, out = decorated(sum_kernel, reset_to_zero=["out"]), torch.full((1,), 7.0)
+    kernel[grid](out, torch.ones(1000), 1000)
+    assert out.item() == 1.0
+    kernel[grid](out, torch.ones(1000), 1000)  # as of triton.autotune, what is reset is reset for measurements alone
+    assert out.item() == 2.0
+
+
+def test_arguments_that_are_none_need_no_restoring(gpu: FakeGpu) -> None:
+    kernel = decorated(sum_kernel, reset_to_zero=["out"], restore_value=["x"])
+    hooks: dict[str, Any] = {"out": None, "x": None}
+    kernel.pre_hook(hooks)
+    kernel.post_hook(hooks, exception=None)
+
+
+def test_heuristics_and_pruning_see_what_they_see_under_triton(gpu: FakeGpu) -> None:
+    seen: list[Any] = []
+
+    def prune(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+        seen.append((sorted(named), sorted(kwargs)))
+        return [config for config in configs if config.kwargs["BLOCK"] < 256]
+
+    kernel = decorated(sum_kernel, prune_configs_by={"early_config_prune": prune})
+    kernel[grid](torch.zeros(1), torch.ones(1024), 1024)
+    assert seen == [(["n", "out", "x"], ["grid", "warmup"])]
+    assert {block for block, _ in measured(gpu)} == {128}
+    assert gpu.launches[-1].arguments["IS_EVEN"] is True
+
+
+def test_the_hook_of_a_stored_config_is_that_of_the_list(gpu: FakeGpu) -> None:
+    seen: list[int] = []
+    configs = [
+        triton.Config({"BLOCK": block}, num_warps=2, pre_hook=lambda named: seen.append(named["BLOCK"]))
+        for block in (128, 256)
+    ]
+    x = torch.ones(1000)
+    decorated(configs=configs)[grid](x, 1000, 2.0)
+    seen.clear()
+    decorated(configs=configs)[grid](x, 1000, 2.0)
+    assert seen == [256]
+
+
+def test_what_does_not_compile_or_fit_is_dropped_with_its_reason(gpu: FakeGpu) -> None:
+    broken = triton.Config({"BLOCK": 100}, num_warps=2)  # no power of two
+    kernel, x = decorated(configs=[broken, *CONFIGS]), torch.ones(1000)
+    kernel[grid](x, 1000, 2.0)
+    (choice,) = kernel.kernel.choices.values()
+    assert list(choice.dropped) == ["scale_kernel BLOCK=100 num_stages=3 num_warps=2"]
+    assert "power of 2" in str(choice)
+    with pytest.raises(NoFeasibleConfigError, match=r"none of 2 does: scale_kernel BLOCK=100"):
+        decorated(configs=[broken, triton.Config({"BLOCK": 7})])[grid](x, 1000, 2.0)
+
+
+def test_a_bench_of_the_kernels_own_decides(gpu: FakeGpu) -> None:
+    def slowest(launch: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
+        launch()
+        return [1000.0 / gpu.time_us(gpu.launches[-1])] * len(quantiles)
+
+    kernel = decorated(do_bench=slowest)
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (512, 4)
+
+
+def test_strict_refuses_to_tune(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1000)
+    with pytest.raises(
+        UsageError, match=r"(?s)launched with a config that was measured before.*6 configs on NVIDIA H200"
+    ):
+        decorated(strict=True)[grid](x, 1000, 2.0)
+    assert gpu.launches == []
+    decorated()[grid](x, 1000, 2.0)
+    monkeypatch.setenv("BLOCKTUNE_STRICT", "1")
+    decorated()[grid](x, 1000, 2.0)
+    with pytest.raises(UsageError, match="n=999"):
+        decorated()[grid](x, 999, 2.0)
+
+
+def test_other_rungs_serve_where_they_are_accepted(gpu: FakeGpu) -> None:
+    x = torch.ones(1024)
+    decorated()[grid](x, 512, 2.0)
+    measured(gpu)
+    near = decorated(accept="nearest")
+    near[grid](x, 1024, 2.0)
+    assert not measured(gpu)
+    assert near.explain(x, 1024, 2.0).rung is UserRung.NEAREST
+
+
+def test_a_store_that_is_away_costs_a_warning(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = tune_call.machine()
+    away = tune_call.Tools(
+        compiler=tools.compiler, open_store=lambda: UserKernelStore.open("/dev/null/x.db"), make_clock=tools.make_clock
+    )
+    monkeypatch.setattr(tune_call, "machine", lambda: away)
+    kernel = decorated()
+    with caplog.at_level(logging.WARNING, "blocktune"):
+        kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert "is not kept" in caplog.text
+
+
+def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
+    kernel, x = decorated(buckets={"n": "power_of_two"}), torch.ones(1024)
+    kernel[grid](x, 1000, 2.0)
+    measured(gpu)
+    kernel[grid](x, 777, 2.0)
+    kernel[grid](x, 1024, 2.0)
+    assert not measured(gpu)
+
+
+@pytest.mark.parametrize(
+    ("decorate", "message"),
+    [
+        (lambda: autotune([], ["n"])(scale_kernel.fn), "has configs to choose from, but .*scale_kernel has none"),
+        (
+            lambda: autotune(CONFIGS, ["m"])(scale_kernel.fn),
+            "`key` holds names of arguments .* but got m. Its arguments",
+        ),
+        (lambda: decorated(reset_to_zero=["y"]), "`reset_to_zero` holds names"),
+        (lambda: decorated(buckets={"m": "power_of_two"}), "`buckets` holds names"),
+        (lambda: decorated(buckets={"n": "decade"}), "A bucket is a function or 'power_of_two'"),
+        (lambda: decorated(accept="default"), "`accept` must be one of exact, .* but got 'default'"),
+        (lambda: decorated(l2="hot"), "`l2` must be 'cold' or 'warm'"),
+        (lambda: decorated(expand=-1), "`expand >= 0` must hold"),
+        (lambda: autotune(CONFIGS, ["n"])(grid), "is a function of `triton.jit`, but grid is not"),
+        (lambda: space(BLOCK=()), "`BLOCK` has 0"),
+        (lambda: space(A=range(100), B=range(100)), "makes 10000"),
+    ],
+)
+def test_a_wrong_decoration_is_refused(decorate: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decorate()
+
+
+def test_a_wrong_call_is_refused(gpu: FakeGpu) -> None:
+    with pytest.raises(UsageError, match=r"the call of .*scale_kernel gives BLOCK, num_warps"):
+        decorated()[grid](torch.ones(8), 8, 2.0, BLOCK=128, num_warps=2)
+    with pytest.raises(UsageError, match=r"`n` of .*scale_kernel is a int, which cannot be restored"):
+        decorated(restore_value=["n"])[grid](torch.ones(8), 8, 2.0)
+
+
+def test_a_call_is_explained_without_a_launch(gpu: FakeGpu) -> None:
+    kernel, x = decorated(), torch.ones(1000)
+    with pytest.raises(UsageError, match=r"Add `grid=\(...\)`"):
+        kernel.explain(x, 1000, 2.0)
+    assert kernel.explain(x, 1000, 2.0, grid=grid).config.kwargs == {"BLOCK": 256}
+    assert kernel.kernel.calls == 0
+    assert str(kernel.explain(x, 1000, 2.0)).startswith("n=1000 (fp32 float): exact: scale_kernel BLOCK=256")
+
+
+def test_a_space_is_every_combination() -> None:
+    made = blocktune.space(BLOCK=(64, 128), num_warps=(4, 8))
+    assert [(config.kwargs, config.num_warps, config.num_stages) for config in made] == [
+        ({"BLOCK": block}, num_warps, 3) for block in (64, 128) for num_warps in (4, 8)
+    ]

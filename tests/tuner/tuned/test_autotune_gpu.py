@@ -1,0 +1,119 @@
+"""`blocktune.autotune` on a GPU: right results, restored arguments, and nothing measured twice."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.tuner.tuned.autotune import autotune
+from blocktune.tuner.tuned.install import install, uninstall
+from tests.support.autotuned_kernels import CONFIGS, faulty_kernel, scale_kernel, sum_kernel
+from tests.support.programs import ROOT, python
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "store.db"))
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def test_a_kernel_in_place_computes_once_and_a_second_tuner_measures_nothing() -> None:
+    for expected in (True, False):
+        x = torch.ones(100_000, device="cuda")
+        kernel = autotune(CONFIGS, ["n"], restore_value=["x"])(scale_kernel.fn)
+        kernel[grid](x, 100_000, 2.0)
+        assert torch.equal(x, torch.full_like(x, 2.0))
+        (choice,) = kernel.kernel.choices.values()
+        assert (choice.rung, choice.tuned) == (UserRung.EXACT, expected)
+        kernel[grid](x, 100_000, 2.0)
+        assert torch.equal(x, torch.full_like(x, 4.0))
+
+
+def test_sums_are_reset_between_measurements() -> None:
+    x, out = torch.ones(65_536, device="cuda"), torch.zeros(1, device="cuda")
+    kernel = autotune(CONFIGS, ["n"], reset_to_zero=["out"])(sum_kernel.fn)
+    kernel[grid](out, x, 65_536)
+    assert out.item() == 65_536
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel[grid](out, x, 65_536)
+    graph.replay()
+    assert out.item() == 2 * 65_536
+
+
+def test_processes_that_start_at_once_agree_on_what_one_of_them_measures(tmp_path: Path) -> None:
+    code = """
+import json, torch, triton
+from blocktune import install
+from tests.support.autotuned_kernels import scale_kernel
+install()
+x = torch.ones(1_000_000, device="cuda")
+scale_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1_000_000, 2.0)
+(choice,) = scale_kernel._blocktune_kernel[1].choices.values()
+print(json.dumps([choice.tuned, str(choice.config), x.sum().item()]))
+"""
+    environment = os.environ | {"BLOCKTUNE_DB": str(tmp_path / "store.db"), "XDG_CACHE_HOME": str(tmp_path)}
+    command = python(code)
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for _ in range(4)
+    ]
+    ended = [process.communicate(timeout=200) for process in started]
+    answers = [json.loads(out) for out, error in ended if out or pytest.fail(error)]
+    assert sorted(tuned for tuned, _, _ in answers) == [False, False, False, True]
+    assert len({config for _, config, _ in answers}) == 1
+    assert {total for _, _, total in answers} == {2_000_000.0}
+
+
+def test_a_config_that_faults_in_a_child_costs_itself() -> None:
+    install(settings=Settings(isolate=True))
+    try:
+        x = torch.zeros(100_000, device="cuda")
+        faulty_kernel[grid](x, 100_000)
+        assert torch.equal(x, torch.ones_like(x))
+        (choice,) = faulty_kernel._blocktune_kernel[1].choices.values()
+    finally:
+        uninstall()
+    assert choice.config.kwargs["BLOCK"] < 512
+    assert sum("BLOCK=512" in label for label in choice.dropped) == 2
+
+
+def test_a_search_around_the_list_is_right() -> None:
+    x = torch.ones(1 << 22, device="cuda")
+    kernel = autotune(CONFIGS[:2], ["n"], restore_value=["x"], expand=12)(scale_kernel.fn)
+    kernel[grid](x, 1 << 22, 2.0)
+    assert torch.equal(x, torch.full_like(x, 2.0))
+    (choice,) = kernel.kernel.choices.values()
+    assert len(choice.times_us) > 2
+
+
+def test_a_launch_that_is_known_costs_the_host_no_more_than_under_triton() -> None:
+    x = torch.ones(1000, device="cuda")
+    best = []
+    for make in (triton.autotune, autotune):
+        kernel = make(CONFIGS[:2], ["n"])(scale_kernel.fn)
+        launch = kernel[(4,)]
+        launch(x, 1000, 1.0)
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(10):
+            start = time.perf_counter()
+            for _ in range(200):
+                launch(x, 1000, 1.0)
+            times.append(time.perf_counter() - start)
+            torch.cuda.synchronize()
+        best.append(min(times))
+    assert best[1] <= best[0]

@@ -1,0 +1,107 @@
+"""Many processes, one that tunes; and what a call costs the host when its choice is known."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.tuner.tuned import node_lock
+from blocktune.tuner.tuned.autotune import autotune
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel
+from tests.support.fake_triton import FakeGpu
+from tests.support.programs import program, python
+from tests.support.triton_modes import compiled_here
+
+pytestmark = compiled_here
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+HOLD = """
+import pathlib, sys, time
+from blocktune.tuner.tuned import node_lock
+node_lock.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
+with node_lock.node_lock(sys.argv[2], 0.0) as held:
+    print(held, flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def holder(folder: Path, name: str, seconds: float) -> "subprocess.Popen[str]":
+    """A process that holds a lock for a while, from now on."""
+    process = subprocess.Popen([*python(HOLD), str(folder), name, str(seconds)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
+    with holder(tmp_path, "a", 1000) as process:
+        with node_lock.node_lock("b", 0.0) as held:
+            assert held
+        with node_lock.node_lock("a", 0.2) as held:
+            assert not held
+        process.kill()
+        with node_lock.node_lock("a", 20.0) as held:
+            assert held
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_agree_on_what_one_of_them_measures(tmp_path: Path) -> None:
+    command = [*program("autotuned_start"), str(tmp_path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = [json.loads(process.communicate(timeout=200)[0]) for process in started]
+    assert sorted(tuned for tuned, _ in answers) == [False, False, True]
+    assert len({label for _, label in answers}) == 1
+
+
+def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    with node_lock.node_lock("a", 0.0) as held:
+        assert held
+
+
+def test_a_process_that_waits_in_vain_goes_on_with_the_first_config(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names: list[str] = []
+    real = node_lock.node_lock
+    monkeypatch.setattr(
+        "blocktune.tuner.tuned.decide.node_lock", lambda name, wait: names.append(name) or real(name, wait)
+    )
+    autotune(CONFIGS, ["n"])(scale_kernel.fn)[grid](torch.ones(1000), 999, 2.0)
+    name = names[0].replace('"n":999', '"n":1000')
+    with holder(tmp_path / "cache", name, 1000) as process:
+        kernel, timed = autotune(CONFIGS, ["n"], wait_seconds=0.2, accept="exact")(scale_kernel.fn), len(gpu.timed)
+        kernel[grid](torch.ones(1000), 1000, 2.0)
+        process.kill()
+    (choice,) = kernel.kernel.choices.values()
+    assert choice.rung is UserRung.NEAREST  # what is known of 999
+    assert len(gpu.timed) == timed
+    assert "this one goes on with what it has" in caplog.text
+
+
+def test_a_known_call_costs_the_host_less_than_under_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tuners' own work, without the launch: that is the same function of Triton's for both."""
+    monkeypatch.setattr(scale_kernel.fn, "run", lambda *args, **kwargs: None)
+    x, stock_key = torch.ones(1000), (1000, "torch.float32")
+    tuners = [triton.autotune(CONFIGS, ["n"])(scale_kernel.fn), autotune(CONFIGS, ["n"])(scale_kernel.fn)]
+    best = [float("inf")] * 2
+    for tuner in tuners:
+        tuner.cache[stock_key] = CONFIGS[0]
+    for _ in range(20):
+        for place, tuner in enumerate(tuners):
+            start = time.perf_counter()
+            for _ in range(500):
+                tuner.run(x, 1000, 2.0, grid=(1,), warmup=False)
+            best[place] = min(best[place], time.perf_counter() - start)
+    assert best[1] < best[0]

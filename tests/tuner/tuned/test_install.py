@@ -1,0 +1,122 @@
+"""The tuner under every `@triton.autotune` of a process, and away again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+
+from blocktune.autoload import install_by_environment
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned.install import install, uninstall
+from tests.support import autotuned_kernels
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.fake_triton import FakeGpu
+from tests.support.triton_modes import compiled_here
+
+pytestmark = compiled_here
+
+STOCK = Autotuner.run
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    for kernel in (scale_kernel, sum_kernel):
+        kernel.cache.clear()
+
+
+def held(kernel: Any) -> Any:
+    return kernel._blocktune_kernel[1]
+
+
+def test_kernels_that_were_decorated_before_are_tuned(gpu: FakeGpu) -> None:
+    install()
+    scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert gpu.launches[-1].arguments["BLOCK"] == 256
+    assert held(scale_kernel).misses == 1
+    install(settings=Settings(strict=True))  # another way from now on
+    scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    with pytest.raises(UsageError, match="strict kernel"):
+        scale_kernel[grid](torch.ones(1000), 999, 2.0)
+    uninstall()
+    assert Autotuner.run is STOCK
+    uninstall()
+
+
+def test_kernels_may_be_named_in_or_out(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock: list[Any] = []
+    monkeypatch.setattr(Autotuner, "run", lambda self, *args, **kwargs: stock.append(self))
+    for options in ({"only": ["*:sum_*"]}, {"without": [f"{autotuned_kernels.__name__}:scale_kernel"]}):
+        install(**options)
+        scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+        sum_kernel[grid](torch.zeros(1), torch.ones(1000), 1000)
+        assert stock == [scale_kernel]
+        assert held(sum_kernel).calls == 1
+        uninstall()
+        stock.clear()
+    with pytest.raises(UsageError, match=r"`only` is a sequence of names, but got the text 'a:b'. Write \['a:b'\]"):
+        install(only="a:b")
+
+
+def test_what_a_library_has_put_into_the_cache_of_its_kernel_stays(gpu: FakeGpu) -> None:
+    """As flash-linear-attention does with configs that it ships."""
+    install()
+    scale_kernel.cache[(1000, "torch.float32")] = CONFIGS[-1]
+    scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert (gpu.launches[-1].arguments["BLOCK"], len(gpu.launches)) == (512, 1)
+
+
+def test_a_frozen_file_makes_a_job_start_without_a_measurement(gpu: FakeGpu, tmp_path: Path) -> None:
+    from blocktune.kernels.tuned.frozen import frozen_document, frozen_row
+    from blocktune.tuner.tuned.known import listed_problem
+    from tests.tuner.tuned.conftest import H200
+
+    install()
+    scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel = held(scale_kernel)
+    ((problem, choice),) = kernel.choices.items()
+    call = kernel._call(problem, (torch.ones(1000), 1000, 2.0), {})
+    (config,) = [config for config, made in call.configs.items() if made == choice.config]
+    row = frozen_row(kernel.name, kernel.source_hash, listed_problem(call), config, 110.0)
+    path = tmp_path / "frozen.json"
+    path.write_text(json.dumps(frozen_document(H200.key, [row])))
+
+    timed = len(gpu.timed)
+    install(frozen=str(path), settings=Settings(strict=True))
+    scale_kernel.cache.clear()
+    scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert len(gpu.timed) == timed
+    assert [choice.rung for choice in held(scale_kernel).choices.values()] == [UserRung.FROZEN]
+    for text in ("{", '{"device": "x"}', '{"device": "x", "kernels": [1]}'):
+        path.with_name("broken.json").write_text(text)
+        with pytest.raises(UsageError, match="frozen"):
+            install(frozen=str(path.with_name("broken.json")))
+
+
+def test_the_environment_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLOCKTUNE_AUTOTUNE", raising=False)
+    install_by_environment()
+    assert Autotuner.run is STOCK
+    monkeypatch.setenv("BLOCKTUNE_AUTOTUNE", "1")
+    install_by_environment()
+    assert Autotuner.run is not STOCK
+    uninstall()
+
+
+def test_the_entry_point_costs_an_import_of_torch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch calls what `torch.backends` names when it is imported: it must not load Triton unless that is wanted."""
+    code = "import sys; from blocktune.autoload import *; install_by_environment(); print('triton' in sys.modules)"
+    monkeypatch.delenv("BLOCKTUNE_AUTOTUNE", raising=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

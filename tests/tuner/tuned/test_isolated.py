@@ -1,0 +1,78 @@
+"""Candidates in a process of their own: what they break is theirs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned import tune_call
+from blocktune.tuner.tuned.autotune import autotune
+from blocktune.tuner.tuned.install import install
+from blocktune.tuner.turns import isolated
+from blocktune.tuner.turns.arguments import load_arguments, save_arguments
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel
+from tests.support.fake_triton import FakeGpu
+from tests.support.programs import program
+from tests.support.triton_modes import compiled_here
+
+pytestmark = compiled_here
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = replace(tune_call.machine(), isolated_command=program("fake_measure_worker"))
+    monkeypatch.setattr(tune_call, "machine", lambda: tools)
+    monkeypatch.setattr(isolated, "ANSWER_SECONDS", 3.0)
+    scale_kernel.cache.clear()
+    install(settings=Settings(isolate=True))
+    x = torch.ones(1000)
+    scale_kernel[grid](x, 1000, 2.0)
+    assert len(gpu.launches) == 1  # nothing was measured here
+    (choice,) = scale_kernel._blocktune_kernel[1].choices.values()
+    assert (choice.config.kwargs["BLOCK"], choice.config.num_warps, choice.time_us) == (256, 2, 106.0)
+    reasons = {label.partition(" ")[2]: reason for label, reason in choice.dropped.items()}
+    assert "SIGABRT" in reasons["BLOCK=512 num_stages=3 num_warps=4"]
+    assert "no answer within 3 s" in reasons["BLOCK=512 num_stages=3 num_warps=2"]
+
+
+def test_what_cannot_travel_is_refused(gpu: FakeGpu, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"argument 0 is a list\. Tune this kernel without `isolate`"):
+        save_arguments([[1]], {}, tmp_path)
+
+    @autotune(CONFIGS, ["n"], isolate=True)
+    @triton.jit
+    def local(x, n, BLOCK: triton.language.constexpr):
+        triton.language.store(x, n)
+
+    with pytest.raises(UsageError, match=r"must import the kernel, but .*local is in a script"):
+        local[(1,)](torch.ones(1), 1)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(4, 6),
+        torch.arange(24).reshape(4, 6).T,
+        torch.arange(24, dtype=torch.bfloat16)[1:].unfold(0, 4, 2),
+        torch.arange(24.0)[::3],
+        torch.ones(5).expand(3, 5),
+        torch.tensor([True, False]),
+        torch.empty(0, 3),
+        torch.tensor(5),
+    ],
+)
+def test_arguments_arrive_as_they_were(tmp_path: Path, tensor: torch.Tensor) -> None:
+    description = save_arguments([tensor, 3], {"scale": 0.5, "bias": None}, tmp_path)
+    (found, three), named = load_arguments(description, tmp_path)
+    assert (three, named) == (3, {"scale": 0.5, "bias": None})
+    assert torch.equal(found, tensor)
+    assert (found.dtype, found.stride()) == (tensor.dtype, tensor.stride())
+    assert found.numel() == 0 or found.data_ptr() % 16 == tensor.data_ptr() % 16

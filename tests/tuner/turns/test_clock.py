@@ -1,0 +1,90 @@
+"""In which order a turn happens on the GPU, and when it is taken again."""
+
+import pytest
+import torch
+
+from blocktune.tuner.turns.clock import CudaTurnClock
+
+
+class Gpu:
+    """Notes what is enqueued. late: how many turns the GPU catches up with the host."""
+
+    def __init__(self, late: int = 0) -> None:
+        self.log: list[str] = []
+        self.late = late
+
+    def zero_(self) -> None:
+        self.log.append("flush")
+
+
+class Event:
+    gpu: Gpu
+    count = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.place = 0.0
+
+    def record(self) -> None:
+        Event.count += 1
+        self.place = float(Event.count)
+        self.gpu.log.append("event")
+
+    def query(self) -> bool:
+        self.gpu.late -= 1
+        return self.gpu.late >= 0
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.place - self.place) / 1e3
+
+
+class Launch:
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self.gpu, self.name = gpu, name
+
+    def before(self) -> None:
+        self.gpu.log.append(f"before {self.name}")
+
+    def run(self) -> None:
+        self.gpu.log.append(f"run {self.name}")
+
+    def after(self) -> None:
+        self.gpu.log.append(f"after {self.name}")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    Event.gpu = made
+    properties = type("Properties", (), {"L2_cache_size": 50 << 20})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", lambda size, **_: made if size == 100 << 20 else None)
+    return made
+
+
+def test_hooks_are_outside_of_the_time_and_turns_rotate(gpu: Gpu) -> None:
+    launches = [Launch(gpu, name) for name in "ab"]
+    rows = CudaTurnClock("cold").rounds(launches, 2)
+    assert rows == [(1.0, 1.0)] * 2
+    turn = ["before {0}", "flush", "event", "run {0}", "event", "after {0}"]
+    a, b = ([word.format(name) for word in turn] for name in "ab")
+    assert gpu.log == ["flush", "flush", *a, *b, "wait", "flush", "flush", *b, *a, "wait"]
+
+
+def test_a_warm_cache_is_that_of_the_same_launch(gpu: Gpu) -> None:
+    CudaTurnClock("warm").rounds([Launch(gpu, "a")], 1)
+    assert gpu.log[2:] == ["before a", "run a", "event", "run a", "event", "after a", "wait"]
+
+
+def test_a_round_in_which_the_gpu_caught_up_is_taken_again_with_a_longer_head_start(gpu: Gpu) -> None:
+    gpu.late = 2
+    CudaTurnClock("cold").rounds([Launch(gpu, "a")], 1)
+    assert gpu.log.count("run a") == 3
+    assert gpu.log.count("flush") == (2 + 4 + 8) + 3
+    gpu.late = 10**6
+    gpu.log.clear()
+    CudaTurnClock("cold").rounds([Launch(gpu, "a")], 1)
+    assert gpu.log.count("run a") == 6  # a host that is never ahead: 2, 4, ... 64

@@ -1,0 +1,149 @@
+"""All configs of a call compiled at once, before the first one is launched.
+
+Worker processes compile what they can import, and leave the code in Triton's disk cache, where the launch finds it.
+What they cannot import (kernels of a script or notebook, constants that do not travel) is compiled by threads of this
+process, which share its interpreter but not the work of the compiler.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
+from blocktune.tuner.compile.compile_process import CompileProcess
+from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
+from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.compile.pool import Answer, WorkerPool, reason_of
+from blocktune.tuner.compile.worker import failure_of
+from blocktune.tuner.jitted.specialization import Specialization
+
+logger = logging.getLogger("blocktune")
+
+WORKER = "blocktune.tuner.jitted.compile_worker"
+
+TIMEOUT_SECONDS = 300.0
+"""A compile that takes longer hangs. Large kernels of libraries take minutes on a busy machine."""
+
+IDLE_SECONDS = 60.0
+"""How long workers are kept that have no work: the next kernel of a first training step comes within that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """How the compile of a config ended. resources: None unless it is `OK`, or where they are not known."""
+
+    outcome: Outcome
+    resources: KernelResources | None = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+class CompileAhead:
+    """Compiles configs at once; one serves all kernels of a process, so that workers import a library once."""
+
+    def __init__(self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        self._workers, self._timeout_s = workers, timeout_s
+        self._pool: WorkerPool | None = None
+        self._closing: threading.Timer | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def compile(
+        self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int]
+    ) -> dict[UserConfig, Compiled]:
+        """How the compiles of a kernel ended, by config."""
+        workers = self._workers or default_workers()
+        with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
+            if self._closing is not None:
+                self._closing.cancel()
+            waiting: list[tuple[Specialization, Future[Compiled | None]]] = []
+            for each in specializations:
+                if each.document is None or has_code(each.spec, each.key):
+                    waiting.append((each, threads.submit(compile_here, each.spec, cc)))
+                else:
+                    waiting.append((each, self._submitted(kernel, each, cc, workers)))
+            ended = [(each, _ended(future)) for each, future in waiting]
+            self._close_later()
+            return {each.config: result or compile_here(each.spec, cc) for each, result in ended}
+
+    def close(self) -> None:
+        """End the workers; later compiles start new ones."""
+        with self._lock:
+            if self._closing is not None:
+                self._closing.cancel()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _submitted(
+        self, kernel: str, each: Specialization, cc: tuple[int, int], workers: int
+    ) -> "Future[Compiled | None]":
+        if self._pool is None:
+            start = partial(CompileProcess, "any", worker=WORKER, environment=worker_environment())
+            self._pool = WorkerPool(workers, self._timeout_s, start)
+        job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+        return self._pool.submit(job, _answered, self._lost)
+
+    def _lost(self, lost: ChildLostError) -> Compiled | None:
+        outcome = Outcome.COMPILE_ERROR if isinstance(lost, ChildDiedError) else Outcome.COMPILE_TIMEOUT
+        return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s))
+
+    def _close_later(self) -> None:
+        self._closing = threading.Timer(IDLE_SECONDS, self.close)
+        self._closing.daemon = True
+        self._closing.start()
+
+
+def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
+    """How the compile of a spec by this process ended; code that Triton has on disk is only read."""
+    started = time.perf_counter()
+    try:
+        found = resources_of(compiled_code(spec, cc))
+    except Exception as error:  # compilers raise what they like
+        failed = failure_of(error)
+        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"])
+    return Compiled(outcome=Outcome.OK, resources=found, seconds=time.perf_counter() - started)
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of a process that imports what this one has imported, and tunes nothing itself."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "BLOCKTUNE_AUTOTUNE": "0"}
+
+
+def _ended(future: "Future[Compiled | None]") -> Compiled | None:
+    """The end of a compile; None, with a warning, where no worker comes up: then this process compiles."""
+    try:
+        return future.result()
+    except RuntimeError as error:
+        logger.warning("Configs are compiled one after another: %s", error)
+        return None
+
+
+def _answered(answer: Answer) -> Compiled | None:
+    """The end of a compile; None if the worker had another source under the kernel's name."""
+    outcome, resources = Outcome(answer["outcome"]), answer["resources"]
+    if outcome is Outcome.OK and resources is None:
+        return None
+    return Compiled(
+        outcome=outcome,
+        resources=None if resources is None else KernelResources(**resources),
+        error=answer["error"],
+        seconds=answer["seconds"],
+    )
+
+
+compile_ahead: Any = CompileAhead()
+"""That of this process."""

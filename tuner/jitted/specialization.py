@@ -1,0 +1,141 @@
+"""What a launch of an autotuned kernel compiles, found without compiling, and its way to another process.
+
+Triton itself says what it would compile: its `jit_cache_hook` gets signature, constants, attributes and options of a
+launch, and keeps it from compiling by returning true. So a specialization is that of the real call, whatever
+heuristics, defaults and descriptors are between the call and the code.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.tuned.call import Call, jitted_function
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.compile.compiler import compile_key
+
+_hook_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """What one config of a call compiles.
+
+    spec: as Triton has it. document: for another process; None where it cannot travel. key: under which Triton keeps
+    the code.
+    """
+
+    config: UserConfig
+    spec: CompileSpec
+    document: Mapping[str, Any] | None
+    key: str
+
+
+def specialization_of(call: Call, config: UserConfig, cc: tuple[int, int]) -> Specialization | None:
+    """What a config of a call compiles; None if this process has the code already, or Triton cannot describe it."""
+    told = _told(call, config)
+    if told is None:
+        return None
+    document = {name: value for name, value in json.loads(told["specialization_data"]).items() if name != "key"}
+    spec = CompileSpec(
+        function=call.function,
+        signature=told["signature"],
+        constexprs=told["constants"],
+        attrs=told["configs"][0],
+        options=_tuples(document["options"]),
+    )
+    key = compile_key(spec, cc)
+    return Specialization(config, spec, document if _travels(call, document, key, cc) else None, key)
+
+
+def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
+    """The spec that Triton's description of a specialization stands for."""
+    constants = zip(document["constant_keys"], document["constant_vals"], strict=True)
+    attributes = zip(document["attrs_keys"], document["attrs_vals"], strict=True)
+    return CompileSpec(
+        function=function,
+        signature={name: _tuples(kind) for name, kind in document["signature"].items()},
+        constexprs={tuple(path): _constant(value) for path, value in constants},  # type: ignore[misc]  # paths, as Triton's
+        attrs={tuple(path): value for path, value in attributes},
+        options=_tuples(document["options"]),
+    )
+
+
+def function_named(name: str) -> Any:
+    """The jitted function with this name, `module:qualified.name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found = reduce(getattr, path.split("."), import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"A kernel is named `module:function`, importable from here, but {name} is not: {error}. Look at the "
+            "spelling, and at PYTHONPATH."
+        ) from error
+    return jitted_function(found)
+
+
+def is_importable(call: Call) -> bool:
+    """Whether another process finds the kernel by its name: it is in no notebook, script or function."""
+    module, _, path = call.name.partition(":")
+    if module == "__main__" or "<locals>" in path or module not in sys.modules:
+        return False
+    try:
+        return function_named(call.name) is call.function
+    except UsageError:
+        return False
+
+
+def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
+    """What Triton says that it would compile."""
+    from triton import knobs
+
+    found: list[dict[str, Any]] = []
+    thread = threading.get_ident()
+    launched = {**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True}
+    with _hook_lock:
+        earlier: Any = knobs.runtime.jit_cache_hook
+
+        def hook(**told: Any) -> bool | None:
+            if threading.get_ident() != thread:
+                return earlier(**told) if earlier is not None else None
+            found.append(told["compile"])
+            return True
+
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            call.tuner.fn.run(*call.args, **launched)
+        except TypeError:  # a constant that is no JSON, such as a function
+            return None
+        finally:
+            knobs.runtime.jit_cache_hook = earlier
+    return found[0] if found else None
+
+
+def _travels(call: Call, document: Mapping[str, Any], key: str, cc: tuple[int, int]) -> bool:
+    """Whether another process makes the same code of the description."""
+    return is_importable(call) and compile_key(spec_of(call.function, document), cc) == key
+
+
+def _constant(value: Any) -> Any:
+    from triton import language as tl
+
+    if isinstance(value, dict) and "constexpr" in value:
+        return tl.constexpr(value["constexpr"])
+    return tl.dtype(value) if isinstance(value, str) and tl.dtype.is_dtype(value) else value
+
+
+def _tuples(value: Any) -> Any:
+    """The value with tuples in the place of lists, which JSON knows alone."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -1,0 +1,207 @@
+"""`blocktune.autotune`: `triton.autotune` by another name, and under every kernel of a process by `install`.
+
+from blocktune import autotune  # instead of: from triton import autotune
+
+@autotune(configs=[triton.Config({"BLOCK": 1024}, num_warps=4), ...], key=["n"])
+@triton.jit
+def kernel(x, n, BLOCK: tl.constexpr): ...
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from triton.runtime.autotuner import Autotuner, Config
+
+from blocktune.kernels.tuned.call import Choice, jitted_function
+from blocktune.kernels.tuned.call_key import Bucket, power_of_two, require_names
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.kernels.tuned.settings import Cache, Settings
+from blocktune.kernels.tuned.summary import print_at_exit
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned.decide import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+print_at_exit()
+
+MAX_SPACE = 4096
+"""Configs of a space. More would take hours to compile."""
+
+EXPAND = 64
+"""Configs that `expand=True` may try in addition to the listed ones."""
+
+
+class TunedAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's object with another way to the winner. Libraries that look for an `Autotuner` find one."""
+
+    def __init__(self, fn: Any, *arguments: Any, settings: Settings, **options: Any) -> None:
+        super().__init__(fn, *arguments, **options)
+        self.kernel = TunedKernel(self, settings, decide)
+        _leave_out_none(self)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config that serves this kind of call best."""
+        return self.kernel.run(*args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Choice:
+        """What serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
+        return self.kernel.explain(*args, **kwargs)
+
+
+def autotune(
+    configs: "Sequence[Config]",
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    accept: str = UserRung.OTHER_COMPILER,
+    strict: bool = False,
+    isolate: bool = False,
+    l2: Cache = "cold",
+    max_spill_bytes: int = 256,
+    wait_seconds: float = 120.0,
+    expand: bool | int = False,
+    buckets: Mapping[str, Bucket | str] | None = None,
+) -> Callable[[Any], TunedAutotuner]:
+    """Makes a jitted function choose its config by what was measured, here or earlier, as `triton.autotune` does.
+
+    Args:
+        configs: the choices, of which the first one serves where nothing may be measured.
+        key: names of the arguments whose values make a call another question.
+        prune_configs_by: as for `triton.autotune`.
+        reset_to_zero: as for `triton.autotune`.
+        restore_value: as for `triton.autotune`.
+        pre_hook: as for `triton.autotune`.
+        post_hook: as for `triton.autotune`.
+        warmup: taken for the sake of old programs; the race decides how often a config is timed.
+        rep: likewise.
+        use_cuda_graph: likewise.
+        do_bench: times a launch in milliseconds, in the place of the race: `do_bench(launch, quantiles=...)`.
+        cache_results: taken for the sake of old programs; what is measured is always kept.
+        accept: the last rung that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
+            `same_capability` or `nearest`.
+        strict: a call that no accepted rung serves is an error; nothing is tuned.
+        isolate: candidates run in a child process, on copies of the arguments.
+        l2: `cold` or `warm`, the state of the L2 cache in which a launch is timed.
+        max_spill_bytes: a config whose threads spill more bytes is not measured, unless all do.
+        wait_seconds: how long a process waits for another one that tunes the same call.
+        expand: how many configs around the listed ones may be tried in addition; True is 64.
+        buckets: groups of key values by name: a function, or `power_of_two`.
+
+    Raises:
+        UsageError: there are no configs, a name is none of the kernel's arguments, or a setting is out of range.
+    """
+    settings = Settings(
+        accept=_rung(accept),
+        strict=strict,
+        isolate=isolate,
+        l2=l2,
+        max_spill_bytes=max_spill_bytes,
+        wait_seconds=wait_seconds,
+        expand=EXPAND if expand is True else int(expand),
+        buckets={name: _bucket(name, bucket) for name, bucket in (buckets or {}).items()},
+    )
+    del warmup, rep, use_cuda_graph
+
+    def decorate(fn: Any) -> TunedAutotuner:
+        function = jitted_function(fn)
+        name = f"{function.fn.__module__}:{function.fn.__qualname__}"
+        if not configs:
+            raise UsageError(
+                f"An autotuned kernel has configs to choose from, but {name} has none. Pass "
+                "`[triton.Config({...})]`, or `blocktune.space(...)`."
+            )
+        for what, names in (("key", key), ("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
+            require_names(what, names or (), fn.arg_names, name)
+        return TunedAutotuner(
+            fn,
+            fn.arg_names,
+            list(configs),
+            list(key),
+            reset_to_zero,
+            restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            do_bench=do_bench,
+            cache_results=cache_results,
+            settings=settings,
+        )
+
+    return decorate
+
+
+def space(**choices: "Iterable[Any]") -> list[Config]:
+    """All combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
+
+    Raises:
+        UsageError: there are no choices for a parameter, or too many combinations.
+    """
+    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    values = {name: tuple(given) for name, given in choices.items()}
+    count = 1
+    for name, given in values.items():
+        count *= len(given)
+        if not given or count > MAX_SPACE:
+            raise UsageError(
+                f"A space has choices for each parameter, and up to {MAX_SPACE} combinations, but `{name}` has "
+                f"{len(given)}, which makes {count}. Name other choices, or let `expand=` search."
+            )
+    combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    return [
+        Config(
+            {name: value for name, value in each.items() if name not in options},
+            **{name: value for name, value in each.items() if name in options},
+        )
+        for each in combinations
+    ]
+
+
+def _rung(name: str) -> UserRung:
+    names = [str(rung) for rung in UserRung if rung not in (UserRung.FROZEN, UserRung.DEFAULT)]
+    if name not in names:
+        raise UsageError(f"`accept` must be one of {', '.join(names)}, but got {name!r}.")
+    return UserRung(name)
+
+
+def _bucket(name: str, bucket: Bucket | str) -> Bucket:
+    if callable(bucket):
+        return bucket
+    if bucket != "power_of_two":
+        raise UsageError(f"A bucket is a function or 'power_of_two', but that of `{name}` is {bucket!r}.")
+    return power_of_two
+
+
+def _leave_out_none(tuner: Any) -> None:
+    """Let hooks of Triton's own pass over arguments that are None, as those of Triton 3.9 do."""
+    if not tuner.user_defined_pre_hook and (tuner.reset_to_zero or tuner.restore_value):
+
+        def pre_hook(named: Mapping[str, Any], reset_only: bool = False) -> None:
+            for name in tuner.reset_to_zero:
+                if named[name] is not None:
+                    named[name].zero_()
+            if not reset_only:
+                kept = [name for name in tuner.restore_value if named[name] is not None]
+                tuner.restore_copies = {name: named[name].clone() for name in kept}
+
+        tuner.pre_hook = pre_hook
+    if not tuner.user_defined_post_hook and tuner.restore_value:
+
+        def post_hook(named: Mapping[str, Any], exception: Exception | None) -> None:
+            del exception
+            for name, value in getattr(tuner, "restore_copies", {}).items():
+                named[name].copy_(value)
+            tuner.restore_copies = {}
+
+        tuner.post_hook = post_hook

@@ -1,0 +1,82 @@
+"""The choice of a call that its process does not know: what is known elsewhere, else what is measured now."""
+
+import logging
+import sys
+
+from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned.known import default_choice, known_choice, listed_problem
+from blocktune.tuner.tuned.node_lock import node_lock
+
+logger = logging.getLogger("blocktune")
+
+
+def decide(call: Call) -> Choice:
+    """The choice of a call: known, or measured now.
+
+    Raises:
+        UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
+        NoFeasibleConfigError: no config compiles and runs.
+    """
+    device = current_device()
+    choice = known_choice(call, device, last=call.settings.accept)
+    if choice is None and call.settings.strict:
+        raise _untuned(call, device)
+    if choice is None:
+        choice = _tuned_once(call, device)
+    _report(call, choice)
+    return choice
+
+
+def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
+    """The choice that this process or, meanwhile, another one of the machine measures."""
+    from blocktune.tuner.tuned.tune_call import tuned_choice  # with it come SQLAlchemy and the compile workers
+
+    name = "\n".join((device.key, call.name, call.source_hash, listed_problem(call).document))
+    with node_lock(name, call.settings.wait_seconds) as is_first:
+        choice = known_choice(call, device, last=call.settings.accept)
+        if choice is not None:
+            return choice
+        return tuned_choice(call, device) if is_first else _waited_in_vain(call, device)
+
+
+def _waited_in_vain(call: Call, device: DeviceSpec) -> Choice:
+    logger.warning(
+        "Another process has tuned %s for %g s without an end: this one goes on with what it has.",
+        call.name,
+        call.settings.wait_seconds,
+    )
+    return known_choice(call, device, last=UserRung.NEAREST) or default_choice(call, device)
+
+
+def _untuned(call: Call, device: DeviceSpec) -> UsageError:
+    return UsageError(
+        f"A strict kernel is launched with a config that was measured before, but {call.name} has none for "
+        f"{call.problem.label} with its {len(call.configs)} configs on {device.name} "
+        f"(source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that is allowed "
+        "and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
+    )
+
+
+def _report(call: Call, choice: Choice) -> None:
+    """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
+    from triton import knobs
+
+    logger.info("%s: %s", call.name, choice)
+    listener = getattr(knobs.autotuning, "listener", None)
+    if listener is not None:
+        listener(
+            fn=call.function,
+            key=call.problem.document,
+            best_config=choice.config,
+            configs_timings=dict(choice.times_us or {}),
+            duration=choice.seconds if choice.tuned else None,
+            cache_hit=not choice.tuned,
+        )
+    if knobs.autotuning.print and choice.tuned:
+        sys.stdout.write(
+            f"Triton autotuning for function {call.function.__name__},\nwith key as {call.problem.label},\n"
+            f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.config};\n"
+        )

@@ -1,0 +1,104 @@
+"""`install`: the tuner under every `@triton.autotune` of a process, libraries included, without a change to them.
+
+Triton's `Autotuner.run` is replaced, so kernels that were decorated before count, too. Templates of Inductor have a
+tuner of their own and stay as they are; so does every kernel that is named out.
+"""
+
+import fnmatch
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner
+
+from blocktune.kernels.tuned.call import jitted_function
+from blocktune.kernels.tuned.frozen import load_frozen
+from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned.autotune import TunedAutotuner
+from blocktune.tuner.tuned.decide import decide
+
+_PLACE = "_blocktune_kernel"
+"""The attribute of a tuner that holds what stands under it."""
+
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    """What is installed: Triton's own method, which kernels are meant, and how they are tuned."""
+
+    stock: Run
+    only: tuple[str, ...]
+    without: tuple[str, ...]
+    settings: Settings
+
+    def covers(self, name: str) -> bool:
+        """Whether a kernel, `module:function`, is meant."""
+        named_in = not self.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only)
+        return named_in and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.without)
+
+
+_installed: _Installed | None = None
+_lock = threading.Lock()
+
+
+def install(
+    *,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    settings: Settings | None = None,
+    frozen: str | None = None,
+) -> None:
+    """Tunes every kernel under `@triton.autotune` of this process from now on; a second call changes how.
+
+    Args:
+        only: names of the kernels that are meant, `module:function` with wildcards; all unless given.
+        without: names of kernels that stay with Triton's own tuner.
+        settings: how kernels are tuned.
+        frozen: a frozen file whose winners precede the store.
+
+    Raises:
+        UsageError: a name is a text where a sequence belongs, or the frozen file is not in order.
+    """
+    global _installed
+    for what, names in (("only", only), ("without", without)):
+        if isinstance(names, str):
+            raise UsageError(f"`{what}` is a sequence of names, but got the text {names!r}. Write [{names!r}].")
+    if frozen is not None:
+        load_frozen(frozen)
+    with _lock:
+        stock = Autotuner.run if _installed is None else _installed.stock
+        _installed = _Installed(stock, tuple(only), tuple(without), settings or Settings())
+        Autotuner.run = _run
+
+
+def uninstall() -> None:
+    """Gives every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay."""
+    global _installed
+    with _lock:
+        if _installed is not None:
+            Autotuner.run, _installed = _installed.stock, None
+
+
+def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Triton's `Autotuner.run`, for every tuner of the process."""
+    installed = _installed
+    if installed is None:  # uninstalled by another thread since
+        return Autotuner.run(self, *args, **kwargs)
+    held, kernel = self.__dict__.get(_PLACE, (None, None))
+    if held is not installed:
+        kernel = _kernel_of(self, installed)
+        setattr(self, _PLACE, (installed, kernel))
+    return installed.stock(self, *args, **kwargs) if kernel is None else kernel.run(*args, **kwargs)
+
+
+def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
+    """What stands under a tuner; None if it keeps its own way."""
+    function = jitted_function(tuner.fn).fn
+    name = f"{function.__module__}:{function.__qualname__}"
+    if isinstance(tuner, TunedAutotuner) or not installed.covers(name):
+        return None
+    return TunedKernel(tuner, installed.settings, decide)

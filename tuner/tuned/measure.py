@@ -1,0 +1,218 @@
+"""The measuring of a call: compile what is new, drop what cannot win, race the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.triton_config import triton_config
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.jitted.specialization import specialization_of
+from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
+from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.tuned.known import choice_of
+from blocktune.tuner.tuned.neighbours import neighbours
+from blocktune.tuner.tuned.results import Ending
+from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.turns.isolated import IsolatedLaunches
+from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
+from blocktune.tuner.turns.outputs import OutputCheck
+from blocktune.tuner.turns.race import Standing, race
+
+KNOWN_MARGIN = 1.05
+"""Configs that were within this of the best one in an earlier run race against new ones."""
+
+
+class Measuring:
+    """The measuring of one call.
+
+    Args:
+        call: the call.
+        device: the GPU.
+        known: how configs ended in earlier runs.
+        compiler: compiles ahead.
+        isolated_command: starts the process that measures where `isolate` is set.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        device: DeviceSpec,
+        known: Mapping[UserConfig, Ending],
+        compiler: CompileAhead,
+        isolated_command: Sequence[str],
+    ) -> None:
+        self._isolated_command = isolated_command
+        self._call, self._device, self._known, self._compiler = call, device, known, compiler
+        self.endings: dict[UserConfig, Ending] = {}
+        self._twins: dict[UserConfig, UserConfig] = {}
+        if call.settings.expand:
+            self._take_in([config for config in known if config not in call.configs])
+
+    def run(
+        self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor, alone: AbstractContextManager[None]
+    ) -> Standing | None:
+        """The end of the race among new configs and the best known ones; None if no config runs.
+
+        Args:
+            make_clock: of the GPU.
+            monitor: its state.
+            alone: held while launches are timed, so that no other process disturbs them.
+        """
+        new = [config for config in self._call.configs if config not in self._known]
+        runnable = self._distinct(self._compiled(new))
+        contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
+        if len(contenders) == 1 and contenders[0] in self._known:
+            return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
+        with alone:
+            return self._raced(contenders, self._launches(make_clock), monitor)
+
+    def _raced(
+        self, contenders: Sequence[UserConfig], launches: "OwnLaunches | IsolatedLaunches", monitor: GpuMonitor
+    ) -> Standing | None:
+        standing = race(contenders, launches.rounds)
+        self._keep(standing, launches.failures, disturbance(monitor.sample()))
+        if standing is not None and isinstance(launches, OwnLaunches) and self._call.settings.expand:
+            standing = self._expanded(standing, launches)
+        launches.close(self._call.default if standing is None else standing.winner)
+        return standing
+
+    def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
+        """The end of the race after steps around the winner, until none is faster or the budget is spent."""
+        check, left = OutputCheck(self._call), self._call.settings.expand
+        while left:
+            tried = {*self._known, *self.endings}
+            new = [config for config in neighbours(standing.winner) if config not in tried][:left]
+            left -= len(new)
+            self._take_in(new)
+            launches.call = self._call
+            runnable = self._distinct(self._compiled(new))
+            right = [config for config in runnable if self._is_right(check, config, launches)]
+            if not right:
+                break
+            found = race([standing.winner, *right], launches.rounds)
+            self._keep(found, launches.failures, "")
+            if found is None or found.winner == standing.winner:
+                break
+            standing = Standing(found.winner, {**standing.samples_us, **found.samples_us})
+        return standing
+
+    def _take_in(self, configs: Sequence[UserConfig]) -> None:
+        """Let configs that are in no list be launched, with the hook of the list's first one."""
+        hook = self._call.configs[self._call.default].pre_hook
+        made = {config: triton_config(config) for config in configs}
+        for config in made.values():
+            config.pre_hook = hook
+        self._call = replace(self._call, configs={**self._call.configs, **made})
+
+    def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
+        """Whether a config runs and computes what the list's first one does."""
+        if not launches.rounds([config], 1):
+            self.endings[config] = Ending(Outcome.RUN_ERROR, error=launches.failures[config])
+            return False
+        problem = check.problem(self._call, config)
+        if problem is not None:
+            self.endings[config] = Ending(Outcome.WRONG_RESULT, error=problem)
+        return problem is None
+
+    def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
+        """What times the configs of this call."""
+        if self._call.settings.isolate:
+            return IsolatedLaunches(self._call, self._isolated_command)
+        make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
+        return make(self._call, make_clock)
+
+    def choice(self, standing: Standing, seconds: float) -> Choice:
+        """The choice of the winner, as this process has measured it."""
+        call, default = self._call, self._call.default
+        found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
+        return replace(
+            found,
+            default_time_us=standing.time_us(default) if default in standing.samples_us else None,
+            tuned=True,
+            seconds=seconds,
+            dropped=self.reasons,
+            times_us={call.configs[config]: standing.time_us(config) for config in standing.samples_us},
+        )
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why configs were not measured or failed, by their label, those of earlier runs included."""
+        everything = {**self._known, **self.endings}
+        return {
+            config.label: f"{ending.outcome}: {ending.error}"
+            for config, ending in everything.items()
+            if ending.outcome is not Outcome.OK and config in self._call.configs
+        }
+
+    @property
+    def _best_known(self) -> tuple[UserConfig, ...]:
+        """Configs of the list that were the fastest in earlier runs, or nearly."""
+        times = {
+            config: ending.time_us
+            for config, ending in self._known.items()
+            if config in self._call.configs and ending.time_us is not None
+        }
+        return tuple(config for config, time_us in times.items() if time_us <= KNOWN_MARGIN * min(times.values()))
+
+    def _compiled(self, configs: Sequence[UserConfig]) -> dict[UserConfig, Compiled | None]:
+        """The configs that can run, with what they compiled to; None where that is not known."""
+        cc = self._device.limits.cc
+        found = {config: specialization_of(self._call, config, cc) for config in configs}
+        ended = self._compiler.compile(self._call.name, [each for each in found.values() if each is not None], cc)
+        for config, compiled in ended.items():
+            self._drop_if_it_cannot_run(config, compiled)
+        runnable = {config: ended.get(config) for config in configs if config not in self.endings}
+        return self._without_spills(runnable)
+
+    def _drop_if_it_cannot_run(self, config: UserConfig, compiled: Compiled) -> None:
+        if compiled.outcome is not Outcome.OK:
+            self.endings[config] = Ending(compiled.outcome, error=compiled.error, seconds=compiled.seconds)
+        elif compiled.resources is not None:
+            found = occupancy(compiled.resources, self._device.limits)
+            if not found.blocks_per_sm:
+                limits = ", ".join(str(name) for name in found.binding)
+                error = f"no block fits a multiprocessor: {limits}"
+                self.endings[config] = Ending(Outcome.INFEASIBLE, error=error, seconds=compiled.seconds)
+
+    def _without_spills(self, runnable: dict[UserConfig, Compiled | None]) -> dict[UserConfig, Compiled | None]:
+        """The configs that spill no more than the settings allow; all of them if all spill more."""
+        bound = self._call.settings.max_spill_bytes
+        spills = {
+            config: compiled.resources.spill_bytes
+            for config, compiled in runnable.items()
+            if compiled is not None and compiled.resources is not None and compiled.resources.spill_bytes > bound
+        }
+        if len(spills) == len(runnable) and not self._best_known:
+            return runnable
+        for config, bytes_ in spills.items():
+            error = f"a thread spills {bytes_} bytes, of which {bound} are allowed (max_spill_bytes)"
+            self.endings[config] = Ending(Outcome.INFEASIBLE, error=error)
+        return {config: compiled for config, compiled in runnable.items() if config not in spills}
+
+    def _distinct(self, runnable: Mapping[UserConfig, Compiled | None]) -> list[UserConfig]:
+        """One config of those that launch equal code in an equal way, since it stands for all."""
+        first: dict[tuple[object, ...], UserConfig] = {}
+        for config, compiled in runnable.items():
+            code = "" if compiled is None or compiled.resources is None else compiled.resources.code_sha256
+            meta = tuple(sorted(self._call.configs[config].kwargs.items(), key=lambda pair: pair[0]))
+            twin = first.setdefault((code, *meta) if code else (config,), config)
+            if twin != config:
+                self._twins[config] = twin
+        return list(first.values())
+
+    def _keep(self, standing: Standing | None, failures: Mapping[UserConfig, str], remark: str) -> None:
+        """Note how the configs ended that were raced, and those that they stood for."""
+        for config, error in failures.items():
+            self.endings[config] = Ending(Outcome.RUN_ERROR, error=error)
+        for config, samples in (standing.samples_us if standing is not None else {}).items():
+            assert standing is not None
+            self.endings[config] = Ending(Outcome.OK, standing.time_us(config), samples, remark)
+        for config, twin in self._twins.items():
+            ending = self.endings.get(twin, Ending(Outcome.RUN_ERROR, error=f"as {twin.label}"))
+            same = f"measured as {twin.label}, whose code is the same"
+            self.endings[config] = replace(ending, error=same if ending.time_us is not None else ending.error)

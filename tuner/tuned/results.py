@@ -1,0 +1,96 @@
+"""What is kept of the tuning of a call: every trial, and the winner. A store that is away costs a warning."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from blocktune.db.records.records import Environment, Outcome
+from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.tuner.tuned.known import listed_problem
+from blocktune.tuner.turns.race import Standing
+
+logger = logging.getLogger("blocktune")
+
+OpenStore = Callable[[], UserKernelStore]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a config of a call ended. time_us: its median, if it ran; error: why there is no time, or a remark."""
+
+    outcome: Outcome
+    time_us: float | None = None
+    samples_us: tuple[float, ...] = ()
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a store keeps of a call, measured by this software on this device."""
+
+    call: Call
+    device: DeviceSpec
+    environment: Environment
+    open_store: OpenStore
+
+    def known(self) -> dict[UserConfig, Ending]:
+        """How configs of this call ended before; those whose compile took too long may be tried again."""
+        call, trials = self.call, list[UserTrial]()
+        with self._warned(), self.open_store() as store:
+            trials = store.trials(self.device, call.name, call.source_hash, call.problem, self.environment)
+        return {
+            trial.config: Ending(trial.outcome, trial.time_us, trial.samples_us, trial.error, trial.seconds)
+            for trial in trials
+            if trial.outcome is not Outcome.COMPILE_TIMEOUT
+        }
+
+    def save(self, endings: Mapping[UserConfig, Ending], standing: Standing) -> None:
+        """Keep new endings and the winner."""
+        trials = [self._trial(config, ending) for config, ending in endings.items()]
+        with self._warned(), self.open_store() as store:
+            store.restore(trials, [self._best(standing)])
+
+    @contextlib.contextmanager
+    def _warned(self) -> Iterator[None]:
+        """Turn an error of the store into a warning: a call goes on with what it has measured."""
+        try:
+            yield
+        except BlocktuneError as error:
+            logger.warning("What is tuned of %s is not kept: %s", self.call.name, error)
+
+    def _trial(self, config: UserConfig, ending: Ending) -> UserTrial:
+        return UserTrial(
+            device=self.device,
+            environment=self.environment,
+            problem=self.call.problem,
+            config=config,
+            source_hash=self.call.source_hash,
+            outcome=ending.outcome,
+            time_us=ending.time_us,
+            samples_us=ending.samples_us,
+            error=ending.error,
+            seconds=ending.seconds,
+        )
+
+    def _best(self, standing: Standing) -> UserBest:
+        default, winner = self.call.default, standing.winner
+        default_us = standing.time_us(default) if default in standing.samples_us else None
+        return UserBest(
+            device=self.device,
+            environment=self.environment,
+            problem=listed_problem(self.call),
+            config=winner,
+            source_hash=self.call.source_hash,
+            time_us=standing.time_us(winner),
+            default=default,
+            default_time_us=default_us,
+            speedup_over_default=None if default_us is None else default_us / standing.time_us(winner),
+            trials=len(self.call.configs),
+        )

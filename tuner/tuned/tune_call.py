@@ -1,0 +1,67 @@
+"""The tuning of one call: what is known of its configs, what is measured now, and what is kept."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.settings import Cache
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.measure.environment import measuring_environment
+from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.tuned.measure import Measuring
+from blocktune.tuner.tuned.results import OpenStore, Results
+from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
+from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
+
+logger = logging.getLogger("blocktune")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What tuning needs of the machine.
+
+    compiler: compiles ahead. open_store: where results are kept. make_clock: of the current device, by the state of the
+    L2 cache. isolated_command: starts the process that measures where `isolate` is set.
+    """
+
+    compiler: CompileAhead = compile_ahead
+    open_store: OpenStore = UserKernelStore.open
+    make_clock: Callable[[Cache], TurnClock] = CudaTurnClock
+    isolated_command: Sequence[str] = ISOLATED_COMMAND
+
+
+def machine() -> Tools:
+    """The tools of this process."""
+    return Tools()
+
+
+def tuned_choice(call: Call, device: DeviceSpec) -> Choice:
+    """The choice that is measured now; it is stored.
+
+    Raises:
+        UsageError: an argument cannot be restored.
+        NoFeasibleConfigError: no config compiles and runs.
+    """
+    started, tools = time.monotonic(), machine()
+    monitor = GpuMonitor(device.uuid, own_processes=1)
+    results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
+    measuring = Measuring(call, device, results.known(), tools.compiler, tools.isolated_command)
+    alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
+    standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor, alone)
+    if standing is None:
+        raise _nothing_runs(call, measuring.reasons)
+    results.save(measuring.endings, standing)
+    return measuring.choice(standing, time.monotonic() - started)
+
+
+def _nothing_runs(call: Call, reasons: dict[str, str]) -> NoFeasibleConfigError:
+    examples = "; ".join(f"{label}: {reason}" for label, reason in list(reasons.items())[:3])
+    return NoFeasibleConfigError(
+        f"At least one config of {call.name} must compile and run for {call.problem.label}, but none of "
+        f"{len(call.configs)} does: {examples}. Correct the kernel, or add smaller configs."
+    )

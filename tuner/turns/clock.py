@@ -1,0 +1,79 @@
+"""How launches with hooks are timed: as tuner/measure/protocol.py has it, what hooks do is not in the time."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from blocktune.kernels.base.kernel import Thunk
+from blocktune.kernels.tuned.settings import Cache
+from blocktune.tuner.measure.protocol import FLUSH_PER_L2, MIN_FLUSH_BYTES, rotated
+
+_MAX_HEAD_START = 64
+
+
+class HookedLaunch(Protocol):
+    """A launch, what must precede it, and what must follow it."""
+
+    def before(self) -> None:
+        """Prepare the arguments."""
+
+    def run(self) -> None:
+        """Launch."""
+
+    def after(self) -> None:
+        """Restore the arguments."""
+
+
+class TurnClock(Protocol):
+    """Takes times of launches in turns."""
+
+    def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
+        """Time every launch once a round, in rotating order; a row holds the microseconds in the order of the
+        launches."""
+
+    def synchronize(self) -> None:
+        """Wait for all launches; raises what they failed with."""
+
+
+class CudaTurnClock:
+    """Times launches on the current CUDA device and stream by events."""
+
+    def __init__(self, l2: Cache) -> None:
+        import torch
+
+        self._torch, self._l2 = torch, l2
+        size = FLUSH_PER_L2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._flush: Any = torch.empty(max(size, MIN_FLUSH_BYTES), dtype=torch.uint8, device="cuda")
+        self._head_start = 2
+
+    def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
+        return [self._round(launches, rotated(len(launches), number)) for number in range(count)]
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def _round(self, launches: Sequence[HookedLaunch], order: Sequence[int]) -> tuple[float, ...]:
+        """One round, taken again with a longer head start while the GPU catches up with the host."""
+        while True:
+            times, late = self._attempt(launches, order)
+            if not late or self._head_start >= _MAX_HEAD_START:
+                return times
+            self._head_start *= 2
+
+    def _attempt(self, launches: Sequence[HookedLaunch], order: Sequence[int]) -> tuple[tuple[float, ...], bool]:
+        event = self._torch.cuda.Event
+        spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
+        late = False
+        for _ in range(self._head_start):
+            self._flush.zero_()
+        for index in order:
+            launch, (start, end) = launches[index], spans[index]
+            launch.before()
+            warming: Thunk = self._flush.zero_ if self._l2 == "cold" else launch.run
+            warming()
+            start.record()
+            launch.run()
+            end.record()
+            late = start.query() or late
+            launch.after()
+        self.synchronize()
+        return tuple(1e3 * start.elapsed_time(end) for start, end in spans), late

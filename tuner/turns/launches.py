@@ -1,0 +1,155 @@
+"""Timed launches of a call's configs in this process, on its own arguments."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.turns.race import Samples
+
+_OF_THE_CONFIG = (
+    "OutOfResources",
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "UnsupportedLanguageConstruct",
+    "PTXASError",
+)
+"""Errors that a config alone is to blame for, by name as in tuner/measure/worker.py. Others are the caller's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigLaunch:
+    """The launches of one config, with the hooks of the kernel and of the config."""
+
+    call: Call
+    config: UserConfig
+
+    def before(self) -> None:
+        """Run the hooks that prepare the arguments: the config's, then the kernel's."""
+        config = self.call.configs[self.config]
+        if config.pre_hook is not None:
+            config.pre_hook(self._named)
+        self.call.tuner.pre_hook(self._named)
+
+    def run(self) -> None:
+        """Launch the kernel."""
+        self.call.tuner.fn.run(*self.call.args, **self._keywords)
+
+    def after(self, exception: Exception | None = None) -> None:
+        """Run the hook that restores the arguments."""
+        self.call.tuner.post_hook(self._named, exception=exception)
+
+    @property
+    def _keywords(self) -> dict[str, Any]:
+        return {**self.call.kwargs, **self.call.configs[self.config].all_kwargs()}
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {**self.call.named, **self.call.configs[self.config].all_kwargs()}
+
+
+class OwnLaunches:
+    """Times configs on the arguments of the call.
+
+    call: may be replaced by one with further configs. failures: why a config does not run.
+
+    Args:
+        call: the call.
+        make_clock: of the current device.
+    """
+
+    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+        require_restorable(call)
+        self.call, self._clock = call, make_clock()
+        self._ran: set[UserConfig] = set()
+        self.failures: dict[UserConfig, str] = {}
+
+    def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+        """The times of configs that took turns; those that do not run are left out and among `failures`.
+
+        Raises:
+            Exception: what a launch raised that is not to blame on its config.
+        """
+        running = [config for config in configs if config in self._ran or self._runs(config)]
+        rows = self._clock.rounds([ConfigLaunch(self.call, config) for config in running], count) if running else []
+        return {config: tuple(row[place] for row in rows) for place, config in enumerate(running)}
+
+    def close(self, winner: UserConfig) -> None:
+        """Leave the arguments as the launch of the winner expects them, as `triton.autotune` does when it is done."""
+        options = self.call.configs[winner].all_kwargs()
+        self.call.tuner.pre_hook({**self.call.named, **options}, reset_only=True)
+
+    def _runs(self, config: UserConfig) -> bool:
+        """Launch a config for the first time, which loads its code."""
+        launch = ConfigLaunch(self.call, config)
+        launch.before()
+        try:
+            launch.run()
+            self._clock.synchronize()
+        except Exception as error:
+            launch.after(exception=error)
+            if type(error).__name__ not in _OF_THE_CONFIG:
+                raise
+            self.failures[config] = f"{type(error).__name__}: {error}"
+            return False
+        launch.after()
+        self._ran.add(config)
+        return True
+
+
+class BenchedLaunches(OwnLaunches):
+    """Times configs by the `do_bench` that the kernel brings along, each for itself, and once."""
+
+    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+        super().__init__(call, make_clock)
+        self._times_us: dict[UserConfig, Samples] = {}
+
+    def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+        """The times of configs; those that do not run are left out and among `failures`."""
+        del count
+        for config in configs:
+            if config not in self._times_us and config not in self.failures and self._runs(config):
+                times_ms = self.call.tuner.do_bench(self._whole(config), quantiles=(0.5, 0.2, 0.8))
+                self._times_us[config] = (1e3 * (times_ms[0] if isinstance(times_ms, Sequence) else times_ms),)
+        return {config: self._times_us[config] for config in configs if config in self._times_us}
+
+    def _whole(self, config: UserConfig) -> Callable[[], None]:
+        """A launch with its hooks, as `triton.autotune` times it."""
+        launch = ConfigLaunch(self.call, config)
+
+        def run() -> None:
+            launch.before()
+            launch.run()
+            launch.after()
+
+        return run
+
+
+def brings_its_own_bench(call: Call) -> bool:
+    """Whether the kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and `rep`."""
+    tuner = call.tuner
+    older = tuner.num_warmups is not None or tuner.num_reps is not None or tuner.use_cuda_graph
+    return tuner._do_bench is not None and not older
+
+
+def require_restorable(call: Call) -> None:
+    """Raises:
+    UsageError: an argument that measuring has to reset or restore is no tensor.
+    """
+    if call.tuner.user_defined_pre_hook:
+        return
+    named = call.named
+    for what, names, need in (
+        ("reset_to_zero", call.tuner.reset_to_zero, "zero_"),
+        ("restore_value", call.tuner.restore_value, "copy_"),
+    ):
+        for name in names:
+            value = named.get(name)
+            if value is not None and not hasattr(value, need):
+                raise UsageError(
+                    f"`{what}` names tensors, but `{name}` of {call.name} is a {type(value).__name__}, which cannot be "
+                    "restored between measurements. Leave it out, or give a `pre_hook` and a `post_hook`."
+                )

@@ -1,0 +1,50 @@
+"""Whether a config that is in no list computes what the first one of the list does, on the arguments of the call."""
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.tuner.turns.launches import ConfigLaunch
+
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest relative error of a tensor, in the Frobenius norm: sums in another order, and some roundings. Other data
+types must be equal."""
+
+
+class OutputCheck:
+    """Compares what configs leave in the tensors of a call, which are restored. It keeps two copies of them."""
+
+    def __init__(self, call: Call) -> None:
+        self._tensors = {name: value for name, value in call.named.items() if isinstance(value, Tensor)}
+        self._before = {name: value.clone() for name, value in self._tensors.items()}
+        self._right = self._left_by(ConfigLaunch(call, call.default))
+
+    def problem(self, call: Call, config: UserConfig) -> str | None:
+        """What is wrong with the results of a config, or None."""
+        left = self._left_by(ConfigLaunch(call, config))
+        problems = (_difference(name, left[name], right) for name, right in self._right.items())
+        return next((problem for problem in problems if problem is not None), None)
+
+    def _left_by(self, launch: ConfigLaunch) -> dict[str, Tensor]:
+        """What the tensors hold after a launch."""
+        launch.before()
+        launch.run()
+        left = {name: value.clone() for name, value in self._tensors.items()}
+        launch.after()
+        for name, value in self._tensors.items():
+            value.copy_(self._before[name])
+        return left
+
+
+def _difference(name: str, found: Tensor, right: Tensor) -> str | None:
+    if not right.is_floating_point():
+        return None if torch.equal(found, right) else f"`{name}` differs from what the first config computes"
+    finite = torch.isfinite(right)
+    same = (found == right) | (torch.isnan(found) & torch.isnan(right))
+    if not bool(same[~finite].all()) or not bool(torch.isfinite(found[finite]).all()):
+        return f"`{name}` is not finite where the first config's is, or the other way round"
+    wrong, values = (found - right)[finite].double(), right[finite].double()
+    error = float(wrong.norm() / values.norm().clamp_min(1e-30)) if values.numel() else 0.0
+    allowed = TOLERANCES.get(right.dtype, 0.0)
+    return None if error <= allowed else f"`{name}` differs from what the first config computes by {error:.1e}"
