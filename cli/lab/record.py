@@ -54,7 +54,7 @@ def record(
 
 
 def _shard_of(text: str) -> slice:
-    """Which shapes `I/N` means.
+    """Return which shapes `I/N` means.
 
     Raises:
         UsageError: it is no such pair.

@@ -35,7 +35,7 @@ def calibrate(
     ] = None,
     db: Database = None,
 ) -> None:
-    """Correct the expected times of untuned shapes by what was measured on a device.
+    """Fit what corrects the expected times of untuned shapes to what was measured on a device.
 
     The file holds what recorded sweeps and winners, and the trials of a database that is named, say of other shapes,
     and the constants that serve best where each shape is left out. `results/DEVICE.correction.json` ships with the
@@ -56,7 +56,7 @@ def calibrate(
 
 
 def replay_untuned(places: Sequence[Path], winners: Path | None, out: Path | None, as_json: bool) -> None:
-    """Judge what untuned shapes get by sweeps that are left out in turn, and print or keep the result."""
+    """Score what untuned shapes get by sweeps that are left out in turn, and print or keep the result."""
     from blocktune.tuner.lab.untuned import Without
 
     study = study_of(places, winners, None)

@@ -38,7 +38,7 @@ def untuned_document(device: str, cases: "Mapping[str, Sequence[Case]]") -> dict
 
 
 def read_untuned(path: Path) -> dict[str, Any]:
-    """The document in a file.
+    """Return the document in a file.
 
     Raises:
         UsageError: it holds no study of untuned shapes of this schema.

@@ -64,7 +64,7 @@ def _chosen(device: DeviceSpec) -> Iterator[list[str]]:
 
 
 def _cell(choices: Sequence[Expectation]) -> str:
-    """The splits of the first choice, with what half and twice as many are expected to cost in the same kernel."""
+    """Return the splits of the first choice, with what half and twice as many are expected to cost in its kernel."""
     first = choices[0]
     splits = first.config.parameters.get("splits", 1)
     rivals = []

@@ -44,8 +44,7 @@ class DeviceConfigs:
         self._layers = [_begun(layer, device, changed, signed_by) for layer in layers]
         self._there: tuple[bool, ...] | None = None
         self._table = ConfigTable(())
-        is_allowed = has_shipped(layers) and signed_by is None
-        self._untuned = partial(shipped_untuned, device) if is_allowed else _nothing
+        self._untuned = partial(shipped_untuned, device) if has_shipped(layers) else _nothing
 
     @property
     def late(self) -> int:

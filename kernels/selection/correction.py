@@ -104,7 +104,7 @@ class Correction:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The correction in a document.
+        """Return the correction in a document.
 
         Raises:
             UsageError: the document is of another format.
@@ -136,7 +136,7 @@ def correction_document(
 
 @cache
 def shipped_correction(device_key: str) -> Correction | None:
-    """The correction that ships for a device, else one for a device of its compute capability; None without either.
+    """Return the correction that ships for a device, else one for a device of its compute capability, or None.
 
     Raises:
         UsageError: a file of the package is broken.
@@ -152,7 +152,7 @@ def shipped_correction(device_key: str) -> Correction | None:
 
 
 def _is_older(kernel: str, source_hash: str) -> bool:
-    """Whether a kernel's source is not the one of this hash any more; so it is where the kernel is gone."""
+    """Return whether a kernel's source is not the one of this hash any more; so it is where the kernel is gone."""
     return kernel not in registry.KERNELS or registry.KERNELS[kernel].source_hash != source_hash
 
 
@@ -161,7 +161,7 @@ def _kept(value: float) -> int:
 
 
 def _table(ratios: Mapping[RelativeConfig, Ratio]) -> dict[str, Any]:
-    """Configs of one kernel: the names of the parameters once, then a row of values and ratio for each."""
+    """Return the configs of one kernel: the names of the parameters once, then a row of values and ratio for each."""
     names = [name for name, _ in next(iter(ratios))]
     return {
         "parameters": names,

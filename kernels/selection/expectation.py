@@ -154,7 +154,7 @@ class Estimator:
         return self._combined(found, predicted, self._config_prior), len(found)
 
     def _ratios(self, kernel: str) -> dict[RelativeConfig, list[tuple[float, Ratio]]]:
-        """The ratios of a kernel's configs over its default, of all near shapes, with their variances."""
+        """Return the ratios of a kernel's configs over its default, of all near shapes, with their variances."""
         if kernel not in self._of_kernel:
             found: dict[RelativeConfig, list[tuple[float, Ratio]]] = {}
             for away, measured in self._near:
@@ -183,7 +183,7 @@ class Estimator:
 
 
 def distance_between(measured: AttentionShape, shape: AttentionShape) -> float:
-    """How far a measured shape is from another one, in doublings; infinite where its tiles do not fit the other."""
+    """Return how far a measured shape is from another one, in doublings; infinite where its tiles do not fit it."""
     if (measured.direction, measured.head_dim, measured.head_dim_v, measured.element_bytes) != (
         shape.direction,
         shape.head_dim,

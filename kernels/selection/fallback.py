@@ -122,7 +122,7 @@ class ConfigTable:
         return near[:MAX_NEIGHBOURS]
 
     def expected(self, shape: AttentionShape) -> "list[Expectation]":
-        """What the configs for a shape that was not measured are expected to take, the one to take first."""
+        """Return what the configs for a shape that was not measured are expected to take, the one to take first."""
         from blocktune.kernels.selection.untuned import representative  # which imports this module
 
         untuned, decided_for = self._untuned(), representative(shape)
@@ -211,7 +211,7 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
 
 
 def _expected(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> list[Candidate]:
-    """The configs that are expected to be the fastest, the one to take first; none where that is not known."""
+    """Return the configs that are expected to be the fastest, the one to take first; none where that is not known."""
     try:
         compared = tuple(table.expected(shape))
     except Exception as error:  # a correction may be broken, and a kernel of the user may not suit the model

@@ -51,8 +51,9 @@ class Untuned:
     predict: Predict
 
     def choices(self, shape: AttentionShape, near: Sequence[TunedConfig] = ()) -> list[Expectation]:
-        """The candidates for a shape, the one to take first; none where no kernel computes it. The times are those of
-        its `representative`.
+        """Return the candidates for a shape, the one to take first; none where no kernel computes it.
+
+        The times are those of its `representative`.
 
         Args:
             shape: the shape.
@@ -115,7 +116,7 @@ class Untuned:
     def _stored(
         self, kernel: AttentionKernel, near: Iterable[TunedConfig]
     ) -> dict[RelativeConfig, list[AttentionShape]]:
-        """The stored winners of a kernel, by their steps from the defaults, with the shapes that they won."""
+        """Return the stored winners of a kernel, by their steps from the defaults, with the shapes that they won."""
         found: dict[RelativeConfig, list[AttentionShape]] = {}
         for row in near:
             if row.config.kernel == kernel.name and kernel.unsupported(row.shape, self.device.limits) is None:
@@ -138,7 +139,7 @@ def representative(shape: AttentionShape) -> AttentionShape:
 
 
 def shipped_untuned(device: DeviceSpec) -> Untuned | None:
-    """What decides by the correction that ships for a device; None where none does.
+    """Return what decides by the correction that ships for a device; None where none does.
 
     Raises:
         UsageError: the correction is broken.

@@ -132,7 +132,7 @@ def _over_default(
     times: Mapping[KernelConfig, float],
     predicted: _Predicted,
 ) -> dict[RelativeConfig, Ratio]:
-    """The times of a kernel's configs over that of its default, by their steps from it."""
+    """Return the times of a kernel's configs over that of its default, by their steps from it."""
     found = {}
     for config, time in times.items():
         relative = relative_config(kernel, config, default) if config.kernel == kernel.name else None

@@ -56,7 +56,7 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
 
 
 def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs of a kernel, the most promising of every number of splits in turns."""
+    """Return the configs of a kernel, the most promising of every number of splits in turns."""
     useful = {config: usefulness(get_kernel(config.kernel), config, shape, device) for config in configs}
     by_splits: dict[int, list[KernelConfig]] = {}
     for config in sorted(configs, key=lambda config: useful[config]):
@@ -108,7 +108,7 @@ class Recorder:
         return [(config, self.compiler.submit(config.kernel, config, shape, cc)) for config in configs]
 
     def _trials(self, shape: AttentionShape, compiled: Sequence[Compiled], end: float) -> Iterator[Trial]:
-        """The trials of a shape's configs, in order, until the time ends."""
+        """Yield the trials of a shape's configs, in order, until the time ends."""
         kernels = {config.kernel: get_kernel(config.kernel) for config, _ in compiled}
         subject = Subject(device=self.device, environment=self.environment, shape=shape, kernels=kernels)
         for config, future in compiled:

@@ -152,13 +152,13 @@ class UntunedStudy:
         return [one for one in self.recorded if family_of(one.measured.shape) != family_of(shape)]
 
     def _knowledge(self, recorded: Sequence[Recorded]) -> "_Knowledge":
-        """What these shapes say: their measurements, and their winners."""
+        """Return what these shapes say: their measurements, and their winners."""
         shapes = {one.measured.shape for one in recorded}
         measured = tuple(one.measured for one in promising(recorded))
         return _Knowledge(measured, ConfigTable(row for row in self._winners if row.shape in shapes))
 
     def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
-        """The first choice that the sweep has a time of, and how many came before it."""
+        """Return the first choice that the sweep has a time of, and how many came before it."""
         correction = Correction(device=self.device.key, trust=trust, measured=knowledge.measured)
         untuned = Untuned(self.device, correction, self._predict)
         choices = [one.config for one in untuned.choices(sweep.shape, knowledge.winners.neighbours(sweep.shape))]

@@ -116,7 +116,7 @@ class GpuRunner:
         self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
 
     def turn_to(self, shape: AttentionShape) -> None:
-        """Go on with another shape, which has no anchor yet, in the worker that is there."""
+        """Turn to another shape, which has no anchor yet, in the worker that is there."""
         if not self._is_set_up:
             self.close()
         self.shape, self.anchor, self._anchor_us = shape, None, 0.0

@@ -101,8 +101,8 @@ def find_contenders(
 def _expected(
     shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
 ) -> tuple[KernelConfig, ...]:
-    """What the dispatcher would take for a shape that has none of its own; then what it expects to be next, of the
-    kernels that are searched."""
+    """Return what the dispatcher would take for a shape that has none of its own; then what it expects to be next,
+    of the kernels that are searched."""
     table = ConfigTable(rows, partial(shipped_untuned, device))
     first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
     seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
