@@ -65,7 +65,7 @@ class Recorder:
         logger.warning("%s", lost)
 
     def record(self, trial: Trial) -> None:
-        """Keeps a trial. When this returns, it outlives the process, or the warning of a full disk was logged.
+        """Keep a trial. When this returns, it outlives the process, or the warning of a full disk was logged.
 
         Raises:
             UsageError: it breaks a rule.
@@ -78,7 +78,7 @@ class Recorder:
             self._fold(self._hasty)
 
     def set_best(self, best: Best) -> bool:
-        """Keeps a winner. Returns False if the store has a better one; True where that cannot be said yet.
+        """Keep a winner. Returns False if the store has a better one; True where that cannot be said yet.
 
         Raises:
             UsageError: it breaks a rule.
@@ -103,7 +103,7 @@ class Recorder:
             self._in_memory_alone = True
 
     def _fold(self, store: ResultStore) -> bool:
-        """Stores what waits. Returns whether nothing waits any more."""
+        """Store what waits. Returns whether nothing waits any more."""
         if not (self._trials or self._bests):
             return True
         try:
@@ -126,7 +126,7 @@ class Recorder:
 
 
 def fold_left(store: ResultStore) -> Left:
-    """Stores what killed searches left in spools. Returns what that was; a file that cannot be read stays, and is
+    """Store what killed searches left in spools. Returns what that was; a file that cannot be read stays, and is
     named in the log.
 
     Raises:

@@ -63,7 +63,7 @@ class Spool:
         self.path: Path | None = None
 
     def keep(self, record: Trial | Best) -> None:
-        """Adds a record at the end. When this returns, the record outlives the process.
+        """Add a record at the end. When this returns, the record outlives the process.
 
         Raises:
             UsageError: it could not be read again.
@@ -83,13 +83,13 @@ class Spool:
         self._append(self._file, line)
 
     def clear(self) -> None:
-        """Forgets what the file holds: all of it is stored."""
+        """Forget what the file holds: all of it is stored."""
         if self._file is not None and self._bytes:
             os.ftruncate(self._file.fileno(), 0)
             self._bytes = 0
 
     def close(self) -> None:
-        """Lets go of the file, and removes it if it is empty."""
+        """Let go of the file, and remove it if it is empty."""
         if self._file is None or self.path is None:
             return
         if not self._bytes:
@@ -98,7 +98,7 @@ class Spool:
         self._file = None
 
     def _open(self, line: bytes) -> None:
-        """Makes the file where there is room: next to the database, else in the user's state directory."""
+        """Make the file where there is room: next to the database, else in the user's state directory."""
         refused: OSError | None = None
         for folder, name in _places(self._target):
             try:
@@ -123,7 +123,7 @@ class Spool:
         self._file, self.path = file, Path(path)
 
     def _append(self, file: IO[bytes], line: bytes) -> None:
-        """Writes a whole line or, as far as anyone can tell, nothing."""
+        """Write a whole line or, as far as anyone can tell, nothing."""
         try:
             written = os.pwrite(file.fileno(), line, self._bytes)
             if written < len(line):  # the disk is full
@@ -145,7 +145,7 @@ def left_files(target: StoreTarget) -> list[Path]:
 
 @contextmanager
 def left_records(path: Path) -> Iterator[Left | None]:
-    """The records of a spool that a killed process left; None where the process lives, or another one sees to it.
+    """Yield the records of a spool that a killed process left; None where the process lives, or another one sees to it.
 
     When the block ends without an exception, they are stored, and the file is removed; one with lines that could not be
     read is kept under another name.
@@ -220,7 +220,7 @@ def _line(record: Trial | Best) -> bytes:
 
 
 def _places(target: StoreTarget) -> Iterator[tuple[Path, str]]:
-    """The folders for spools of a store, and how their names begin there."""
+    """Yield the folders for spools of a store, and how their names begin there."""
     if target.path is not None:
         yield target.path.parent, f"{target.path.name}.spool-"
     state = state_directory()

@@ -104,7 +104,7 @@ def _rate(sweep: "Sweep", trial: "Trial") -> float | None:
 
 
 def _maps(sweep: "Sweep", ranked: Iterable["Trial"]) -> dict[str, list[Map]]:
-    """By kernel, the one with the fastest config first."""
+    """Return by kernel, the one with the fastest config first."""
     fastest: dict[Place, Trial] = {}
     for trial in ranked:
         fastest.setdefault(place_of(trial.config), trial)

@@ -13,7 +13,7 @@ NO_FAULTS = "No record of injected faults is here yet: `make fault-test` makes i
 
 
 def block(path: Path) -> str:
-    """The table of a file, or how it would come about.
+    """Return the table of a file, or how it would come about.
 
     Raises:
         UsageError: it holds nothing of the kind that its name says.

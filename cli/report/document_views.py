@@ -131,7 +131,7 @@ SAMPLED = ("at_seconds", "regime", "sm_clock_mhz", "power_w", "temperature_c")
 
 
 def _origin(content: Mapping[str, Any]) -> View:
-    """Where and when it was measured."""
+    """Return where and when it was measured."""
     device, environment = content["device"], content["environment"]
     return {
         "device": device if isinstance(device, str) else device["name"],

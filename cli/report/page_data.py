@@ -55,17 +55,17 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
 
 
 def _headline(sweep: "Sweep") -> dict[str, Any]:
-    """What names a sweep before it is unpacked."""
+    """Return what names a sweep before it is unpacked."""
     return {"label": sweep.label, "shape_label": sweep.shape.label, "device": sweep.device.name}
 
 
 def _rungs(sources: Sources, layers: "Sequence[ConfigSource]") -> dict[str, dict[str, str]]:
-    """By device and shape."""
+    """Return the rungs by device and shape."""
     return {device.name: rungs(device, sources.shapes, layers) for device in sources.devices}
 
 
 def _differences(sources: Sources) -> list[dict[str, Any]] | None:
-    """None where there is nothing to compare with."""
+    """Return the none where there is nothing to compare with."""
     from blocktune.db.exchange.differences import differences
 
     if sources.before is None:

@@ -71,8 +71,10 @@ def report(
 
 
 def _require_charts() -> None:
-    """Raises:
-    UsageError: a library of the charts is missing.
+    """Check that the libraries of the charts are there.
+
+    Raises:
+        UsageError: a library of the charts is missing.
     """
     try:
         import altair  # noqa: F401
@@ -99,8 +101,10 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
 
 
 def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
-    """Raises:
-    UsageError: there are sweeps, and none is of the shape.
+    """Keep the sweeps of one shape.
+
+    Raises:
+        UsageError: there are sweeps, and none is of the shape.
     """
     kept = [sweep for sweep in sources.sweeps if sweep.shape == shape]
     if sources.sweeps and not kept:
@@ -116,7 +120,7 @@ def _winners_at(place: str) -> list[Any]:
 
 
 def _layers(store: "ResultStore | None", db: str | None) -> "list[ConfigSource]":
-    """Where the dispatcher would look for configs: the database, then what ships."""
+    """Return where the dispatcher would look for configs: the database, then what ships."""
     from blocktune.db.tables.location import StoreTarget
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 

@@ -68,8 +68,8 @@ def difference_view(each: "Difference") -> View:
     """Return how the winner of a shape differs from the one before."""
     before, after = each.before, each.after
     return {
-        "label": each.subject.shape.label,
-        "device": each.subject.device.name,
+        "label": each.winner.shape.label,
+        "device": each.winner.device.name,
         "change": str(each.change),
         "before": "" if before is None else before.config.label,
         "after": "" if after is None else after.config.label,

@@ -50,7 +50,7 @@ class Sources:
     before: "list[Best] | None" = None
 
     def of_kind(self, kind: str) -> list[Document]:
-        """The documents of one kind, the newest first."""
+        """Return the documents of one kind, the newest first."""
         found = [document for document in self.documents if document.kind == kind]
         return sorted(found, key=lambda each: (str(each.content.get("created_at", "")), each.name), reverse=True)
 
@@ -133,7 +133,7 @@ def shipped_documents() -> list[Document]:
 
 
 def _files_in(folder: Path) -> Sequence[Path]:
-    """Sweeps and JSON files of a folder and of those in it, by name."""
+    """Return the sweeps and JSON files of a folder and of those in it, by name."""
     return sorted(path for path in folder.rglob("*") if path.name.endswith((".sweep.json.gz", ".json")))
 
 

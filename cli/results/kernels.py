@@ -59,7 +59,7 @@ def kernels(
 def _winners(
     db: str | None, device: "DeviceSpec", name: str | None, *, with_trials: bool
 ) -> "list[tuple[UserBest, list[UserTrial]]]":
-    """The winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
+    """Return the winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
     from blocktune.db.tables.location import StoreTarget
     from blocktune.db.user_store import UserKernelStore
     from blocktune.kernels.tuned.config import CONFIGS

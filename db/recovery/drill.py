@@ -55,7 +55,7 @@ def drill(
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> DrillCounts:
-    """Damages copies of a store, each in another way, and recovers each. The store itself is only read.
+    """Return the damages copies of a store, each in another way, and recovers each. The store itself is only read.
 
     Args:
         target: the store.
@@ -87,7 +87,7 @@ def drill(
 
 
 def _content(place: StoreTarget, copy: Path) -> bytes:
-    """The bytes of a store as its last commit left it, with the present schema."""
+    """Return the bytes of a store as its last commit left it, with the present schema."""
     assert place.path is not None
     if place.is_missing:
         raise StoreError(f"A drill needs a store, but there is no {place.label}. `tune run` creates it.")
@@ -155,7 +155,7 @@ def _overwritten(count: int) -> Damage:
 
 
 def _in_schema(content: bytes, dice: random.Random) -> bytes:
-    """One byte of the first page, which says what the tables are."""
+    """Return one byte of the first page, which says what the tables are."""
     at = dice.randrange(100, PAGE_BYTES)
     return content[:at] + dice.randbytes(1) + content[at + 1 :]
 

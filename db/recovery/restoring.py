@@ -27,7 +27,7 @@ class Restored:
 
 
 def restore(target: str | Path | None) -> Restored:
-    """Puts the newest sound backup in the place of a store, with the rows that can be read of that.
+    """Put the newest sound backup in the place of a store, with the rows that can be read of that.
 
     Raises:
         UsageError: the store is no file.
@@ -53,7 +53,7 @@ def restore(target: str | Path | None) -> Restored:
 
 
 def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
-    """Copies the newest backup that is sound; returns it, and how many trials and winners it has."""
+    """Copy the newest backup that is sound; returns it, and how many trials and winners it has."""
     for backup in backups_of(path):
         shutil.copyfile(backup, fresh)
         try:
@@ -66,8 +66,11 @@ def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
 
 
 def _rows(path: Path) -> int:
-    """Raises:
-    StoreError: the store is not sound."""
+    """Return how many trials and winners a store holds.
+
+    Raises:
+        StoreError: the store is not sound.
+    """
     with ResultStore.open(path) as store:
         health = store.health()
     if not health.sound:
@@ -76,7 +79,7 @@ def _rows(path: Path) -> int:
 
 
 def _add_readable(path: Path, fresh: Path) -> int:
-    """Brings what the replaced file has into the fresh one; returns how many rows that added."""
+    """Bring what the replaced file has into the fresh one; returns how many rows that added."""
     found = salvaged(path)
     before = _rows(fresh)
     with ResultStore.open(fresh) as store:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.api.cache_appending import append, append_in_one, capacity_of, new_rows, positions_from
-from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.cache.appending import append, append_in_one, capacity_of, new_rows, positions_from
+from blocktune.kernels.api.cache.rotary import Rotary
+from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
-from blocktune.kernels.api.rotary import Rotary
 from blocktune.kernels.dispatch.autograd import Layout, Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (

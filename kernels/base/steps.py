@@ -67,7 +67,7 @@ class Step:
 
 
 def take_addresses(*steps: Step) -> bool:
-    """Whether numbers may stand for tensors in all of them."""
+    """Return whether numbers may stand for tensors in all of them."""
     return False not in [step.takes_addresses for step in steps]
 
 
@@ -88,14 +88,14 @@ class Workspace:
         self._bytes, self._parts = end, tuple(places)
 
     def new(self, device: Any) -> Any:
-        """Memory for all parts, from the allocator of PyTorch: it stays the current stream's until the stream has used
-        it."""
+        """Return memory for all parts, from the allocator of PyTorch: it stays the current stream's until the stream
+        has used it."""
         import torch
 
         return torch.empty(self._bytes, dtype=torch.uint8, device=device)
 
     def parts(self, memory: Any, *, as_addresses: bool) -> list[Any]:
-        """The parts of such memory, as tensors or as addresses."""
+        """Return the parts of such memory, as tensors or as addresses."""
         if as_addresses:
             base = memory.data_ptr()
             return [base + begin if count else None for begin, count, _ in self._parts]
@@ -106,7 +106,7 @@ class Workspace:
 
 
 def based(part: Any) -> Any:
-    """What a descriptor of a part of a workspace is based on: the tensor, or what stands for its address."""
+    """Return what a descriptor of a part of a workspace is based on: the tensor, or what stands for its address."""
     return Address(part) if isinstance(part, int) else part
 
 
@@ -149,7 +149,7 @@ class PreparedBackward:
 
 
 def copied(tensor: Any) -> Any:
-    """A contiguous copy, whose address is aligned."""
+    """Return a contiguous copy, whose address is aligned."""
     import torch
 
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -165,12 +165,15 @@ class Launcher:
     __slots__ = ()
 
     def prepared(self, *arguments: Any, **pins: Any) -> Launch:
-        """A launch for arguments with the sizes, strides, data types and alignment of these; pins: as of `Step`."""
+        """Return a launch for arguments with the sizes, strides, data types and alignment of these; pins: as of
+        `Step`."""
         raise NotImplementedError
 
     def __call__(self, *arguments: Any) -> None:
-        """Raises:
-        UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
+        """Enqueue the launch.
+
+        Raises:
+            UsageError: the tensor of a feature is missing, or dropout_p is outside [0, 1).
         """
         self.prepared(*arguments, pins=False)(*arguments)
 
@@ -198,11 +201,11 @@ class BackwardLauncher(Launcher):
     """Whether what is prepared serves one number of packed tokens only."""
 
     def fits(self, dout: Any) -> bool:
-        """Whether the kernels can read this gradient of the output."""
+        """Return whether the kernels can read this gradient of the output."""
         return bool(dout.stride(-1) == 1)  # autograd may hand in one value for all
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *rest: Any) -> None:
-        """As of a `Launcher`."""
+        """Launch as a `Launcher` does, with a copy of a gradient that the kernels cannot read."""
         super().__call__(q, k, v, out, lse, dout if self.fits(dout) else copied(dout), *rest)
 
     def _preparing(self, *arguments: Any) -> Launch:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch import custom_ops as ops
+from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.autograd import GeneralPlan, Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_values
@@ -64,7 +64,7 @@ class Engine:
         self._pid = os.getpid()
         self._source = default_source() if source is None else source
         require_source(self._source)
-        self._number = ops.registered(self)  # by which compiled graphs name it
+        self._number = custom_ops.registered(self)  # by which compiled graphs name it
         self._begin(self._snapshot())
 
     @property
@@ -165,7 +165,7 @@ class Engine:
         query, key, value = autocasted(query, key, value)
         query, asked["scale"], is_changed = *with_positive_scale(query, asked["scale"]), not asked["scale"] > 0
         if is_compiling():
-            return ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
+            return custom_ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
         obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from blocktune.kernels.dispatch import custom_ops as ops
+from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.plan import autocasted, layout_obstacle, scale_of
@@ -131,7 +131,7 @@ def traced_attention(
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-    return ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
+    return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
 
 
 def _is_wrapped(tensor: Tensor) -> bool:

@@ -42,7 +42,7 @@ class Extras:
     grad_lse: "Tensor | None" = None
 
     def with_grad_lse(self, grad_lse: "Tensor | None") -> "Extras":
-        """These of a backward in which the log-sum-exp has this gradient."""
+        """Return the these of a backward in which the log-sum-exp has this gradient."""
         return self if grad_lse is None else replace(self, grad_lse=grad_lse)
 
 

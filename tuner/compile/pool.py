@@ -57,7 +57,7 @@ class WorkerPool:
         answered: Callable[[Answer], Result],
         lost: Callable[[ChildLostError], Result],
     ) -> "Future[Result]":
-        """Hands a job to the workers, one more unless there are enough.
+        """Hand a job to the workers, one more unless there are enough.
 
         Args:
             message: what the worker is sent, with `timeout_s` added.
@@ -79,7 +79,7 @@ class WorkerPool:
         return job.future
 
     def close(self) -> None:
-        """Drops what has not begun, kills what is compiling and waits until every process is gone."""
+        """Drop what has not begun, kill what is compiling and wait until every process is gone."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -125,7 +125,7 @@ class WorkerPool:
             process.end()
 
     def _finish_without(self, job: _Job[Any], error: Exception) -> None:
-        """Ends a job that has no answer. Where no worker comes up at all, the caller's `result()` raises the error."""
+        """End a job that has no answer. Where no worker comes up at all, the caller's `result()` raises the error."""
         if self._closed:
             job.future.set_exception(CancelledError())
         elif isinstance(error, ChildLostError):
@@ -135,12 +135,12 @@ class WorkerPool:
 
 
 def is_crash(lost: ChildLostError) -> bool:
-    """Whether the compiler died of its input."""
+    """Return whether the compiler died of its input."""
     return isinstance(lost, ChildDiedError) and lost.signum in _CRASHES
 
 
 def reason_of(lost: ChildLostError, timeout_s: float) -> str:
-    """Why a worker gave no answer, for people."""
+    """Return why a worker gave no answer, for people."""
     if isinstance(lost, ChildDiedError):
         reason = f"The compiler's process ended by {_ending(lost.signum)}."
     else:

@@ -63,7 +63,7 @@ class CompileAhead:
     def compile(
         self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int]
     ) -> dict[UserConfig, Compiled]:
-        """How the compiles of a kernel ended, by config."""
+        """Return how the compiles of a kernel ended, by config."""
         workers = self._workers or default_workers()
         with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
             if self._closing is not None:
@@ -107,7 +107,7 @@ class CompileAhead:
 
 
 def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
-    """How the compile of a spec by this process ended; code that Triton has on disk is only read."""
+    """Return how the compile of a spec by this process ended; code that Triton has on disk is only read."""
     started = time.perf_counter()
     try:
         found = resources_of(compiled_code(spec, cc))
@@ -118,13 +118,13 @@ def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of a process that imports what this one has imported, and tunes nothing itself."""
+    """Return the environment of a process that imports what this one has imported, and tunes nothing itself."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "BLOCKTUNE_AUTOTUNE": "0"}
 
 
 def _ended(future: "Future[Compiled | None]") -> Compiled | None:
-    """The end of a compile; None, with a warning, where no worker comes up: then this process compiles."""
+    """Return the end of a compile; None, with a warning, where no worker comes up: then this process compiles."""
     try:
         return future.result()
     except RuntimeError as error:
@@ -133,7 +133,7 @@ def _ended(future: "Future[Compiled | None]") -> Compiled | None:
 
 
 def _answered(answer: Answer) -> Compiled | None:
-    """The end of a compile; None if the worker had another source under the kernel's name."""
+    """Return the end of a compile; None if the worker had another source under the kernel's name."""
     outcome, resources = Outcome(answer["outcome"]), answer["resources"]
     if outcome is Outcome.OK and resources is None:
         return None

@@ -15,7 +15,7 @@ from blocktune.tuner.jitted.specialization import function_named, spec_of
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """The resources of what a job compiles; None where the caller has another source."""
+    """Return the resources of what a job compiles; None where the caller has another source."""
     spec, cc = spec_of(function_named(job["kernel"]), job["spec"]), tuple(job["cc"])
     same = compile_key(spec, cc) == job["key"]
     return {"resources": resources_of(compiled_code(spec, cc)).to_json() if same else None}

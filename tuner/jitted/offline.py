@@ -39,7 +39,7 @@ class OfflineCode:
 def compiled_offline(
     kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Plain], limits: ComputeLimits
 ) -> OfflineCode:
-    """A kernel compiled for a compute capability.
+    """Return a kernel compiled for a compute capability.
 
     Args:
         kernel: a function of `triton.jit`, in decorators or bare.
@@ -64,7 +64,7 @@ def compiled_offline(
 
 
 def positional_signature(kernel: Any, types: list[str]) -> dict[str, str]:
-    """Types by the names of the arguments that are no constants, in their order.
+    """Return the types by the names of the arguments that are no constants, in their order.
 
     Raises:
         UsageError: there are more or fewer of them.
@@ -106,8 +106,10 @@ def _divides(kind: str) -> bool:
 
 
 def _require_all(name: str, names: list[str], signature: Mapping[str, str], constants: Mapping[str, Any]) -> None:
-    """Raises:
-    UsageError: an argument has neither a type nor a value, or something is given that is no argument.
+    """Require that every argument has a type or a value.
+
+    Raises:
+        UsageError: an argument has neither a type nor a value, or something is given that is no argument.
     """
     missing = [key for key in names if key not in signature and key not in constants]
     unknown = [key for key in (*signature, *constants) if key not in names]

@@ -38,7 +38,8 @@ class Specialization:
 
 
 def specialization_of(call: Call, config: UserConfig, cc: tuple[int, int]) -> Specialization | None:
-    """What a config of a call compiles; None if this process has the code already, or Triton cannot describe it."""
+    """Return what a config of a call compiles; None if this process has the code already, or Triton cannot describe
+    it."""
     told = _told(call, config)
     if told is None:
         return None
@@ -55,7 +56,7 @@ def specialization_of(call: Call, config: UserConfig, cc: tuple[int, int]) -> Sp
 
 
 def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
-    """The spec that Triton's description of a specialization stands for."""
+    """Return the spec that Triton's description of a specialization stands for."""
     constants = zip(document["constant_keys"], document["constant_vals"], strict=True)
     attributes = zip(document["attrs_keys"], document["attrs_vals"], strict=True)
     return CompileSpec(
@@ -68,7 +69,7 @@ def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
 
 
 def function_named(name: str) -> Any:
-    """The jitted function with this name, `module:qualified.name`.
+    """Return the jitted function with this name, `module:qualified.name`.
 
     Raises:
         UsageError: there is none.
@@ -85,7 +86,7 @@ def function_named(name: str) -> Any:
 
 
 def is_importable(call: Call) -> bool:
-    """Whether another process finds the kernel by its name: it is in no notebook, script or function."""
+    """Return whether another process finds the kernel by its name: it is in no notebook, script or function."""
     module, _, path = call.name.partition(":")
     if module == "__main__" or "<locals>" in path or module not in sys.modules:
         return False
@@ -96,7 +97,7 @@ def is_importable(call: Call) -> bool:
 
 
 def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
-    """What Triton says that it would compile."""
+    """Return what Triton says that it would compile."""
     from triton import knobs
 
     found: list[dict[str, Any]] = []
@@ -122,7 +123,7 @@ def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
 
 
 def _travels(call: Call, document: Mapping[str, Any], key: str, cc: tuple[int, int]) -> bool:
-    """Whether another process makes the same code of the description."""
+    """Return whether another process makes the same code of the description."""
     return is_importable(call) and compile_key(spec_of(call.function, document), cc) == key
 
 
@@ -135,7 +136,7 @@ def _constant(value: Any) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """The value with tuples in the place of lists, which JSON knows alone."""
+    """Return the value with tuples in the place of lists, which JSON knows alone."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -14,9 +14,9 @@ from blocktune.kernels.hardware.limits import (
     known_ccs,
     limits_for,
 )
+from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK
 from blocktune.tuner.cost.model import missing_rates
 from blocktune.tuner.cost.roofline import peak_tflops
-from blocktune.tuner.cost.rounds import L2_BYTES_PER_CLOCK
 
 HARDWARE = {
     "warp_size": WARP_SIZE,

@@ -61,5 +61,5 @@ def _cells(dropped: tuple[Dropped, ...], taken: set[Place]) -> list[EmptyCell]:
 
 
 def _usual_reason(entries: list[Dropped]) -> str:
-    """The reason that most configs of a cell have, the first of equals."""
+    """Return the reason that most configs of a cell have, the first of equals."""
     return Counter(entry.reasons[0] for entry in entries).most_common(1)[0][0]

@@ -6,7 +6,7 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.occupancy.tile_budgets_by_kernel import budget_of
+from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 
 Layout = list[dict[str, Any]]
 """Tiles with `name`, `bytes`, `count` and `place`."""
@@ -37,7 +37,7 @@ def _layout(sweep: Sweep, config: KernelConfig) -> Layout | None:
     if kernel is None:
         return None
     try:
-        budget = budget_of(kernel, config, sweep.shape, sweep.device.limits)
+        budget = on_chip_of(kernel, config, sweep.shape, sweep.device.limits)
     except (KeyError, UsageError):  # parameters of another version of the kernel
         return None
     if budget is None:

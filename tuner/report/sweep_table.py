@@ -42,7 +42,7 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
 
 
 def _explanation(sweep: Sweep) -> str:
-    """The fastest config in words; empty where nothing was timed or its kernel is not known here."""
+    """Return the fastest config in words; empty where nothing was timed or its kernel is not known here."""
     best = _fastest(sweep)
     if best is None or best.resources is None or best.config.kernel not in KERNELS:
         return ""

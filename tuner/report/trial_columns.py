@@ -42,7 +42,7 @@ def trial_columns(sweep: Sweep) -> Columns:
 
 
 def _configs(trials: Sequence[Trial]) -> Columns:
-    """The config of each trial; its own parameters by name in `extra`."""
+    """Return the config of each trial; its own parameters by name in `extra`."""
     return {
         "kernel": [trial.config.kernel for trial in trials],
         "block_m": [trial.config.block_m for trial in trials],
@@ -78,7 +78,7 @@ def _states(trials: Sequence[Trial]) -> Columns:
 
 
 def _costs(sweep: Sweep, trials: Sequence[Trial]) -> Columns:
-    """What a trial cost, and when it was made, in seconds after the first."""
+    """Return what a trial cost, and when it was made, in seconds after the first."""
     first = min(trial.created_at for trial in sweep.trials)
     return {
         "at_seconds": [round((trial.created_at - first).total_seconds(), 3) for trial in trials],
@@ -94,7 +94,8 @@ def _predictions(sweep: Sweep, trials: Iterable[Trial]) -> Columns:
 
 
 def _predicted(sweep: Sweep, trial: Trial) -> dict[str, Any]:
-    """What the models say of a trial: nothing for a kernel that is not here, or for code that was never compiled."""
+    """Return what the models say of a trial: nothing for a kernel that is not here, or for code that was never
+    compiled."""
     kernel = KERNELS.get(trial.config.kernel)
     if kernel is None or trial.resources is None:
         return {}
@@ -107,8 +108,8 @@ def _predicted(sweep: Sweep, trial: Trial) -> dict[str, Any]:
 
 
 def _bytes(kernel: AttentionKernel, sweep: Sweep, trial: Trial) -> dict[str, int]:
-    """Of device memory: where L2 keeps what the blocks of a launch share, and where nothing is found in a cache. A
-    config that its kernel no longer takes has none."""
+    """Return the bytes of device memory: where L2 keeps what the blocks of a launch share, and where nothing is found
+    in a cache. A config that its kernel no longer takes has none."""
     try:
         once = traffic_of(kernel, trial.config, sweep.shape, perfect_l2=True).total_bytes
         return {

@@ -19,7 +19,7 @@ _ALIGNMENT = 16
 
 
 def save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes tensors into the folder and describes all arguments.
+    """Write tensors into the folder and describe all arguments.
 
     Raises:
         UsageError: an argument is neither a tensor nor a plain value.
@@ -31,7 +31,7 @@ def save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], folder: Path)
 
 
 def load_arguments(description: Mapping[str, Any], folder: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments that `save_arguments` described, with their strides and their alignment."""
+    """Return the arguments that `save_arguments` described, with their strides and their alignment."""
     args = [_loaded(value, folder) for value in description["args"]]
     return args, {name: _loaded(value, folder) for name, value in description["kwargs"].items()}
 
@@ -69,7 +69,7 @@ def _loaded(description: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _placed(values: Tensor, sizes: list[int], strides: list[int], description: Mapping[str, Any]) -> Tensor:
-    """Memory with these values, laid out as they were, at an address that divides as theirs did."""
+    """Return memory with these values, laid out as they were, at an address that divides as theirs did."""
     start = _start(description, values.dtype)
     span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if values.numel() else 0
     memory = torch.empty(start + span, dtype=values.dtype, device=description["device"])
@@ -82,7 +82,7 @@ def _start(description: Mapping[str, Any], dtype: torch.dtype) -> int:
 
 
 def _one_of_each(tensor: Tensor) -> Tensor:
-    """The tensor without the repetitions of broadcast dimensions."""
+    """Return the tensor without the repetitions of broadcast dimensions."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)

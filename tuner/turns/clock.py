@@ -52,7 +52,7 @@ class CudaTurnClock:
         self._torch.cuda.synchronize()
 
     def _round(self, launches: Sequence[HookedLaunch], order: Sequence[int]) -> tuple[float, ...]:
-        """One round, taken again with a longer head start while the GPU catches up with the host."""
+        """Return one round, taken again with a longer head start while the GPU catches up with the host."""
         while True:
             times, late = self._attempt(launches, order)
             if not late or self._head_start >= _MAX_HEAD_START:

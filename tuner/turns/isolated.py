@@ -63,7 +63,7 @@ class IsolatedLaunches:
         }
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        """The times of configs that took turns; those that do not run are left out and among `failures`."""
+        """Return the times of configs that took turns; those that do not run are left out and among `failures`."""
         for config in configs:  # each for itself at first, so that a crash has a name
             if config not in self._ran and config not in self.failures:
                 self._try([config], 1)
@@ -77,7 +77,7 @@ class IsolatedLaunches:
         self._folder.cleanup()
 
     def _try(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        """What the child measures; where it is lost, the configs that it had have failed."""
+        """Return what the child measures; where it is lost, the configs that it had have failed."""
         try:
             child = self._child or self._start()
             child.send({"configs": [config.to_json() for config in configs], "count": count})
@@ -109,7 +109,8 @@ class IsolatedLaunches:
 
 
 def grids_of(call: Call) -> dict[str, Any]:
-    """The grid of a call by the constants that its configs give, for a process that has no function to compute it."""
+    """Return the grid of a call by the constants that its configs give, for a process that has no function to compute
+    it."""
     grid = call.kwargs["grid"]
     names = sorted({name for config in call.configs.values() for name in config.kwargs})
     rows = {}
@@ -120,7 +121,7 @@ def grids_of(call: Call) -> dict[str, Any]:
 
 
 def _meta(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a grid function is given: all arguments by name, defaults and heuristics included."""
+    """Return what a grid function is given: all arguments by name, defaults and heuristics included."""
     defaults = {
         name: param.default
         for name, param in call.function.signature.parameters.items()

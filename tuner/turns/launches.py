@@ -68,7 +68,7 @@ class OwnLaunches:
         self.failures: dict[UserConfig, str] = {}
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        """The times of configs that took turns; those that do not run are left out and among `failures`.
+        """Return the times of configs that took turns; those that do not run are left out and among `failures`.
 
         Raises:
             Exception: what a launch raised that is not to blame on its config.
@@ -108,7 +108,7 @@ class BenchedLaunches(OwnLaunches):
         self._times_us: dict[UserConfig, Samples] = {}
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        """The times of configs; those that do not run are left out and among `failures`."""
+        """Return the times of configs; those that do not run are left out and among `failures`."""
         del count
         for config in configs:
             if config not in self._times_us and config not in self.failures and self._runs(config):
@@ -117,7 +117,7 @@ class BenchedLaunches(OwnLaunches):
         return {config: self._times_us[config] for config in configs if config in self._times_us}
 
     def _whole(self, config: UserConfig) -> Callable[[], None]:
-        """A launch with its hooks, as `triton.autotune` times it."""
+        """Return a launch with its hooks, as `triton.autotune` times it."""
         launch = ConfigLaunch(self.call, config)
 
         def run() -> None:
@@ -129,15 +129,18 @@ class BenchedLaunches(OwnLaunches):
 
 
 def brings_its_own_bench(call: Call) -> bool:
-    """Whether the kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and `rep`."""
+    """Return whether the kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and
+    `rep`."""
     tuner = call.tuner
     older = tuner.num_warmups is not None or tuner.num_reps is not None or tuner.use_cuda_graph
     return tuner._do_bench is not None and not older
 
 
 def require_restorable(call: Call) -> None:
-    """Raises:
-    UsageError: an argument that measuring has to reset or restore is no tensor.
+    """Require that what measuring resets or restores are tensors.
+
+    Raises:
+        UsageError: an argument that measuring has to reset or restore is no tensor.
     """
     if call.tuner.user_defined_pre_hook:
         return

@@ -44,7 +44,7 @@ def serve(make_clock: MakeClock, commands: TextIO, answers: TextIO) -> None:
 
 
 def _call(subject: Mapping[str, Any]) -> Call:
-    """The call that is measured, with copies of its arguments.
+    """Return the call that is measured, with copies of its arguments.
 
     Raises:
         RuntimeError: another source is found under the kernel's name.
@@ -70,7 +70,7 @@ def _call(subject: Mapping[str, Any]) -> Call:
 
 
 def tuner_named(name: str) -> Any:
-    """Triton's tuner around the kernel with this name, `module:qualified.name`."""
+    """Return Triton's tuner around the kernel with this name, `module:qualified.name`."""
     from triton.runtime.autotuner import Autotuner
 
     module, _, path = name.partition(":")
@@ -81,7 +81,7 @@ def tuner_named(name: str) -> Any:
 
 
 def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
-    """The grid as the caller's function would give it, from a table by the constants of the configs."""
+    """Return the grid as the caller's function would give it, from a table by the constants of the configs."""
     names = grids["names"]
     table = {tuple(values): tuple(grid) for values, grid in grids["rows"]}
     return lambda meta: table[tuple(meta.get(name) for name in names)]

@@ -21,13 +21,13 @@ class OutputCheck:
         self._right = self._left_by(ConfigLaunch(call, call.default))
 
     def problem(self, call: Call, config: UserConfig) -> str | None:
-        """What is wrong with the results of a config, or None."""
+        """Return what is wrong with the results of a config, or None."""
         left = self._left_by(ConfigLaunch(call, config))
         problems = (_difference(name, left[name], right) for name, right in self._right.items())
         return next((problem for problem in problems if problem is not None), None)
 
     def _left_by(self, launch: ConfigLaunch) -> dict[str, Tensor]:
-        """What the tensors hold after a launch."""
+        """Return what the tensors hold after a launch."""
         launch.before()
         launch.run()
         left = {name: value.clone() for name, value in self._tensors.items()}

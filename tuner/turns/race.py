@@ -36,12 +36,12 @@ class Standing:
     samples_us: Mapping[UserConfig, Samples]
 
     def time_us(self, config: UserConfig) -> float:
-        """The median of a config's rounds."""
+        """Return the median of a config's rounds."""
         return statistics.median(self.samples_us[config])
 
 
 def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | None:
-    """The fastest of some configs, which stand in the order of the list; None if none of them runs."""
+    """Return the fastest of some configs, which stand in the order of the list; None if none of them runs."""
     samples: dict[UserConfig, Samples] = {}
     left = list(configs)
     for rounds, margin in STAGES:
@@ -57,7 +57,7 @@ def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | N
 
 
 def _within(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig], margin: float) -> list[UserConfig]:
-    """The configs whose median is within a margin of the best one, in their order."""
+    """Return the configs whose median is within a margin of the best one, in their order."""
     times = {config: statistics.median(timed[config]) for config in order if config in timed}
     return [config for config, time_us in times.items() if time_us <= margin * min(times.values())]
 

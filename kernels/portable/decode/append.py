@@ -95,7 +95,7 @@ class AppendLaunch(Launcher):
 
 
 def append_obstacle(k_cache: Any, v_cache: Any, k: Any, v: Any) -> str | None:
-    """Why the kernel cannot append such rows; or None."""
+    """Return why the kernel cannot append such rows; or None."""
     for name, cache, rows in (("k", k_cache, k), ("v", v_cache, v)):
         if rows.dtype != cache.dtype or rows.device != cache.device:
             return f"{name} is of another data type or device than its cache"

@@ -7,8 +7,8 @@ from blocktune.kernels.values.feature_tensors import Extras
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [batch, num_heads, rows, head_dim_v] and log-sum-exp [..., num_heads, rows] with sinks [num_heads], in new
-    tensors. Differentiable; the weights are computed in the log-sum-exp's type."""
+    """Return the output [batch, num_heads, rows, head_dim_v] and log-sum-exp [..., num_heads, rows] with sinks
+    [num_heads], in new tensors. Differentiable; the weights are computed in the log-sum-exp's type."""
     sink = sinks.to(lse.dtype)[:, None].expand_as(lse)
     empty = lse.isneginf() & sink.isneginf()
     own, sink = lse.masked_fill(empty, 0.0), sink.masked_fill(empty, 0.0)  # -inf minus -inf is no number
@@ -17,7 +17,7 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
 
 
 def finished(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The results of a kernel with sinks, in the same memory on a GPU."""
+    """Return the results of a kernel with sinks, in the same memory on a GPU."""
     if not out.is_cuda:
         return with_sinks(out, lse, sinks)
     from blocktune.kernels.portable.sinks.rows import add_sinks
@@ -27,8 +27,8 @@ def finished(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def before_sinks(grad: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Extras]:
-    """The gradients of output and log-sum-exp as they were before the sinks, the latter in the extras: for kernels that
-    find the statistics of float32 rows themselves, without the sinks."""
+    """Return the gradients of output and log-sum-exp as they were before the sinks, the latter in the extras: for
+    kernels that find the statistics of float32 rows themselves, without the sinks."""
     assert extras.sinks is not None
     sink = extras.sinks.float()[:, None].expand_as(lse)
     share = -torch.expm1(torch.where(lse.isneginf(), -torch.inf, sink - lse))
@@ -37,7 +37,7 @@ def before_sinks(grad: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Ext
 
 
 def gradient_of_sinks(out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None, sinks: Tensor) -> Tensor:
-    """The gradient of sinks [num_heads], from results with them and their gradients."""
+    """Return the gradient of sinks [num_heads], from results with them and their gradients."""
     if out.is_cuda and not torch.compiler.is_compiling() and type(out) is Tensor:
         from blocktune.kernels.portable.sinks.rows import sink_gradients
 

@@ -90,8 +90,8 @@ def add_sinks(out: Any, lse: Any, sinks: Any) -> None:
 
 
 def sink_gradients(out: Any, lse: Any, grad: Any, grad_lse: Any, sinks: Any) -> Any:
-    """The gradient of sinks [num_heads], in their type: of results with them, and of the gradients of these (that of
-    the log-sum-exp may be None). The same bits in every run."""
+    """Return the gradient of sinks [num_heads], in their type: of results with them, and of the gradients of these
+    (that of the log-sum-exp may be None). The same bits in every run."""
     grid, sizes, constants = _launch(out)
     parts = lse.new_empty((out.shape[0], out.shape[1], sizes[-1]))
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -103,7 +103,7 @@ def sink_gradients(out: Any, lse: Any, grad: Any, grad_lse: Any, sinks: Any) -> 
 
 
 def _launch(out: Any) -> tuple[tuple[int], tuple[int, int, int], dict[str, int]]:
-    """The grid, the run-time sizes and the constants of a pass over the rows of an output."""
+    """Return the grid, the run-time sizes and the constants of a pass over the rows of an output."""
     batch, num_heads, rows, head_dim_v = out.shape
     block_m = min(MOST_ROWS, 1 << (max(rows, 1) - 1).bit_length())
     tiles = -(-rows // block_m)

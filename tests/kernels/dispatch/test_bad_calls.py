@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels import registry
-from blocktune.kernels.api import block_sparse as sparse_api
-from blocktune.kernels.api import flash_attn as flash_api
-from blocktune.kernels.api import kv_cache as cache_api
-from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.api import block_sparse, flash_attn, kv_cache
+from blocktune.kernels.dispatch import dispatcher, plan, resolver
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
@@ -42,38 +39,38 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
     """The CPU as an H200 whose kernels serve everything, behind all entry points; what they were launched with."""
     forward, backward = Everything(), FeatureBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in (forward, backward)})
-    for module in (plan, dispatch):
+    for module in (plan, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    monkeypatch.setattr(dispatch, "attention", Dispatcher(ListSource()))
+    monkeypatch.setattr(dispatcher, "attention", Dispatcher(ListSource()))
     return lambda: [*forward.launched, *backward.launched]
 
 
 def attend(**changes: Any) -> None:
-    dispatch.attention(Q.clone().requires_grad_(), KV, KV, enable_gqa=True, **changes)
+    dispatcher.attention(Q.clone().requires_grad_(), KV, KV, enable_gqa=True, **changes)
 
 
 def varlen(**changes: Any) -> None:
     given: dict[str, Any] = {"cu_seqlens_q": integers(0, 4, 10), "cu_seqlens_k": integers(0, 4, 10)}
     given |= {"max_seqlen_q": 6, "max_seqlen_k": 6} | changes
-    flash_api.flash_attn_varlen_func(PACKED, PACKED_KV, PACKED_KV, **given, dispatcher=dispatch.attention)
+    flash_attn.flash_attn_varlen_func(PACKED, PACKED_KV, PACKED_KV, **given, dispatcher=dispatcher.attention)
 
 
 def func(**changes: Any) -> None:
-    flash_api.flash_attn_func(ONE, CACHE, CACHE, **changes, dispatcher=dispatch.attention)
+    flash_attn.flash_attn_func(ONE, CACHE, CACHE, **changes, dispatcher=dispatcher.attention)
 
 
 def cache(**changes: Any) -> None:
-    cache_api.flash_attn_with_kvcache(ONE, CACHE, CACHE, **changes, dispatcher=dispatch.attention)
+    kv_cache.flash_attn_with_kvcache(ONE, CACHE, CACHE, **changes, dispatcher=dispatcher.attention)
 
 
 def tree(**changes: Any) -> None:
     given = {"tree_mask": torch.ones(2, 1, 1, dtype=torch.int32), "cache_seqlens": integers(9, 20)} | changes
-    cache_api.tree_attention(ONE.transpose(1, 2), CACHE, CACHE, **given, dispatcher=dispatch.attention)
+    kv_cache.tree_attention(ONE.transpose(1, 2), CACHE, CACHE, **given, dispatcher=dispatcher.attention)
 
 
 def sparse(block_mask: Any) -> None:
-    sparse_api.block_sparse_attention(Q, KV, KV, block_mask, dispatcher=dispatch.attention)
+    block_sparse.block_sparse_attention(Q, KV, KV, block_mask, dispatcher=dispatcher.attention)
 
 
 def integers(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -146,7 +143,7 @@ def test_a_mask_with_a_row_of_no_blocks_gives_zeros_and_no_nan(launched: Callabl
     shown = torch.ones(1, 1, 2, 2, dtype=torch.bool)
     shown[..., 0, :] = False
     leaves = [tensor.clone().requires_grad_() for tensor in (Q, KV, KV)]
-    out = sparse_api.block_sparse_attention(*leaves, BlockMask(16, 16, shown), dispatcher=dispatch.attention)
+    out = block_sparse.block_sparse_attention(*leaves, BlockMask(16, 16, shown), dispatcher=dispatcher.attention)
     assert not bool(out[:, :, :16].any())
     for gradient in torch.autograd.grad(out.sum(), leaves):
         assert bool(gradient.isfinite().all())
@@ -167,12 +164,12 @@ def test_what_is_no_tensor_is_refused_in_the_words_of_pytorch(
     launched: Callable[[], list[Any]], arguments: tuple[Any, ...], name: str
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(name)):
-        dispatch.attention(*arguments, enable_gqa=True)
+        dispatcher.attention(*arguments, enable_gqa=True)
     assert launched() == []
 
 
 def test_explaining_a_call_without_tensors_says_so(launched: Callable[[], list[Any]]) -> None:
-    explanation = dispatch.attention.explain(Q.numpy(), KV, KV)  # type: ignore[arg-type]
+    explanation = dispatcher.attention.explain(Q.numpy(), KV, KV)  # type: ignore[arg-type]
     assert (explanation.rung, explanation.reason) == (
         Rung.SDPA,
         "an argument is of another type than in PyTorch's signature (ndarray, Tensor, Tensor, NoneType, float, bool, "

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from blocktune.kernels import registry
-from blocktune.kernels.api import flash_attn as flash_api
+from blocktune.kernels.api import flash_attn
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
@@ -406,7 +406,7 @@ def test_what_stands_outside_of_packed_sequences_is_zero_and_no_old_memory(
     bounds = [torch.tensor([0, 4, last], dtype=torch.int32) for last in (11, 14)]
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        out, lse, _ = flash_api.flash_attn_varlen_func(
+        out, lse, _ = flash_attn.flash_attn_varlen_func(
             q, k, v, *bounds, 7, 10, return_attn_probs=True, dispatcher=dispatcher
         )
         gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))

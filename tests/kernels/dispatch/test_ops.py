@@ -18,9 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels import registry
-from blocktune.kernels.dispatch import custom_ops as ops
-from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import custom_ops, dispatcher, plan, resolver
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.values.errors import UsageError
@@ -36,7 +34,7 @@ DROPOUT = tuple(getattr(torch.ops.blocktune, f"{name}_dropout").default for name
 @pytest.fixture(autouse=True)
 def traced_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs hold our op for tensors on the CPU, too."""
-    for module in (plan, dispatch):
+    for module in (plan, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     torch._dynamo.reset()
     attention.reload()
@@ -51,9 +49,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FeatureForward, F
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     served = Dispatcher(ListSource())
-    ops._engines[attention._number] = served
+    custom_ops._engines[attention._number] = served
     yield both
-    ops._engines[attention._number] = attention
+    custom_ops._engines[attention._number] = attention
 
 
 def inputs(queries: int = 20, *, layout: str = "bhsd", dim_v: int = 16) -> list[Tensor]:
@@ -286,7 +284,7 @@ def test_a_second_derivative_through_a_graph_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_layer_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    for module in (plan, dispatch):
+    for module in (plan, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cuda")
     mask = torch.rand(2, 1, 1, 256, device="cuda") > 0.2
 
@@ -318,7 +316,7 @@ def test_a_compiled_layer_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dynam
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # one that PyTorch captures to begin its memory pool
 def test_a_graph_with_dropout_is_replayed_with_new_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plan, dispatch):
+    for module in (plan, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cuda")
     query, key, value = torch.randn(3, 2, 4, 128, 64, device="cuda", dtype=torch.bfloat16).unbind()
 

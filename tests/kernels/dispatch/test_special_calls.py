@@ -11,7 +11,7 @@ from torch.backends import cuda as backends
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
-from blocktune.kernels.dispatch import torch_attention as fallback
+from blocktune.kernels.dispatch import torch_attention
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
 from tests.support.dispatch_fakes import ListSource, PlainKernel, pretend_h200
@@ -40,8 +40,8 @@ def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.append({"query": query, "key": key, "mask": mask, "allowed": allowed})
         return scaled_dot_product_attention(query, key, value, mask, *others, **options)
 
-    monkeypatch.setattr(fallback, "FUSED_DEVICE", "cpu")
-    monkeypatch.setattr(fallback, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(torch_attention, "FUSED_DEVICE", "cpu")
+    monkeypatch.setattr(torch_attention, "scaled_dot_product_attention", spy)
     return seen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import bounds as hopper_bwd_bounds
+from blocktune.kernels.hopper.backward import bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
 from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
@@ -52,12 +52,12 @@ def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "",
 @pytest.fixture
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
-    monkeypatch.setattr(hopper_bwd_bounds, "gl", language)
+    monkeypatch.setattr(bounds, "gl", language)
 
 
 def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
     upper, lower = bounds_of(problem)
-    return hopper_bwd_bounds.query_range.fn(  # type: ignore[no-any-return]
+    return bounds.query_range.fn(  # type: ignore[no-any-return]
         n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
     )
 
@@ -127,7 +127,7 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
         for n in range(-(-problem.seqlen_k // block_n)):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = hopper_bwd_bounds.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
+                turn = bounds.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
                     counted[m] = counted.get(m, 0) + 4
@@ -170,7 +170,7 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
     taken: list[int] = []
     for head in range(3):
         for entry, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-            row = hopper_bwd_bounds.first_row.fn(entry, head, begin, 3, rows.of_head, BLOCK_M, PACKED | GENERAL)
+            row = bounds.first_row.fn(entry, head, begin, 3, rows.of_head, BLOCK_M, PACKED | GENERAL)
             assert row % BLOCK_M == 0
             assert head * rows.of_head <= row
             padded = max(1, -(-length // BLOCK_M)) * BLOCK_M
@@ -182,7 +182,7 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
 
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
     for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
-        first, low, high, end, _ = hopper_bwd_bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
+        first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
         assert (first, end) == (0, BLOCK_M)
         assert low == high == end  # masked
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.api.cache_appending import positions_from
-from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.cache.appending import positions_from
+from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from tests.support.triton_modes import DEVICE, runs
 

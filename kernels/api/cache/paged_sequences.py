@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.api.cache_rows import CacheRows
+from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher

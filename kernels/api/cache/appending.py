@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from blocktune.kernels.api.cache_rows import CacheRows
-from blocktune.kernels.api.rotary import Rotary
+from blocktune.kernels.api.cache.rotary import Rotary
+from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.plan import is_capturing, on_its_device, trace_obstacle
