@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.api.cache.paged_sequences import Tokens
 from blocktune.kernels.api.flash_arguments import length_of, splits_of, whole_number, window_of
 from blocktune.kernels.api.flash_attn import attend_packed
-from blocktune.kernels.api.cache.paged_sequences import Tokens
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import scale_of

@@ -8,9 +8,8 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from platformdirs import user_cache_dir
 
@@ -113,8 +112,8 @@ def _result(entry: dict[str, Any]) -> CompileResult | None:
 
 def _checked(kind: type[Record], data: dict[str, Any]) -> Record:
     """Return the record with these fields, each of its type and none below 0."""
-    for field in fields(kind):
-        value = data[field.name]
-        if type(value) is not field.type or (type(value) is int and value < 0):
-            raise UsageError(f"`{field.name}` must be a {field.type} from 0 on, but got {value!r}.")
+    for name, wanted in get_type_hints(kind).items():  # without what `Annotated` says of columns
+        value = data[name]
+        if type(value) is not wanted or (type(value) is int and value < 0):
+            raise UsageError(f"`{name}` must be a {wanted.__name__} from 0 on, but got {value!r}.")
     return kind(**data)
