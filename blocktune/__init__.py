@@ -144,6 +144,8 @@ _HOMES = {
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
     "uninstall": "blocktune.tuner.tuned.install",
+    # not public: what one room takes from another that it must not import is bound here, where all of them meet
+    "usefulness": "blocktune.tuner.cost.ranking",
     "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
 

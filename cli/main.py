@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
-from blocktune.cli.lab import noise, rematch, replay, sweeps
+from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
@@ -98,6 +98,8 @@ app.command("verify")(verify.verify)
 app.command("buckets")(buckets.buckets)
 app.command("gc")(gc.gc)
 app.add_typer(sweeps.app, name="sweeps")
+app.command("record")(record.record)
+app.command("calibrate")(untuned.calibrate)
 app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from blocktune.cli.lab.replay import DEFAULT_PLACE
 from blocktune.cli.lab.replay_file import MODEL_COLUMNS, model_cells
+from blocktune.cli.lab.untuned import DEFAULT_PLACE
 from blocktune.cli.shared.render import note, print_table
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.lab.calibration import BOUNDS, calibrate

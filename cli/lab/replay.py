@@ -15,10 +15,9 @@ from blocktune.cli.lab.replay_file import (
     racing_cells,
     strategy_cells,
 )
+from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.render import note, percent, print_json, print_table
-
-DEFAULT_PLACE = Path("results/sweeps")
 
 
 def replay(
@@ -35,6 +34,13 @@ def replay(
         typer.Option("--without", help="Leave out this kernel, as on a GPU that cannot run it; may be repeated."),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
+    untuned: Annotated[
+        bool,
+        typer.Option("--untuned", help="What shapes get without tuning, each sweep left out in turn, not strategies."),
+    ] = False,
+    winners: Annotated[
+        Path | None, typer.Option("--winners", help="With --untuned: stored winners, as `tune export` writes them.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="JSON file; strategies are added to one of the same sweeps.")
     ] = None,
@@ -49,7 +55,11 @@ def replay(
     tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
     tune replay --out results/h200.replay.json
     tune replay --without flash_fwd_hopper --without flash_bwd_hopper
+    tune replay --untuned --winners results/h200.json --out results/h200.untuned.json
     """
+    if untuned:
+        replay_untuned(places or [DEFAULT_PLACE, DENSE_PLACE], winners, out, as_json)
+        return
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.compile.farm import default_workers
     from blocktune.tuner.lab.replay_report import compare_strategies

@@ -13,6 +13,8 @@ from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
+from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
+from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
 from blocktune.cli.pages import (
     bench_summary,
     differential_tables,
@@ -21,6 +23,7 @@ from blocktune.cli.pages import (
     noise_tables,
     shipped_tables,
     speed_picture,
+    split_tables,
 )
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
 from blocktune.cli.pages.command_output import with_output
@@ -30,6 +33,7 @@ from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
+from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import load_sweep
 from blocktune.tuner.lab.sweep_sources import sources_of
@@ -65,6 +69,10 @@ def with_results(page: str, folder: Path) -> str:
             block = gpu_test_tables.block(path)
         elif path.name.endswith(LADDER):
             block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+        elif path.name.endswith(CORRECTION):
+            block = split_tables.block(path)
+        elif path.name.endswith(UNTUNED):
+            block = untuned_tables(read_untuned(path))
         elif path.name.endswith(REPLAY):
             block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
         elif path.name.endswith(FEATURES) and path.exists():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.render import print_table, say
@@ -48,7 +49,7 @@ class Answer:
 
     @property
     def is_tuned(self) -> bool:
-        return self.rung not in ("sdpa", "default")
+        return self.rung not in ("sdpa", "default", "expected")
 
     @property
     def is_measured(self) -> bool:
@@ -116,10 +117,12 @@ def _climb_down(
 ) -> tuple["Candidate | None", tuple[str, ...]]:
     """The first config that fits, and why nothing better did."""
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+    from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    for step in climb_down(ConfigTable(LayeredConfigs(tuple(layers)).configs(device)), shape, device.limits):
+    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device))
+    for step in climb_down(table, shape, device.limits):
         if isinstance(step, Candidate):
             return step, tuple(passed_over)
         passed_over.append(str(step))

@@ -112,6 +112,8 @@ class AttentionKernel(ABC):
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
     parameters: ClassVar[Mapping[str, tuple[int, ...]]]
     """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
+    follows_shape: ClassVar[tuple[str, ...]] = ()
+    """The parameters whose best value `default_config` computes from the shape: those of another shape are no guess."""
 
     def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Why the kernel cannot compute this shape on this compute capability, or None."""

@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import ConfigTable
+from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.stored.background import MAX_SECONDS, BackgroundRead
 from blocktune.kernels.stored.provenance import present_identity
-from blocktune.kernels.stored.sources import ConfigSource, layers_of, read_source
+from blocktune.kernels.stored.sources import ConfigSource, has_shipped, layers_of, read_source
 from blocktune.kernels.stored.tuned_config import TunedConfig
 
 logger = logging.getLogger("blocktune")
@@ -42,6 +44,7 @@ class DeviceConfigs:
         self._layers = [_begun(layer, device, changed, signed_by) for layer in layers]
         self._there: tuple[bool, ...] | None = None
         self._table = ConfigTable(())
+        self._untuned = partial(shipped_untuned, device) if has_shipped(layers) else _nothing
 
     @property
     def late(self) -> int:
@@ -58,7 +61,7 @@ class DeviceConfigs:
         rows, problems = self._merged(found)
         there = tuple(layer is not None for layer in found)
         if there != self._there:
-            self._there, self._table = there, ConfigTable(rows)
+            self._there, self._table = there, ConfigTable(rows, self._untuned)
         return self._table, tuple(problems)
 
     def _found(self, seconds: float) -> list[LayerRows | None]:
@@ -71,6 +74,11 @@ class DeviceConfigs:
             rows += layer[0] if layer else []
             problems += layer[1] if layer else [f"{name} is still being read, so nothing of it is used yet."]
         return rows, problems
+
+
+def _nothing() -> Untuned | None:
+    """Return what decides for shapes without a config where a source holds none of the shipped results."""
+    return None
 
 
 def _learn_present_identity(device: DeviceSpec) -> None:

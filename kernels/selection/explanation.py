@@ -7,11 +7,15 @@ from typing import Any, Self
 
 from blocktune.kernels.hardware.catalogue import entry_by_driver_name
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection.expectation import Expectation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+
+SHOWN_RIVALS = 5
+"""Rivals of an expected config in a text; JSON has all of them."""
 
 _REASONS = {
     Rung.EXACT: "measured {how} for this shape",
@@ -19,6 +23,8 @@ _REASONS = {
     Rung.OTHER_COMPILER: "measured {how} for this shape",
     Rung.OTHER_SOURCE: "measured {how} for this shape",
     Rung.SAME_CAPABILITY: "measured {how} for this shape",
+    Rung.EXPECTED: "{what}not measured, but expected to take {expected}, the least of {count} configs: "
+    "`tune run {flags}` measures",
     Rung.NEAREST: "measured {how} for {tuned_for}",
     Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
     Rung.DEFAULT: "the kernel's default, not tuned: `tune run {flags}` looks for a better one",
@@ -64,6 +70,7 @@ class Explanation:
     tuned_for: the shape that the config was tuned for.
     time_us: the time measured there.
     passed_over: the reasons of higher rungs.
+    compared: what the config and its rivals are expected to take, where that decided.
     warnings: what was wrong with the sources.
     device: the `DeviceSpec.key` of the device whose configs were looked up; None where no lookup was made.
     """
@@ -76,6 +83,7 @@ class Explanation:
     tuned_for: AttentionShape | None = None
     time_us: float | None = None
     passed_over: tuple[Rejection, ...] = ()
+    compared: tuple[Expectation, ...] = ()
     warnings: tuple[str, ...] = ()
     device: str | None = None
 
@@ -93,6 +101,9 @@ class Explanation:
             how=_HOW[candidate.reuse] if candidate.reuse else "",
             tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
             flags=flags_of(shape, device),
+            expected=candidate.compared[0].time_label if candidate.compared else "",
+            count=len(candidate.compared),
+            what="the kernel's default, " if candidate.origin is Origin.DEFAULT else "",
         )
         return cls(
             rung=candidate.rung,
@@ -103,6 +114,7 @@ class Explanation:
             tuned_for=candidate.tuned_for,
             time_us=candidate.time_us,
             passed_over=tuple(passed_over),
+            compared=candidate.compared,
             warnings=warnings,
             device=None if device is None else device.key,
         )
@@ -122,6 +134,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [self.headline]
         lines += [f"  passed over {rejection}" for rejection in self.passed_over]
+        lines += [f"  compared with {rival.label}" for rival in self.compared[1 : SHOWN_RIVALS + 1]]
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
 
     def _repr_html_(self) -> str:
@@ -129,6 +142,7 @@ class Explanation:
         config = self.config.label if self.config else "PyTorch"
         rows = {str(self.rung): f"{config}: {self.reason}"}
         rows |= {str(rejection.rung): rejection.reason for rejection in self.passed_over}
+        rows |= {f"rival {number}": rival.label for number, rival in enumerate(self.compared[1 : SHOWN_RIVALS + 1], 1)}
         rows |= {"warning": "; ".join(self.warnings)} if self.warnings else {}
         return html_table(self.shape.label if self.shape else "this call", rows, bold={str(self.rung)})
 
@@ -145,6 +159,7 @@ class Explanation:
             "passed_over": [
                 {"rung": str(rejection.rung), "reason": rejection.reason} for rejection in self.passed_over
             ],
+            "compared": [one.to_json() for one in self.compared],
             "warnings": list(self.warnings),
             "device": self.device,
         }

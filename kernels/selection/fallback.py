@@ -5,6 +5,7 @@
     other_compiler    the same with another triton or ptxas
     other_source      the same with another version of the kernel's source
     same_capability   measured for this shape elsewhere, on a device of this compute capability
+    expected          not measured, but expected to be the fastest by all that was measured on such a device
     nearest           measured for the nearest other shape, by any of the above
     predicted         ranked by the offline model for this device
     default           the kernel's own default, which needs no tuning
@@ -14,11 +15,12 @@ Every config is checked against the limits of this device before it counts. A st
 `exact`.
 """
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import log2
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
@@ -27,11 +29,20 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
+if TYPE_CHECKING:
+    from blocktune.kernels.selection.expectation import Expectation
+    from blocktune.kernels.selection.untuned import Untuned
+
+logger = logging.getLogger("blocktune")
+
 MAX_DISTANCE = 6.0
 """How far a neighbour may be. Lengths a factor 8 away on both sides are; beyond it a default is the better guess."""
 
 MAX_NEIGHBOURS = 4
 """How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
+
+MAX_DECIDED = 1024
+"""Decisions for untuned shapes that a table keeps."""
 
 DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
 """What a neighbour's other driver, compiler, source or device weighs besides its shape: a device one doubling."""
@@ -45,6 +56,7 @@ class Rung(StrEnum):
     OTHER_COMPILER = "other_compiler"
     OTHER_SOURCE = "other_source"
     SAME_CAPABILITY = "same_capability"
+    EXPECTED = "expected"
     NEAREST = "nearest"
     PREDICTED = "predicted"
     DEFAULT = "default"
@@ -54,7 +66,8 @@ class Rung(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A config that fits the device. tuned_for is the shape it was tuned for, None for a default; time_us is the time
-    measured for that shape, and reuse how far that measurement is from this device and software."""
+    measured for that shape, and reuse how far that measurement is from this device and software. compared: what was
+    expected of it and its rivals, in the order in which they are taken, where that decided."""
 
     rung: Rung
     config: KernelConfig
@@ -62,6 +75,7 @@ class Candidate:
     tuned_for: AttentionShape | None = None
     time_us: float | None = None
     reuse: Reuse | None = None
+    compared: "tuple[Expectation, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +91,16 @@ class Rejection:
 
 class ConfigTable:
     """The recommendations for one device, by what they are worth (None: predicted) and shape. Where two rows agree in
-    both, the first one wins."""
+    both, the first one wins.
 
-    def __init__(self, rows: Iterable[TunedConfig]) -> None:
+    Args:
+        rows: the recommendations.
+        untuned: brings what decides for shapes without any, or None where nothing does.
+    """
+
+    def __init__(self, rows: Iterable[TunedConfig], untuned: "Callable[[], Untuned | None]" = lambda: None) -> None:
+        self._untuned = untuned
+        self._decided: dict[AttentionShape, list[Expectation]] = {}
         self._by_shape: dict[tuple[Reuse | None, AttentionShape], TunedConfig] = {}
         self._by_kind: dict[tuple[Any, ...], list[TunedConfig]] = {}
         for row in rows:
@@ -99,6 +120,19 @@ class ConfigTable:
         near = [row for row in found if distance(row.shape, shape) <= MAX_DISTANCE]
         near.sort(key=lambda row: distance(row.shape, shape) + DISTANCE_OF_REUSE[_reuse(row) or Reuse.EXACT])
         return near[:MAX_NEIGHBOURS]
+
+    def expected(self, shape: AttentionShape) -> "list[Expectation]":
+        """Return what the configs for a shape that was not measured are expected to take, the one to take first."""
+        from blocktune.kernels.selection.untuned import representative  # which imports this module
+
+        untuned, decided_for = self._untuned(), representative(shape)
+        if untuned is None:
+            return []
+        if decided_for not in self._decided:
+            if len(self._decided) >= MAX_DECIDED:
+                self._decided.clear()
+            self._decided[decided_for] = untuned.choices(decided_for, self.neighbours(decided_for))
+        return self._decided[decided_for]
 
 
 def _reuse(row: TunedConfig) -> Reuse | None:
@@ -160,6 +194,9 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
     for reuse in Reuse:
         same = table.of_shape(reuse, shape)
         yield Rung(reuse), [] if same is None else [_candidate(Rung(reuse), same)]
+    expected = _expected(table, shape, limits)
+    if expected:
+        yield Rung.EXPECTED, expected
     yield Rung.NEAREST, [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(shape)]
     same = table.of_shape(None, shape)
     ranked = ([] if same is None else [same]) + table.neighbours(shape, predicted=True)
@@ -171,6 +208,25 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
             for kernel in kernels_for(shape, limits)
         ],
     )
+
+
+def _expected(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> list[Candidate]:
+    """Return the configs that are expected to be the fastest, the one to take first; none where that is not known."""
+    try:
+        compared = tuple(table.expected(shape))
+    except Exception as error:  # a correction may be broken, and a kernel of the user may not suit the model
+        logger.warning("Expected times of %s are not known: %s: %s", shape.label, type(error).__name__, error)
+        return []
+    defaults = {kernel.default_config(shape, limits) for kernel in kernels_for(shape, limits)}
+    return [
+        Candidate(
+            rung=Rung.EXPECTED,
+            config=one.config,
+            origin=Origin.DEFAULT if one.config in defaults else Origin.BORROWED,
+            compared=(one, *(other for other in compared if other is not one)),
+        )
+        for one in compared
+    ]
 
 
 def _candidate(rung: Rung, row: TunedConfig, origin: Origin | None = None) -> Candidate:

@@ -138,6 +138,11 @@ def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
     return source.layers if isinstance(source, LayeredConfigs) else (source,)
 
 
+def has_shipped(layers: Iterable[ConfigSource]) -> bool:
+    """Return whether the results that ship with the package are among these."""
+    return any(isinstance(layer, JsonConfigs) and layer.path is None for layer in layers)
+
+
 def read_source(
     source: ConfigSource, device: DeviceSpec, *, signed_by: Path | None = None
 ) -> tuple[list[TunedConfig], list[str]]:

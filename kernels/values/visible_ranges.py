@@ -9,6 +9,7 @@ window.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -84,6 +85,7 @@ def _reach(shape: AttentionShape) -> tuple[int, int]:
     return left, right if shape.causal is Causal.NONE else 0
 
 
+@lru_cache(maxsize=64)  # the same ones are wanted for many configs of a shape
 def _spans(owned: int, owner: int, walked: int, tile: int, diagonal: int, reach: tuple[int, int]) -> tuple[range, ...]:
     """For every block of `owner` of the owned rows, the walked rows that it loads in tiles: row i reaches from
     i + diagonal - reach[0] to i + diagonal + reach[1]."""

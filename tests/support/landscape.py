@@ -68,11 +68,11 @@ def best_time_us(salt: int) -> float:
     return min(
         measured.time_us
         for config, measured in measurements(salt).items()
-        if measured.time_us is not None and _fits(config)
+        if measured.time_us is not None and fits(config)
     )
 
 
-def _fits(config: KernelConfig) -> bool:
+def fits(config: KernelConfig) -> bool:
     resources = resources_of(config)
     return resources is not None and occupancy(resources, DEVICE.limits).blocks_per_sm > 0
 

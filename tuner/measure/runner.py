@@ -106,9 +106,23 @@ class GpuRunner:
             return
         self._child = Child(self.command, os.environ | self.environment)
         self._is_set_up = False
+        self._send_setup()
+
+    def _send_setup(self) -> None:
+        """Have the worker make the tensors of the shape; `_finish_setup` waits for them."""
+        assert self._child is not None
         terms = replace(self.terms, seed=self.terms.seed + self._generation)  # every worker asks another question
         self._generation += 1
         self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
+
+    def turn_to(self, shape: AttentionShape) -> None:
+        """Turn to another shape, which has no anchor yet, in the worker that is there."""
+        if not self._is_set_up:
+            self.close()
+        self.shape, self.anchor, self._anchor_us = shape, None, 0.0
+        self._is_set_up = False
+        if self._child is not None:
+            self._send_setup()
 
     def measure(self, config: KernelConfig) -> Measurement:
         started = time.monotonic()

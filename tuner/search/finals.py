@@ -1,4 +1,5 @@
-"""The finals: the best of the search, the default and the paper's rule, timed in turns; the winner is checked again."""
+"""The finals: the best of the search, what calls get untuned, the default and the paper's rule, timed in turns; the
+winner is checked again."""
 
 import statistics
 from collections import Counter
@@ -37,13 +38,13 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: KernelConfig | None) -> list[KernelConfig]:
-    """Return who takes part: the default, the paper's rule, the stored winner and the fastest of the search, if they
-    run."""
+    """Return who takes part: what calls get untuned, the default, the paper's rule, the stored winner and the fastest
+    of the search, if they run."""
     order = ranked(trials)
     timed = {trial.config for trial in order}
     best = order[0].relative_to_anchor or 1.0
     close = [trial.config for trial in order if (trial.relative_to_anchor or 1.0) <= CHALLENGER_BAND * best]
-    named = [contenders.default, contenders.paper, incumbent]
+    named = [contenders.untuned, contenders.default, contenders.paper, incumbent]
     chosen = [config for config in named if config in timed] + close[:MAX_CHALLENGERS]
     return list(dict.fromkeys(config for config in chosen if config is not None))
 

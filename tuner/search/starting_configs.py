@@ -1,19 +1,26 @@
 """Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+from blocktune.kernels.selection.untuned import shipped_untuned
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.search.space import SearchSpace
 
 USUAL_HEAD_DIM = 64
+
+SEEDS = 4
+"""Configs that a search begins with because calls are expected to be fastest with them."""
 
 MOST_REASONS = 4
 """Kernels whose reasons an error names; further ones mostly say the same."""
@@ -23,21 +30,28 @@ MOST_REASONS = 4
 class Contenders:
     """The space, with the named configs in it.
 
-    default: what the dispatcher takes without any tuning, whichever kernels are searched, so that tuning never makes a
-    call slower. paper: the paper's rule in the first kernel that can express it;
-    None where none can. neighbours: winners of near shapes.
+    expected: what the dispatcher takes while the shape is not tuned, whichever kernels are searched, which takes part
+    to the end, so that tuning never makes a call slower; then what it expects to be next. default: of the
+    first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
+    winners of near shapes.
     """
 
     space: SearchSpace
+    expected: tuple[KernelConfig, ...]
     default: KernelConfig
     paper: KernelConfig | None
     neighbours: tuple[KernelConfig, ...]
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
-        """What is tried first, in this order. The default leads, because it is the anchor."""
+        """What is tried first, in this order. What calls get leads, because it is the anchor."""
         paper = () if self.paper is None else (self.paper,)
-        return tuple(dict.fromkeys((self.default, *paper, *self.neighbours)))
+        return tuple(dict.fromkeys((self.untuned, self.default, *paper, *self.neighbours, *self.expected)))
+
+    @property
+    def untuned(self) -> KernelConfig:
+        """What calls get while the shape is not tuned."""
+        return self.expected[0]
 
 
 def find_contenders(
@@ -60,17 +74,39 @@ def find_contenders(
     if not able or not space.feasible:
         raise _nothing_feasible(space, kernels, device)
     names = {kernel.name: kernel for kernel in kernels}
+    near = list(nearest)
+    rows = [
+        TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+        for best in near
+        if best.shape != shape
+    ]
     neighbours = [
         best.config
-        for best in nearest
+        for best in near
         if best.config.kernel in names and not names[best.config.kernel].violations(best.config, shape, limits)
     ]
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)
-    named = (default, *(() if paper is None else (paper,)), *neighbours)
+    expected = _expected(shape, device, rows, names)
+    named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
     return Contenders(
-        space=space.with_configs(named), default=default, paper=paper, neighbours=tuple(dict.fromkeys(neighbours))
+        space=space.with_configs(named),
+        expected=expected,
+        default=default,
+        paper=paper,
+        neighbours=tuple(dict.fromkeys(neighbours)),
     )
+
+
+def _expected(
+    shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
+) -> tuple[KernelConfig, ...]:
+    """Return what the dispatcher would take for a shape that has none of its own; then what it expects to be next,
+    of the kernels that are searched."""
+    table = ConfigTable(rows, partial(shipped_untuned, device))
+    first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
+    seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
+    return first.config, *seeds[: SEEDS - 1]
 
 
 def _nothing_feasible(

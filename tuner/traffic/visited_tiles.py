@@ -1,6 +1,7 @@
 """Which key tiles the blocks of a grid visit: what causal skipping and a window leave to do."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.visible_ranges import key_spans, whole_key_tiles
@@ -24,6 +25,7 @@ class VisitCounts:
         return self.total / self.query_tiles
 
 
+@lru_cache(maxsize=256)  # the same ones are wanted for many configs of a shape
 def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> VisitCounts:
     """Counts tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
     block visits one at least."""
@@ -49,26 +51,22 @@ def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int,
     starts = range(0, shape.seqlen_q, block_m)
     if shape.causal is Causal.NONE:
         return (shape.seqlen_k,) * len(starts)
-    tiles = (-(-_seen(shape, start + block_m) // block_n) for start in starts)
+    tiles = (-(-_seen(start + block_m, shape.causal_offset, shape.seqlen_k) // block_n) for start in starts)
     return tuple(min(count * block_n, shape.seqlen_k) for count in tiles)
 
 
 def _counts(shape: AttentionShape, block_m: int, block_n: int) -> list[tuple[int, int]]:
     """(visited, masked) key tiles of every query tile."""
     if shape.features.window is None:
-        starts = range(0, shape.seqlen_q, block_m)
-        return [_causal_counts(shape, start, block_m, block_n) for start in starts]
+        starts, offset, keys = range(0, shape.seqlen_q, block_m), shape.causal_offset, shape.seqlen_k
+        seen = [(_seen(start + block_m, offset, keys), _seen(start + 1, offset, keys)) for start in starts]
+        visited_tiles = [max(1, -(-last // block_n)) for last, _ in seen]
+        return [(tiles, tiles - first // block_n) for tiles, (_, first) in zip(visited_tiles, seen, strict=True)]
     loaded, whole = key_spans(shape, block_m, block_n), whole_key_tiles(shape, block_m, block_n)
     visited = [max(1, -(-len(span) // block_n)) for span in loaded]
     return [(tiles, tiles - min(full, tiles)) for tiles, full in zip(visited, whole, strict=True)]
 
 
-def _causal_counts(shape: AttentionShape, start: int, block_m: int, block_n: int) -> tuple[int, int]:
-    """(visited, masked) key tiles of the query tile that starts at this row."""
-    visited = max(1, -(-_seen(shape, start + block_m) // block_n))
-    return visited, visited - _seen(shape, start + 1) // block_n
-
-
-def _seen(shape: AttentionShape, queries: int) -> int:
-    """Return how many keys the first `queries` queries of a causal shape see together."""
-    return min(max(queries + shape.causal_offset, 0), shape.seqlen_k)
+def _seen(queries: int, offset: int, keys: int) -> int:
+    """Return how many of the keys the first `queries` queries see together where query i sees keys 0..i + offset."""
+    return min(max(queries + offset, 0), keys)

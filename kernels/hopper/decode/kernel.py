@@ -65,6 +65,7 @@ class FlashDecodeHopper(AttentionKernel):
         "splits": (1, 2, 4, 8, 16, 32, 64),
         "stream": (0, 1),
     }
+    follows_shape: ClassVar[tuple[str, ...]] = ("splits", "stream")
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):

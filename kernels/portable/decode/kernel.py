@@ -73,6 +73,7 @@ class FlashDecode(AttentionKernel):
         "splits": (1, 2, 4, 8, 16, 32, 64, 128),
         "overlap": (0, 1),
     }
+    follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Besides the range of every parameter: a merge that is launched early needs the hardware for it."""

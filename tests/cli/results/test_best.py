@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from blocktune.kernels.selection.correction import shipped_correction
 from blocktune.kernels.values.config import Origin
 
 SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
@@ -15,6 +16,7 @@ def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results that ship with the package grow; these tests must not change with them."""
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
     monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
+    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
 
 
 def test_the_json_of_a_measured_winner_holds_the_contract(tune, winner) -> None:
@@ -80,6 +82,14 @@ def test_a_prediction_is_called_one(tune, winner) -> None:
     assert (data["rung"], data["best"]["origin"], data["best"]["time_us"]) == ("predicted", "predicted", None)
     assert data["best"]["predicted_us"] == 790.0
     assert "790.0 µs" in tune(*SHAPE).stdout
+
+
+def test_what_is_expected_is_no_result(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", shipped_correction)
+    result = tune("best", "--seq", 5000, "--dim", 64, "--device", "h200", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["rung"] == "expected"
+    assert "expected to take" in tune("best", "--seq", 5000, "--dim", 64, "--device", "h200").stdout
 
 
 def test_without_results_it_says_what_would_run_and_how_to_tune(tune) -> None:

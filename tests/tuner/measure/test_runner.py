@@ -129,6 +129,18 @@ def test_a_failure_without_a_crash_keeps_the_worker(
     assert group_of(runner) == before
 
 
+def test_one_worker_serves_one_shape_after_the_other() -> None:
+    longer = dataclasses.replace(SHAPE, seqlen_k=112)
+    runner = new_runner()
+    runner.measure(config("honest"))
+    worker = group_of(runner)
+    runner.turn_to(longer)
+    again = runner.measure(config("honest"))
+    assert group_of(runner) == worker
+    assert (runner.shape, again.outcome, again.relative_to_anchor) == (longer, Outcome.OK, 1.0)
+    runner.close()
+
+
 def test_what_a_kernel_prints_is_no_answer(runner: GpuRunner) -> None:
     assert runner.measure(config("chatty")).outcome is Outcome.OK
 

@@ -33,7 +33,7 @@ def test_killed_runs_lose_nothing_and_measure_nothing_twice(folder: Path) -> Non
     told = json.loads(result.stdout)
     assert told["killed"] == KILLS
     tried = [c for c in landscape.SPACE.feasible if c.kernel == "pointers" and c.num_stages in (2, 3)]
-    right = [c for c in tried if landscape.measurement(c, 0).outcome is Outcome.OK and landscape._fits(c)]
+    right = [c for c in tried if landscape.measurement(c, 0).outcome is Outcome.OK and landscape.fits(c)]
     fastest = min(right, key=lambda config: landscape.time_us(config, 0))
     assert told["winners"]
     assert all(winner == [fastest.label, len(tried)] for winner in told["winners"])

@@ -5,7 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from blocktune.db.records.records import Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.selection.expectation import Expectation
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, StoreError, UnknownDeviceError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
@@ -99,6 +102,40 @@ def test_the_winner_is_stored_with_its_evidence(store: ResultStore) -> None:
     assert (stored.config, stored.time_us, stored.trials) == (best.config, best.time_us, 60)
     assert len(store.trials(landscape.DEVICE, landscape.SHAPE)) == 60
     assert {"search", "finals"} == {progress.phase for progress in told}
+
+
+class Listed:
+    """Decides for one config, then the default."""
+
+    def __init__(self, config: KernelConfig) -> None:
+        self._configs = (config, DEFAULT)
+
+    def choices(self, shape: AttentionShape, near: Sequence[TunedConfig]) -> list[Expectation]:
+        return [Expectation(config=one, time_us=100.0, ratio=1.0, spread=0.0, shapes=0) for one in self._configs]
+
+
+def test_what_calls_get_untuned_is_the_anchor_and_takes_part_in_the_finals(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the search has found faster ones: otherwise tuning could make a call slower."""
+    timed = {config: one.time_us for config, one in landscape.measurements(0).items() if one.time_us is not None}
+    fit = [config for config in landscape.SPACE.feasible if config in timed and landscape.fits(config)]
+    slow = max(fit, key=lambda config: timed[config])
+    monkeypatch.setattr("blocktune.tuner.search.starting_configs.shipped_untuned", lambda device: Listed(slow))
+    finalists: list[KernelConfig] = []
+
+    class Seen(Replay):
+        def finals(self, configs: Any) -> Finals:
+            finalists.extend(configs)
+            return super().finals(configs)
+
+    runner = Seen()
+    report = run(store, runner)
+    assert runner.measured[0] == slow
+    assert finalists[:2] == [slow, DEFAULT]
+    assert report.best.time_us is not None
+    assert report.best.time_us < timed[slow]
+    assert report.best.default == DEFAULT
 
 
 def test_the_report_as_json_has_the_promised_names(store: ResultStore) -> None:

@@ -1,0 +1,117 @@
+"""`tune record`: sweeps of many shapes with one GPU, one file per shape."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.shared import completion
+from blocktune.cli.shared.options import DeviceName
+from blocktune.cli.shared.render import note, say
+from blocktune.cli.shared.shapes_file import flags_of_file
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.device_choice import choose_device, is_present, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.lab.recording import Recorder
+
+
+def record(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the sweeps are, and are written.")],
+    shapes_file: Annotated[Path, typer.Option("--shapes", help="TOML file of shapes, as for `tune run`.")],
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Every Nth shape from the Ith on, for one of N GPUs.")
+    ] = "1/1",
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="When to end, with what is there.")] = 1500.0,
+    most: Annotated[
+        int, typer.Option("--most", min=1, help="Configs of a shape; a dense part of a larger space.")
+    ] = 200,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", help="This kernel only; may be repeated.", autocompletion=completion.kernels),
+    ] = None,
+    device: DeviceName = None,
+) -> None:
+    """Record a sweep of every shape that has none in the folder.
+
+    A sweep is written when its shape is done. What was measured when the time ends is written too, and the same command
+    goes on with the shapes that have no file.
+
+    \b
+    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml
+    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml --shard 2/4 --seconds 420
+    """
+    chosen, spec = _shard_of(shard), choose_device(device)
+    if not is_present(spec):
+        raise UsageError(f"Sweeps are recorded on a GPU that is here, but {spec.name} is not. See `tune devices`.")
+    shapes = tuple(dict.fromkeys(flags.shape() for flags in flags_of_file(shapes_file)))[chosen]
+    _record(shapes, folder, spec, kernel or (), most, seconds)
+
+
+def _shard_of(text: str) -> slice:
+    """Return which shapes `I/N` means.
+
+    Raises:
+        UsageError: it is no such pair.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UsageError(
+            f"`--shard I/N` with 1 <= I <= N must hold, but got {text!r:.80}. Take 1/2 and 2/2 for two GPUs."
+        )
+    return slice(int(number) - 1, None, int(count))
+
+
+def _record(
+    shapes: "Sequence[AttentionShape]",
+    folder: Path,
+    device: "DeviceSpec",
+    kernels: "Sequence[str]",
+    most: int,
+    seconds: float,
+) -> None:
+    from blocktune.tuner.lab.sweep_file import Sweep, save_sweep
+    from blocktune.tuner.measure.telemetry import gpu_lock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(gpu_lock(device.uuid, note))
+        recorder = _recorder(stack, shapes[0], device, kernels, most)
+        missing = [
+            shape
+            for shape in shapes
+            if not (
+                folder / Sweep(device=device, environment=recorder.environment, shape=shape, trials=()).file_name
+            ).exists()
+        ]
+        note(f"{len(missing)} of {len(shapes)} shapes have no sweep in {folder}")
+        for sweep in recorder.record(missing, seconds, note):
+            say(str(save_sweep(sweep, folder)))
+
+
+def _recorder(
+    stack: contextlib.ExitStack, shape: "AttentionShape", device: "DeviceSpec", kernels: "Sequence[str]", most: int
+) -> "Recorder":
+    from blocktune.kernels.registry import competing, get_kernel
+    from blocktune.tuner.lab.recording import Recorder
+    from blocktune.tuner.measure.environment import measuring_environment
+    from blocktune.tuner.measure.runner import GpuRunner
+    from blocktune.tuner.measure.telemetry import GpuMonitor
+    from blocktune.tuner.search.tune import farm_for
+
+    monitor = GpuMonitor(device.uuid, own_processes=1)
+    runner = GpuRunner(shape, environment=visible(device), monitor=monitor)
+    stack.callback(runner.close)
+    return Recorder(
+        device=device,
+        environment=measuring_environment(device, monitor),
+        runner=runner,
+        compiler=stack.enter_context(farm_for(device)),
+        kernels=[get_kernel(name) for name in kernels] or competing(),
+        most=most,
+    )

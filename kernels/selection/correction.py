@@ -1,0 +1,177 @@
+"""What was measured on a device, as corrections of its predicted times: the small file `DEVICE.correction.json`.
+
+`tune calibrate` makes it of recorded sweeps and winners. For every measured shape it holds the times of configs over
+that of the kernel's default there, measured and predicted, from which follows what the config does to another shape.
+Logarithms are kept in thousandths.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Self
+
+from blocktune.kernels import registry
+from blocktune.kernels.selection.relative import RelativeConfig
+from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
+
+FORMAT, SCHEMA = "blocktune-correction", 1
+SUFFIX = ".correction.json"
+THOUSANDTHS = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far a measurement of one shape holds for another. Spreads are of the logarithm of a time.
+
+    noise: of a measurement. drift: what one doubling of the distance between two shapes adds. older: what a measurement
+    of an older source of the kernel adds. prior, doubt: mean and spread of a config over the default, of which nothing
+    was measured. shift: the share of a predicted change that is believed. caution: spreads that a config must be
+    faster by.
+    """
+
+    noise: float = 0.01
+    drift: float = 0.1
+    older: float = 0.01
+    prior: float = 0.05
+    doubt: float = 0.1
+    shift: float = 0.5
+    caution: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A config's time over the default's of its kernel, or a default's over the first kernel's: logarithms."""
+
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What is known of one shape.
+
+    first: the kernel whose default the others are compared with. level: the logarithm of measured over predicted time
+    of that default. defaults: those of the kernels over the first one's. configs: those of a kernel over its default.
+    older: kernels of which an older source was measured.
+    """
+
+    shape: AttentionShape
+    first: str
+    level: float
+    defaults: Mapping[str, Ratio]
+    configs: Mapping[str, Mapping[RelativeConfig, Ratio]]
+    older: frozenset[str] = frozenset()
+
+    def to_json(self, hashes: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "shape": self.shape.to_json(),
+            "first": self.first,
+            "level": _kept(self.level),
+            "hashes": dict(hashes),
+            "defaults": {name: _pair(ratio) for name, ratio in self.defaults.items()},
+            "configs": {name: _table(ratios) for name, ratios in self.configs.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            shape=AttentionShape.from_json(data["shape"]),
+            first=data["first"],
+            level=data["level"] / THOUSANDTHS,
+            defaults={name: _ratio(*pair) for name, pair in data["defaults"].items()},
+            configs={
+                name: {
+                    tuple(zip(table["parameters"], values, strict=True)): _ratio(*pair)
+                    for *values, pair in table["rows"]
+                }
+                for name, table in data["configs"].items()
+            },
+            older=frozenset(name for name, text in data["hashes"].items() if _is_older(name, text)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """All that was measured on one device, and how far it is trusted for other shapes."""
+
+    device: str
+    trust: Trust = field(default_factory=Trust)
+    measured: tuple[Measured, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the correction in a document.
+
+        Raises:
+            UsageError: the document is of another format.
+        """
+        if (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
+            raise UsageError(
+                f"A correction has the format {FORMAT!r} and schema {SCHEMA}, but got {data.get('format')!r:.80} and "
+                f"{data.get('schema')!r:.80}. Make it again by `tune calibrate`."
+            )
+        return cls(
+            device=data["device"],
+            trust=Trust(**{name: data["trust"][name] for name in (one.name for one in fields(Trust))}),
+            measured=tuple(map(Measured.from_json, data["measured"])),
+        )
+
+
+def correction_document(
+    device: str, trust: Trust, measured: Iterable[tuple[Measured, Mapping[str, str]]]
+) -> dict[str, Any]:
+    """Return the document of a correction, of shapes with the source hashes of their kernels."""
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "device": device,
+        "trust": asdict(trust),
+        "measured": [one.to_json(hashes) for one, hashes in measured],
+    }
+
+
+@cache
+def shipped_correction(device_key: str) -> Correction | None:
+    """Return the correction that ships for a device, else one for a device of its compute capability, or None.
+
+    Raises:
+        UsageError: a file of the package is broken.
+    """
+    found = [
+        Correction.from_json(json.loads(entry.read_text(encoding="utf-8")))
+        for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(SUFFIX)
+    ]
+    capability = device_key.split("|")[1]
+    alike = [one for one in found if one.device.split("|")[1] == capability]
+    return next((one for one in alike if one.device == device_key), alike[0] if alike else None)
+
+
+def _is_older(kernel: str, source_hash: str) -> bool:
+    """Return whether a kernel's source is not the one of this hash any more; so it is where the kernel is gone."""
+    return kernel not in registry.KERNELS or registry.KERNELS[kernel].source_hash != source_hash
+
+
+def _kept(value: float) -> int:
+    return round(value * THOUSANDTHS)
+
+
+def _table(ratios: Mapping[RelativeConfig, Ratio]) -> dict[str, Any]:
+    """Return the configs of one kernel: the names of the parameters once, then a row of values and ratio for each."""
+    names = [name for name, _ in next(iter(ratios))]
+    return {
+        "parameters": names,
+        "rows": [[*(value for _, value in config), _pair(ratio)] for config, ratio in ratios.items()],
+    }
+
+
+def _pair(ratio: Ratio) -> tuple[int, int]:
+    return _kept(ratio.measured), _kept(ratio.predicted)
+
+
+def _ratio(measured: int, predicted: int) -> Ratio:
+    return Ratio(measured / THOUSANDTHS, predicted / THOUSANDTHS)

@@ -1,0 +1,194 @@
+"""How long configs are expected to take for a shape that was not measured, and how sure that is.
+
+The default of the first kernel is the measure of all: every other config is expected to be faster or slower than that
+one by some factor. What other shapes say of it counts by how near they are (`distance`), and the model says
+what changes between them.
+
+    estimator = Estimator(shape, limits, correction)
+    estimator.config_over_default(kernel, relative, predicted)
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from blocktune.kernels.selection.correction import Correction, Ratio
+from blocktune.kernels.selection.fallback import distance
+from blocktune.kernels.selection.relative import RelativeConfig
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+
+FAR = 8.0
+"""Doublings by which shapes differ beyond which one says nothing of the other."""
+
+OTHER_FEATURES = 4.0
+"""Doublings that other features of a shape count as: the same kernels take them with other code."""
+
+WON = Ratio(-0.02, 0.0)
+"""What a stored winner of which no more is known took, over the default: it won by more than the noise."""
+
+OTHER_KERNEL = 0.1
+"""Mean and spread of a kernel's default over that of the first one, where nothing was measured: kernels are in the
+order in which they were found to be best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The logarithm of a ratio of times: its mean and its variance."""
+
+    mean: float
+    variance: float
+
+    def plus(self, other: "Guess") -> "Guess":
+        """Return the guess of the product of two independent ratios."""
+        return Guess(self.mean + other.mean, self.variance + other.variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a config is expected to take.
+
+    time_us: the expected time. ratio: over the default of the first kernel. spread: the standard deviation of that
+    ratio as a fraction; 0 for that default itself. shapes: how many measured shapes it rests on.
+    """
+
+    config: KernelConfig
+    time_us: float
+    ratio: float
+    spread: float
+    shapes: int
+
+    @property
+    def time_label(self) -> str:
+        """The time with its spread, which the default of the first kernel, the measure of all, has none of."""
+        spread = f" +- {100 * self.spread:.1f} %" if self.spread else ""
+        return f"{self.time_us:.4g} us{spread}"
+
+    @property
+    def label(self) -> str:
+        """The config, its time and what that rests on."""
+        return f"{self.config.label}, {self.time_label} by {self.shapes} measured shapes"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_json(),
+            "time_us": self.time_us,
+            "ratio": self.ratio,
+            "spread": self.spread,
+            "shapes": self.shapes,
+        }
+
+
+class Estimator:
+    """Guesses of one shape, by what was measured for shapes near it.
+
+    Args:
+        shape: the shape.
+        correction: what was measured.
+        further: doublings that are added to every distance, as for measurements of another device.
+    """
+
+    def __init__(self, shape: AttentionShape, correction: Correction, further: float = 0.0) -> None:
+        self._shape, self._trust = shape, correction.trust
+        self._config_prior = Guess(self._trust.prior, self._trust.doubt**2)
+        self._of_kernel: dict[str, dict[RelativeConfig, list[tuple[float, Ratio]]]] = {}
+        self._near = [
+            (away + further, measured)
+            for measured in correction.measured
+            if (away := distance_between(measured.shape, shape)) <= FAR
+        ]
+
+    @property
+    def shapes(self) -> int:
+        """How many measured shapes are near."""
+        return len(self._near)
+
+    def learn_winner(self, kernel: str, config: RelativeConfig, shape: AttentionShape, predicted: float) -> None:
+        """Count a stored winner of a near shape, unless more is known of that shape.
+
+        Args:
+            kernel: its name.
+            config: its parameters, relative to the default there.
+            shape: what it won.
+            predicted: the logarithm of the ratio by the model, which is taken for the same there as here.
+        """
+        away = distance_between(shape, self._shape)
+        if away <= FAR and all(measured.shape != shape for _, measured in self._near):
+            won = (self._variance(away), Ratio(WON.measured, predicted))
+            self._ratios(kernel).setdefault(config, []).append(won)
+
+    def level(self) -> float:
+        """Return the logarithm of measured over predicted time of the default: a mean in which near shapes count most;
+        0 without any."""
+        weights = [1 / self._variance(away) for away, _ in self._near]
+        levels = [measured.level for _, measured in self._near]
+        return sum(map(float.__mul__, weights, levels)) / sum(weights) if weights else 0.0
+
+    def most_promising(self, kernel: str, count: int) -> list[RelativeConfig]:
+        """Return the configs of a kernel that did best for near shapes, the best first."""
+        ratios = self._ratios(kernel)
+        means = {config: self._combined(found, None, self._config_prior).mean for config, found in ratios.items()}
+        return sorted(means, key=lambda config: means[config])[:count]
+
+    def default_over_first(self, kernel: str, first: str, predicted: float) -> tuple[Guess, int]:
+        """Guess the default of a kernel over that of the first kernel, and say by how many shapes."""
+        if kernel == first:
+            return Guess(0.0, 0.0), self.shapes
+        found = [
+            (self._variance(away, kernel in measured.older), measured.defaults[kernel])
+            for away, measured in self._near
+            if measured.first == first and kernel in measured.defaults
+        ]
+        return self._combined(found, predicted, Guess(OTHER_KERNEL, OTHER_KERNEL**2)), len(found)
+
+    def config_over_default(self, kernel: str, config: RelativeConfig, predicted: float) -> tuple[Guess, int]:
+        """Guess a config over the default of its kernel, and say by how many shapes.
+
+        Args:
+            kernel: its name.
+            config: its parameters, relative to the default.
+            predicted: the logarithm of the ratio by the model.
+        """
+        found = self._ratios(kernel).get(config, [])
+        return self._combined(found, predicted, self._config_prior), len(found)
+
+    def _ratios(self, kernel: str) -> dict[RelativeConfig, list[tuple[float, Ratio]]]:
+        """Return the ratios of a kernel's configs over its default, of all near shapes, with their variances."""
+        if kernel not in self._of_kernel:
+            found: dict[RelativeConfig, list[tuple[float, Ratio]]] = {}
+            for away, measured in self._near:
+                variance = self._variance(away, kernel in measured.older)
+                for config, ratio in measured.configs.get(kernel, {}).items():
+                    found.setdefault(config, []).append((variance, ratio))
+            self._of_kernel[kernel] = found
+        return self._of_kernel[kernel]
+
+    def _variance(self, away: float, older: bool = False) -> float:
+        trust = self._trust
+        return trust.noise**2 + away * trust.drift**2 + (trust.older**2 if older else 0.0)
+
+    def _combined(self, found: Iterable[tuple[float, Ratio]], predicted: float | None, prior: Guess) -> Guess:
+        """Join what other shapes say with the prior: each with the change that the model predicts from there, or
+        without any where no prediction is given."""
+        shift = 0.0 if predicted is None else self._trust.shift
+        here = predicted or 0.0
+        weight, total = 1 / prior.variance, (prior.mean + shift * here) / prior.variance
+        for variance, ratio in found:
+            change = shift * (here - ratio.predicted)
+            doubted = variance + (change / 2) ** 2
+            weight += 1 / doubted
+            total += (ratio.measured + change) / doubted
+        return Guess(total / weight, 1 / weight)
+
+
+def distance_between(measured: AttentionShape, shape: AttentionShape) -> float:
+    """Return how far a measured shape is from another one, in doublings; infinite where its tiles do not fit it."""
+    if (measured.direction, measured.head_dim, measured.head_dim_v, measured.element_bytes) != (
+        shape.direction,
+        shape.head_dim,
+        shape.head_dim_v,
+        shape.element_bytes,
+    ):
+        return math.inf
+    return distance(measured, shape) + (OTHER_FEATURES if measured.features != shape.features else 0.0)

@@ -1,0 +1,48 @@
+"""`tune calibrate` and `tune replay --untuned` on sweep files, and the block of the pages that is made of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blocktune.cli.pages.pages import with_results
+from blocktune.kernels.selection.correction import Correction
+from blocktune.tuner.lab.sweep_file import save_sweep
+from tests.tuner.lab.test_untuned import H200, LENGTHS, hidden, sweep
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweeps"
+    folder.mkdir()
+    for seqlen in LENGTHS[:3]:
+        save_sweep(sweep(seqlen, hidden), folder)
+    return folder
+
+
+def test_a_correction_is_made_of_sweeps_and_equal_sweeps_give_equal_bytes(tune, places: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.correction.json", tmp_path / "two.correction.json"
+    for out in (one, two):
+        result = tune("calibrate", places, "--out", out)
+        assert result.exit_code == 0, result.output
+    assert one.read_bytes() == two.read_bytes()
+    correction = Correction.from_json(json.loads(one.read_text()))
+    assert correction.device == H200.key
+    assert {measured.shape.seqlen_q for measured in correction.measured} == set(LENGTHS[:3])
+    assert "3 measured shapes" in result.stdout
+
+
+def test_untuned_shapes_are_judged_and_shown(tune, places: Path, tmp_path: Path) -> None:
+    out = tmp_path / "h200.untuned.json"
+    result = tune("replay", places, "--untuned", "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert document == json.loads(result.stdout)
+    rules = document["left_out"]["shape"]["rules"]
+    assert rules["expected"]["mean"] < rules["default"]["mean"]
+    assert len(document["left_out"]["family"]["cases"]) == 3
+    page = with_results(f"<!-- results {out.name} -->\nthe page of before\n<!-- /results -->", tmp_path)
+    assert "| the one decision | the shape | 3 |" in page
+    assert "the page of before" not in page
+    table = tune("replay", places, "--untuned").stdout
+    assert "the nearest winner" in table

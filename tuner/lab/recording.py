@@ -1,0 +1,142 @@
+"""Records sweeps of many shapes with one GPU worker, while the configs of the next shape are compiled.
+
+    for sweep in Recorder(device, environment, runner, farm, most=200).record(shapes, seconds=600):
+        save_sweep(sweep, "results/sweeps")
+
+Where a space is too large to be measured in that time, a dense part of it is: `dense_part` says which.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+from blocktune.db.records.records import Environment, Outcome, Trial
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.measure.runner import GpuRunner
+from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.loop import Compiler, Subject
+from blocktune.tuner.search.starting_configs import Contenders, find_contenders
+
+Compiled = tuple[KernelConfig, "Future[CompileResult]"]
+
+
+def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[KernelConfig, ...]:
+    """Return all feasible configs of a shape, or the `most` of them that a search would most likely choose from.
+
+    The default and the paper's rule come first. Of what is left, every kernel in the order in which calls take them has
+    half of the room, or all its configs, and within a kernel every number of splits has an equal share, the most
+    promising ones by the model first.
+    """
+    space = contenders.space
+    if len(space.feasible) <= most:
+        return tuple(dict.fromkeys((*contenders.first, *space.feasible)))
+    chosen = dict.fromkeys(contenders.first)
+    waiting: dict[str, list[KernelConfig]] = {}
+    for config in space.feasible:
+        if config not in chosen:
+            waiting.setdefault(config.kernel, []).append(config)
+    orders = [_in_turns(configs, space.shape, device) for configs in waiting.values()]
+    for order in orders:
+        chosen |= dict.fromkeys(order[: (most - len(chosen) + 1) // 2])
+    for order in orders:  # what small kernels have left free
+        chosen |= dict.fromkeys(
+            itertools.islice((config for config in order if config not in chosen), most - len(chosen))
+        )
+    return tuple(chosen)
+
+
+def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
+    """Return the configs of a kernel, the most promising of every number of splits in turns."""
+    useful = {config: usefulness(get_kernel(config.kernel), config, shape, device) for config in configs}
+    by_splits: dict[int, list[KernelConfig]] = {}
+    for config in sorted(configs, key=lambda config: useful[config]):
+        by_splits.setdefault(config.parameters.get("splits", 1), []).append(config)
+    place = {config: (rank, useful[config]) for group in by_splits.values() for rank, config in enumerate(group)}
+    return sorted(configs, key=lambda config: place[config])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder:
+    """What records: the device, its software, the worker that measures and the farm that compiles.
+
+    most: configs of a shape. kernels: those that take part.
+    """
+
+    device: DeviceSpec
+    environment: Environment
+    runner: GpuRunner
+    compiler: Compiler
+    kernels: Sequence[AttentionKernel]
+    most: int
+
+    def record(
+        self, shapes: Sequence[AttentionShape], seconds: float, tell: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Sweep]:
+        """Yield a sweep of every shape whose turn comes within these seconds; the last one holds what was measured
+        when the time ended.
+
+        Raises:
+            NoFeasibleConfigError: no kernel computes a shape on this device.
+            BlocktuneError: the GPU worker cannot be started.
+        """
+        end = time.monotonic() + seconds
+        ahead = [self._submitted(shape) for shape in shapes[:1]]
+        for number, shape in enumerate(shapes, start=1):
+            compiled, ahead = ahead[0], [self._submitted(shape) for shape in shapes[number : number + 1]]
+            self.runner.turn_to(shape)
+            trials = tuple(self._trials(shape, compiled, end))
+            tell(f"{number}/{len(shapes)} {shape.label}: {len(trials)} of {len(compiled)} configs")
+            if trials:
+                yield Sweep(device=self.device, environment=self.environment, shape=shape, trials=trials)
+            if time.monotonic() > end:
+                return
+
+    def _submitted(self, shape: AttentionShape) -> list[Compiled]:
+        contenders = find_contenders(shape, self.device, self.kernels, ())
+        cc = self.device.limits.cc
+        configs = dense_part(contenders, self.device, self.most)
+        return [(config, self.compiler.submit(config.kernel, config, shape, cc)) for config in configs]
+
+    def _trials(self, shape: AttentionShape, compiled: Sequence[Compiled], end: float) -> Iterator[Trial]:
+        """Yield the trials of a shape's configs, in order, until the time ends."""
+        kernels = {config.kernel: get_kernel(config.kernel) for config, _ in compiled}
+        subject = Subject(device=self.device, environment=self.environment, shape=shape, kernels=kernels)
+        for config, future in compiled:
+            left = end - time.monotonic()
+            try:
+                result = future.result(timeout=left) if left > 0 else None
+            except FutureTimeoutError:
+                result = None
+            if result is None:
+                return
+            yield self._trial(subject, config, result)
+
+    def _trial(self, subject: Subject, config: KernelConfig, result: CompileResult) -> Trial:
+        seconds = 0.0 if result.cached else result.seconds
+        if result.resources is None:
+            return subject.trial(config, result.outcome, error=result.error, compile_seconds=seconds)
+        compiled = {"resources": result.resources, "compile_seconds": seconds}
+        if occupancy(result.resources, self.device.limits).blocks_per_sm == 0:
+            return subject.trial(config, Outcome.INFEASIBLE, error="not one block fits an SM", **compiled)
+        found = self.runner.measure(config)
+        return subject.trial(
+            config,
+            found.outcome,
+            time_us=found.time_us,
+            relative_to_anchor=found.relative_to_anchor,
+            samples_us=found.samples_us,
+            error=found.error,
+            bench_seconds=found.seconds,
+            telemetry=found.telemetry,
+            **compiled,
+        )

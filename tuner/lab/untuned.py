@@ -1,0 +1,221 @@
+"""What untuned shapes get, by leaving recorded sweeps out: the one decision against the nearest winner.
+
+    study = UntunedStudy(sweeps, bests)
+    for case in study.cases(Without.SHAPE):
+        print(case.shape.label, case.expected, case.nearest, case.default)
+
+Each case is a recorded sweep of which the decision knows nothing: neither that shape's sweep nor its stored winner, or
+nothing of its whole family. The constants of the decision (`Trust`) are then those fitted to the other shapes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from statistics import fmean, geometric_mean
+from typing import Any, Self
+
+from blocktune.db.records.records import Best
+from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
+from blocktune.kernels.registry import kernels_for
+from blocktune.kernels.selection.correction import Correction, Measured, Trust
+from blocktune.kernels.selection.expectation import Estimator
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.untuned import Untuned
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.lab.measured_shapes import Recorded, promising, recorded_best, recorded_sweep
+from blocktune.tuner.lab.model_fit import family_of
+from blocktune.tuner.lab.sweep_file import Sweep
+
+GRID = {"shift": (0.25, 0.5, 0.75, 1.0), "drift": (0.03, 0.06, 0.1, 0.15), "doubt": (0.05, 0.1, 0.15)}
+"""The constants that are fitted, and their choices; `prior` is half of `doubt`. The others are of measuring."""
+
+JUDGED = 8
+"""Configs of a kernel whose guesses are compared with their measurements: those that look best beforehand."""
+
+HIGHEST = 0.5
+"""Logarithms of ratios above this one count as this: how slow a config is that is not taken does not matter."""
+
+
+class Without(StrEnum):
+    """What a decision does not know of the shape that it is judged by."""
+
+    SHAPE = "shape"
+    FAMILY = "family"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One sweep: how much slower than its best the configs are that each rule takes, as ratios of times.
+
+    expected: by the one decision. nearest: by the nearest winner, as before there was one. default: the kernel's.
+    passed_over: choices of the decision that the sweep does not hold.
+    """
+
+    shape: AttentionShape
+    expected: float
+    nearest: float
+    default: float
+    config: KernelConfig
+    passed_over: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape.to_json() | {"label": self.shape.label},
+            "family": family_of(self.shape),
+            "expected": self.expected,
+            "nearest": self.nearest,
+            "default": self.default,
+            "config": self.config.to_json(),
+            "passed_over": self.passed_over,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A sweep's shape and scores, which take a while to be found."""
+
+    shape: AttentionShape
+    limits: ComputeLimits
+    scores: Mapping[KernelConfig, float]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> Self:
+        return cls(sweep.shape, sweep.device.limits, sweep.scores)
+
+
+class UntunedStudy:
+    """Recorded sweeps of one device and winners of it, of which shapes are left out in turn."""
+
+    def __init__(self, sweeps: Sequence[Sweep], bests: Iterable[Best] = ()) -> None:
+        known = list(bests)
+        self._device = sweeps[0].device
+        of_sweeps = [(sweep, recorded_sweep(sweep)) for sweep in sweeps]
+        self.sweeps = [_Scored.of(sweep) for sweep, found in of_sweeps if found is not None]
+        everything = [*(found for _, found in of_sweeps), *map(recorded_best, known)]
+        self.recorded: list[Recorded] = [one for one in everything if one is not None]
+        self._measured = {sweep.shape: found.measured for sweep, found in of_sweeps if found is not None}
+        self._winners = [
+            TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+            for best in known
+        ]
+        self._predict = cache(usefulness)
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self._device
+
+    def cases(self, without: Without, tell: Callable[[str], None] = lambda _: None) -> Iterator[Case]:
+        """Yield every sweep, judged by what is known without it; so are the constants of the decision."""
+        for sweep in self.sweeps:
+            others = self._others(sweep.shape, without)
+            case = self.case(sweep, self.fitted(others), others)
+            tell(f"{sweep.shape.label}: {case.expected:.3f}")
+            yield case
+
+    def fitted(self, recorded: Sequence[Recorded]) -> Trust:
+        """Return the constants by which the ratios measured for the sweeps among these, each left out in turn, are the
+        likeliest. Without a sweep among them they are the usual ones."""
+        shapes = {one.measured.shape for one in recorded}
+        surprise = dict.fromkeys(_grid(), 0.0)
+        for sweep in self.sweeps:
+            if sweep.shape in shapes:
+                others = self._knowledge([one for one in recorded if one.measured.shape != sweep.shape])
+                for trust in surprise:
+                    correction = Correction(device=self.device.key, trust=trust, measured=others.measured)
+                    surprise[trust] += _surprise(self._measured[sweep.shape], Estimator(sweep.shape, correction))
+        return min(surprise, key=lambda trust: surprise[trust]) if any(surprise.values()) else Trust()
+
+    def case(self, sweep: _Scored, trust: Trust, others: Sequence[Recorded]) -> Case:
+        """Return what each rule takes for a sweep's shape, by others alone."""
+        knowledge = self._knowledge(others)
+        config, passed_over = self._choice(sweep, trust, knowledge)
+        steps = climb_down(knowledge.winners, sweep.shape, self.device.limits)
+        nearest = (step.config for step in steps if isinstance(step, Candidate))
+        return Case(
+            shape=sweep.shape,
+            expected=_slowdown(sweep, config),
+            nearest=_slowdown(sweep, _first_timed(sweep, nearest)),
+            default=_slowdown(sweep, _first_timed(sweep, _defaults(sweep))),
+            config=config,
+            passed_over=passed_over,
+        )
+
+    def _others(self, shape: AttentionShape, without: Without) -> list[Recorded]:
+        if without is Without.SHAPE:
+            return [one for one in self.recorded if one.measured.shape != shape]
+        return [one for one in self.recorded if family_of(one.measured.shape) != family_of(shape)]
+
+    def _knowledge(self, recorded: Sequence[Recorded]) -> "_Knowledge":
+        """Return what these shapes say: their measurements, and their winners."""
+        shapes = {one.measured.shape for one in recorded}
+        measured = tuple(one.measured for one in promising(recorded))
+        return _Knowledge(measured, ConfigTable(row for row in self._winners if row.shape in shapes))
+
+    def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
+        """Return the first choice that the sweep has a time of, and how many came before it."""
+        correction = Correction(device=self.device.key, trust=trust, measured=knowledge.measured)
+        untuned = Untuned(self.device, correction, self._predict)
+        choices = [one.config for one in untuned.choices(sweep.shape, knowledge.winners.neighbours(sweep.shape))]
+        config = _first_timed(sweep, (*choices, *_defaults(sweep)))
+        return config, choices.index(config) if config in choices else len(choices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Knowledge:
+    """What is known without some shapes."""
+
+    measured: tuple[Measured, ...]
+    winners: ConfigTable
+
+
+def summary(cases: Sequence[Case], rule: str) -> dict[str, float | None]:
+    """Return geometric mean, 95th percentile and worst of a rule's slowdowns, and the mean of decoding alone."""
+    slowdowns = sorted(getattr(case, rule) for case in cases)
+    decoding = [getattr(case, rule) for case in cases if family_of(case.shape) == "decoding"]
+    return {
+        "shapes": len(slowdowns),
+        "mean": geometric_mean(slowdowns),
+        "p95": slowdowns[math.ceil(0.95 * len(slowdowns)) - 1],
+        "worst": slowdowns[-1],
+        "decoding_shapes": len(decoding),
+        "decoding": geometric_mean(decoding) if decoding else None,
+    }
+
+
+def _grid() -> Iterator[Trust]:
+    """Yield the constants that are tried."""
+    for values in itertools.product(*GRID.values()):
+        trust = replace(Trust(), **dict(zip(GRID, values, strict=True)))
+        yield replace(trust, prior=trust.doubt / 2)
+
+
+def _surprise(measured: Measured, estimator: Estimator) -> float:
+    """Return the mean negative logarithm of the likelihood of what was measured for a shape, by guesses from others."""
+    found = []
+    for kernel, ratios in measured.configs.items():
+        for config in estimator.most_promising(kernel, JUDGED):
+            if config in ratios:
+                guess, _ = estimator.config_over_default(kernel, config, ratios[config].predicted)
+                off = min(ratios[config].measured, HIGHEST) - guess.mean
+                found.append((math.log(guess.variance) + off**2 / guess.variance) / 2)
+    return fmean(found) if found else 0.0
+
+
+def _first_timed(sweep: _Scored, configs: Iterable[KernelConfig]) -> KernelConfig:
+    """Return the first of these that a sweep has a time of. A sweep is recorded from the defaults on."""
+    return next(config for config in configs if config in sweep.scores)
+
+
+def _defaults(sweep: _Scored) -> Iterator[KernelConfig]:
+    limits = sweep.limits
+    yield from (kernel.default_config(sweep.shape, limits) for kernel in kernels_for(sweep.shape, limits))
+
+
+def _slowdown(sweep: _Scored, config: KernelConfig) -> float:
+    return sweep.scores[config] / min(sweep.scores.values())
