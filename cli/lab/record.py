@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.shared import completion
-from blocktune.cli.shared.options import DeviceName
-from blocktune.cli.shared.render import note, say
+from blocktune.cli.shared.options import AsJson, DeviceName
+from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.shapes_file import flags_of_file
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
@@ -36,6 +36,7 @@ def record(
         typer.Option("--kernel", help="This kernel only; may be repeated.", autocompletion=completion.kernels),
     ] = None,
     device: DeviceName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Record a sweep of every shape that has none in the folder.
 
@@ -50,7 +51,14 @@ def record(
     if not is_present(spec):
         raise UsageError(f"Sweeps are recorded on a GPU that is here, but {spec.name} is not. See `tune devices`.")
     shapes = tuple(dict.fromkeys(flags.shape() for flags in flags_of_file(shapes_file)))[chosen]
-    _record(shapes, folder, spec, kernel or (), most, seconds)
+    if not shapes:
+        raise UsageError(f"`--shard` must leave a shape of {shapes_file}, but got {shard}. Take fewer shards.")
+    written = _record(shapes, folder, spec, kernel or (), most, seconds)
+    if as_json:
+        print_json({"sweeps": list(written)})
+        return
+    for path in written:
+        say(path)
 
 
 def _shard_of(text: str) -> slice:
@@ -74,7 +82,8 @@ def _record(
     kernels: "Sequence[str]",
     most: int,
     seconds: float,
-) -> None:
+) -> "Iterator[str]":
+    """Record the shapes that have no sweep; yield each file once it is written."""
     from blocktune.tuner.lab.sweep_file import Sweep, save_sweep
     from blocktune.tuner.measure.telemetry import gpu_lock
 
@@ -91,7 +100,7 @@ def _record(
         ]
         note(f"{len(missing)} of {len(shapes)} shapes have no sweep in {folder}")
         for sweep in recorder.record(missing, seconds, note):
-            say(str(save_sweep(sweep, folder)))
+            yield str(save_sweep(sweep, folder))
 
 
 def _recorder(

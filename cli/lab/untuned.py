@@ -9,7 +9,7 @@ import typer
 
 from blocktune.cli.lab.untuned_file import COLUMNS, untuned_document, untuned_rows
 from blocktune.cli.shared.json_files import write_atomically
-from blocktune.cli.shared.options import Database
+from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
@@ -34,6 +34,7 @@ def calibrate(
         Path | None, typer.Option("--winners", help="Winners with their defaults' times, as `tune export` writes them.")
     ] = None,
     db: Database = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fit what corrects the expected times of untuned shapes to what was measured on a device.
 
@@ -52,7 +53,10 @@ def calibrate(
     kept = promising(study.recorded)
     document = correction_document(study.device.key, trust, ((one.measured, one.hashes) for one in kept))
     write_atomically(out, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-    say(f"{out}: {len(kept)} measured shapes of {study.device.name}, {out.stat().st_size} bytes; {trust}")
+    if as_json:
+        print_json({"file": str(out), "device": study.device.name, "shapes": len(kept), "bytes": out.stat().st_size})
+    else:
+        say(f"{out}: {len(kept)} measured shapes of {study.device.name}, {out.stat().st_size} bytes; {trust}")
 
 
 def replay_untuned(places: Sequence[Path], winners: Path | None, out: Path | None, as_json: bool) -> None:
