@@ -1,6 +1,7 @@
 """Shapes of a report: the winner of each, which rung answers a call, how often it was missed, what changed."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.values.shape import AttentionShape
@@ -44,9 +45,11 @@ def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Seque
         layers: where stored configs come from, the first one first.
     """
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
-    from blocktune.kernels.stored.sources import LayeredConfigs
+    from blocktune.kernels.selection.untuned import shipped_untuned
+    from blocktune.kernels.stored.sources import LayeredConfigs, has_shipped
 
-    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device))
+    rows = LayeredConfigs(tuple(layers)).configs(device)
+    table = ConfigTable(rows, partial(shipped_untuned, device)) if has_shipped(layers) else ConfigTable(rows)
     found = {}
     for shape in shapes:
         steps = climb_down(table, shape, device.limits)
