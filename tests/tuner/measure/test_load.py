@@ -80,7 +80,7 @@ def test_the_samples_of_a_trial_count_as_one() -> None:
     found = watched(FakeMonitor(states, [None, None]), 3).telemetry()
     assert found.throttle_reasons == POWER_CAP | 8
     assert found.other_processes == 1
-    assert found.sm_clock_mhz in (1500, 1600)
+    assert found.sm_clock_mhz in (1500, 1550, 1600)  # a median: the thread may have looked once more
     assert found.power_w is None
 
 
