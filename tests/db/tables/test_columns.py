@@ -1,5 +1,6 @@
 """A measured value is declared once: tables, bounds, documents, sweep files and worker answers follow."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -145,6 +146,6 @@ assert load_sweep(save_sweep(sweeps_of([trial])[0], folder)).trials[0].telemetry
 
 def test_a_field_that_is_declared_is_stored_bounded_exported_imported_and_swept(tmp_path: Path) -> None:
     """One line in db/tables/columns.py, and the column in the database, are all that another field needs."""
-    subprocess.run(
-        [sys.executable, "-P", "-c", ANOTHER_FIELD, str(tmp_path)], check=True, cwd=Path(__file__).parents[3]
-    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-P", "-c", ANOTHER_FIELD, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
