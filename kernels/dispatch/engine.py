@@ -163,7 +163,8 @@ class Engine:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         query, key, value = autocasted(query, key, value)
-        query, asked["scale"], is_changed = *with_positive_scale(query, asked["scale"]), not asked["scale"] > 0
+        is_changed = not asked["scale"] > 0
+        query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():
             return custom_ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)

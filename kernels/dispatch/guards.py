@@ -41,6 +41,16 @@ def is_watched() -> bool:
     )
 
 
+def while_unchanged(guard: Guard, state: Callable[[], bool]) -> Guard:
+    """Return the guard for as long as the state is what it is now."""
+    before = state()
+
+    def stays(*tensors: Any) -> bool:
+        return state() is before and guard(*tensors)
+
+    return stays
+
+
 def guard_of(*tensors: Tensor) -> Guard:
     """Return a check whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these.
 

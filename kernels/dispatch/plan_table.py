@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, float32, is_grad_enabled
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never
+from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never, while_unchanged
 from blocktune.kernels.dispatch.plan import Plan, plan_key
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 
@@ -75,17 +75,7 @@ class PlanTable(dict[Any, Plan]):
         )
         guard = guard_of(query, key, value) if is_short else never
         if query.dtype is float32 and guard is not never:
-            guard = _as_precise_as_now(guard)
+            guard = while_unchanged(guard, allows_tf32)  # with another precision go other plans
         way: Way = guard, is_causal, enable_gqa, plan
         self._ways[place] = way
         return way
-
-
-def _as_precise_as_now(guard: Guard) -> Guard:
-    """The guard, as long as PyTorch wants float32 products as it does now: other plans have the others."""
-    before = allows_tf32()
-
-    def stays(query: Any, key: Any, value: Any) -> bool:
-        return allows_tf32() is before and guard(query, key, value)
-
-    return stays

@@ -7,7 +7,7 @@ next ones find it in about 2 us. Whatever else decides about a call is looked at
 of the key, or is part of the guard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, are_deterministic_algorithms_enabled, float32, is_grad
 
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.dispatch.autograd import Served
-from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never
+from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never, while_unchanged
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 
 MAX_OPTIONS = 4096
@@ -106,19 +106,10 @@ def _with_state(guard: Guard, query: Tensor, served: Served) -> Guard:
     """The guard, as long as PyTorch wants float32 products as it does now, and pairs to drop are not captured in a
     graph, which would drop the same ones for ever."""
     if query.dtype is float32:
-        guard = _while(guard, allows_tf32)
+        guard = while_unchanged(guard, allows_tf32)
     if served.drops:
-        guard = _while(guard, _captures)
+        guard = while_unchanged(guard, _captures)
     return guard
-
-
-def _while(guard: Guard, state: Callable[[], bool]) -> Guard:
-    before = state()
-
-    def stays(*tensors: Any) -> bool:
-        return state() is before and guard(*tensors)
-
-    return stays
 
 
 def _captures() -> bool:

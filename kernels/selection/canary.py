@@ -55,10 +55,10 @@ def problem_of(
         query, key, value: the caller's tensors.
         out: for the output, laid out as a call's.
     """
-    if not is_on() or (
-        query.dtype is torch.float32 and allows_tf32()
-    ):  # what TF32 rounds away has no bound without the scores of all rows
+    if not is_on():
         return None
+    if query.dtype is torch.float32 and allows_tf32():
+        return None  # what TF32 rounds away has no bound without the scores of all rows
     try:
         worst = _worst(launch, shape, query, key, value, out)
     except torch.OutOfMemoryError:

@@ -22,6 +22,7 @@ from blocktune.db.spool import Spool, left_files, left_records
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.values.errors import StoreError
+from tests.support.programs.faults import LOCKED_SEARCH
 
 
 @pytest.fixture(autouse=True)
@@ -223,20 +224,6 @@ def test_a_file_that_others_may_write_is_not_believed(
     assert "another user can change" in caplog.text
 
 
-KILLED = """
-import sys
-from dataclasses import replace
-from blocktune.db.recorder import Recorder
-from blocktune.db.store import ResultStore
-store = ResultStore.open(sys.argv[1], lock_timeout_seconds=0.2)
-trial = store.trials()[0]
-with Recorder(store) as recorder:
-    for number in range(int(sys.argv[2]), 10**9):
-        recorder.record(replace(trial, config=replace(trial.config, extra=(("n", number),))))
-        print(number, flush=True)
-"""
-
-
 @pytest.mark.parametrize("is_locked", [True, False])
 def test_a_killed_search_loses_nothing_that_it_said(
     short: ResultStore, path: Path, trial: Trial, is_locked: bool
@@ -245,7 +232,7 @@ def test_a_killed_search_loses_nothing_that_it_said(
     firsts = (0, 1000)
     said = []
     for first in firsts:  # two at once
-        command = [sys.executable, "-c", KILLED, str(path), str(first)]
+        command = [sys.executable, "-c", LOCKED_SEARCH, str(path), str(first)]
         said.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     with locked(path) if is_locked else closing(sqlite3.connect(path)):
         last = [[int(child.stdout.readline()) for _ in range(20)][-1] for child in said if child.stdout]

@@ -3,9 +3,12 @@
 import dataclasses
 import hashlib
 import math
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from blocktune.db.records.records import Environment, Outcome
+from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
@@ -38,6 +41,17 @@ SUBJECT = Subject(
     device=DEVICE, environment=Environment(triton="3.6.0", ptxas="12.8", torch="2.11"), shape=SHAPE, kernels=KERNELS
 )
 SPACE = SearchSpace.build(SHAPE, DEVICE.limits, KERNELS.values())
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Have the landscape's kernels in the registry, and no others."""
+    saved = dict(registry.KERNELS)
+    registry.KERNELS.clear()
+    registry.KERNELS.update(KERNELS)
+    yield
+    registry.KERNELS.clear()
+    registry.KERNELS.update(saved)
 
 
 def _noise(config: KernelConfig, salt: int) -> float:

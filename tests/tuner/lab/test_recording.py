@@ -46,12 +46,8 @@ class AnyShapeCompiler(landscape.InstantCompiler):
 
 @pytest.fixture
 def _synthetic_kernels() -> Iterator[None]:
-    saved = dict(registry.KERNELS)
-    registry.KERNELS.clear()
-    registry.KERNELS.update(landscape.KERNELS)
-    yield
-    registry.KERNELS.clear()
-    registry.KERNELS.update(saved)
+    with landscape.registered():
+        yield
 
 
 def recorder(runner: Any, most: int) -> Recorder:

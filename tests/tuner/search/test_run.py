@@ -16,7 +16,6 @@ import torch
 from blocktune.db import recorder
 from blocktune.db.records.records import Outcome, Regime
 from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.expectation import Expectation
 from blocktune.kernels.stored.tuned_config import TunedConfig
@@ -45,12 +44,8 @@ SMALL = Budget(trials=60)
 
 @pytest.fixture(autouse=True)
 def _synthetic_kernels() -> Iterator[None]:
-    saved = dict(registry.KERNELS)
-    registry.KERNELS.clear()
-    registry.KERNELS.update(landscape.KERNELS)
-    yield
-    registry.KERNELS.clear()
-    registry.KERNELS.update(saved)
+    with landscape.registered():
+        yield
 
 
 @pytest.fixture

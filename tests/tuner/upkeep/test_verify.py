@@ -11,7 +11,6 @@ import pytest
 from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Environment, Outcome, Regime
 from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
@@ -28,12 +27,8 @@ DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscap
 
 @pytest.fixture(scope="module", autouse=True)
 def _synthetic_kernels() -> Iterator[None]:
-    saved = dict(registry.KERNELS)
-    registry.KERNELS.clear()
-    registry.KERNELS.update(landscape.KERNELS)
-    yield
-    registry.KERNELS.clear()
-    registry.KERNELS.update(saved)
+    with landscape.registered():
+        yield
 
 
 @pytest.fixture(scope="module")
