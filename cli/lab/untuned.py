@@ -51,7 +51,7 @@ def calibrate(
     study = study_of(places or [DEFAULT_PLACE, DENSE_PLACE], winners, db)
     trust = study.fitted(study.recorded)
     kept = promising(study.recorded)
-    document = correction_document(study.device.key, trust, ((one.measured, one.hashes) for one in kept))
+    document = correction_document(study.device.key, trust, kept)
     write_atomically(out, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
     if as_json:
         print_json({"file": str(out), "device": study.device.name, "shapes": len(kept), "bytes": out.stat().st_size})

@@ -56,7 +56,7 @@ class Measured:
 
     first: the kernel whose default the others are compared with. level: the logarithm of measured over predicted time
     of that default. defaults: those of the kernels over the first one's. configs: those of a kernel over its default.
-    older: kernels of which an older source was measured.
+    hashes: the sources of the kernels that were measured.
     """
 
     shape: AttentionShape
@@ -64,14 +64,20 @@ class Measured:
     level: float
     defaults: Mapping[str, Ratio]
     configs: Mapping[str, Mapping[RelativeConfig, Ratio]]
-    older: frozenset[str] = frozenset()
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self, hashes: Mapping[str, str]) -> dict[str, Any]:
+    def is_older(self, kernel: str) -> bool:
+        """Return whether another source of a kernel was measured than today's; so it is where the kernel is gone."""
+        if kernel not in self.hashes:
+            return False
+        return kernel not in registry.KERNELS or registry.KERNELS[kernel].source_hash != self.hashes[kernel]
+
+    def to_json(self) -> dict[str, Any]:
         return {
             "shape": self.shape.to_json(),
             "first": self.first,
             "level": _kept(self.level),
-            "hashes": dict(hashes),
+            "hashes": dict(self.hashes),
             "defaults": {name: _pair(ratio) for name, ratio in self.defaults.items()},
             "configs": {name: _table(ratios) for name, ratios in self.configs.items()},
         }
@@ -90,7 +96,7 @@ class Measured:
                 }
                 for name, table in data["configs"].items()
             },
-            older=frozenset(name for name, text in data["hashes"].items() if _is_older(name, text)),
+            hashes=data["hashes"],
         )
 
 
@@ -121,16 +127,14 @@ class Correction:
         )
 
 
-def correction_document(
-    device: str, trust: Trust, measured: Iterable[tuple[Measured, Mapping[str, str]]]
-) -> dict[str, Any]:
-    """Return the document of a correction, of shapes with the source hashes of their kernels."""
+def correction_document(device: str, trust: Trust, measured: Iterable[Measured]) -> dict[str, Any]:
+    """Return the document of a correction."""
     return {
         "format": FORMAT,
         "schema": SCHEMA,
         "device": device,
         "trust": asdict(trust),
-        "measured": [one.to_json(hashes) for one, hashes in measured],
+        "measured": [one.to_json() for one in measured],
     }
 
 
@@ -149,11 +153,6 @@ def shipped_correction(device_key: str) -> Correction | None:
     capability = device_key.split("|")[1]
     alike = [one for one in found if one.device.split("|")[1] == capability]
     return next((one for one in alike if one.device == device_key), alike[0] if alike else None)
-
-
-def _is_older(kernel: str, source_hash: str) -> bool:
-    """Return whether a kernel's source is not the one of this hash any more; so it is where the kernel is gone."""
-    return kernel not in registry.KERNELS or registry.KERNELS[kernel].source_hash != source_hash
 
 
 def _kept(value: float) -> int:

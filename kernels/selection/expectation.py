@@ -136,7 +136,7 @@ class Estimator:
         if kernel == first:
             return Guess(0.0, 0.0), self.shapes
         found = [
-            (self._variance(away, kernel in measured.older), measured.defaults[kernel])
+            (self._variance(away, measured.is_older(kernel)), measured.defaults[kernel])
             for away, measured in self._near
             if measured.first == first and kernel in measured.defaults
         ]
@@ -158,7 +158,7 @@ class Estimator:
         if kernel not in self._of_kernel:
             found: dict[RelativeConfig, list[tuple[float, Ratio]]] = {}
             for away, measured in self._near:
-                variance = self._variance(away, kernel in measured.older)
+                variance = self._variance(away, measured.is_older(kernel))
                 for config, ratio in measured.configs.get(kernel, {}).items():
                     found.setdefault(config, []).append((variance, ratio))
             self._of_kernel[kernel] = found

@@ -1,12 +1,8 @@
-"""Sweeps and winners as what the dispatcher's correction is made of: times of configs over that of the default.
-
-measured, hashes = measured_of_sweep(sweep)
-correction = correction_of([measured, ...], device.key)
-"""
+"""Sweeps and winners as what the dispatcher's correction is made of: times of configs over that of the default."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -23,15 +19,7 @@ PROMISING = 0.05
 """A config this close to the best of any measured shape, as a logarithm, is kept with its times of all shapes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A measured shape, and which source of every kernel was measured."""
-
-    measured: Measured
-    hashes: Mapping[str, str]
-
-
-def recorded_sweep(sweep: Sweep) -> Recorded | None:
+def recorded_sweep(sweep: Sweep) -> Measured | None:
     """Return what a sweep says; None where it lacks every kernel's default of today."""
     hashes = {trial.config.kernel: trial.kernel_hash for trial in sweep.trials}
     times = {config: math.log(score) for config, score in sweep.scores.items()}
@@ -43,7 +31,7 @@ def recorded_sweep(sweep: Sweep) -> Recorded | None:
     first = defaults[known[0].name]
     scale = math.log(sweep.timed[first].time_us or 1.0) - times[first]
     predicted = _Predicted(sweep.shape, sweep.device)
-    measured = Measured(
+    return Measured(
         shape=sweep.shape,
         first=known[0].name,
         level=times[first] + scale - predicted[first],
@@ -54,12 +42,11 @@ def recorded_sweep(sweep: Sweep) -> Recorded | None:
             for kernel in known
         },
         configs={kernel.name: _over_default(kernel, defaults[kernel.name], times, predicted) for kernel in known},
-        older=frozenset(name for name, text in hashes.items() if get_kernel(name).source_hash != text),
+        hashes={kernel.name: hashes[kernel.name] for kernel in known},
     )
-    return Recorded(measured, {kernel.name: hashes[kernel.name] for kernel in known})
 
 
-def recorded_best(best: Best) -> Recorded | None:
+def recorded_best(best: Best) -> Measured | None:
     """Return what a stored winner says; None where the default was not timed, or is of another kernel or no default any
     more."""
     kernel = get_kernel(best.config.kernel)
@@ -71,33 +58,28 @@ def recorded_best(best: Best) -> Recorded | None:
         return None
     predicted = _Predicted(best.shape, best.device)
     times = {default: 0.0, best.config: -math.log(speedup)}
-    hashes = {kernel.name: best.kernel_hash}
-    measured = Measured(
+    return Measured(
         shape=best.shape,
         first=kernel.name,
         level=math.log(time_us) - predicted[default],
         defaults={kernel.name: Ratio(0.0, 0.0)},
         configs={kernel.name: _over_default(kernel, default, times, predicted)},
-        older=frozenset(name for name, text in hashes.items() if get_kernel(name).source_hash != text),
+        hashes={kernel.name: best.kernel_hash},
     )
-    return Recorded(measured, hashes)
 
 
-def promising(recorded: Iterable[Recorded]) -> list[Recorded]:
-    """Return what was recorded without the configs that are far from the best of every shape."""
-    every = list(recorded)
-    good = {(kernel, config) for one in every for kernel, config in _good_configs(one.measured)}
+def promising(measured: Iterable[Measured]) -> list[Measured]:
+    """Return what was measured without the configs that are far from the best of every shape."""
+    every = list(measured)
+    good = {place for one in every for place in _good_configs(one)}
     return [
         replace(
             one,
-            measured=replace(
-                one.measured,
-                configs={
-                    kernel: kept
-                    for kernel, ratios in one.measured.configs.items()
-                    if (kept := {config: ratio for config, ratio in ratios.items() if (kernel, config) in good})
-                },
-            ),
+            configs={
+                kernel: kept
+                for kernel, ratios in one.configs.items()
+                if (kept := {config: ratio for config, ratio in ratios.items() if (kernel, config) in good})
+            },
         )
         for one in every
     ]

@@ -28,7 +28,7 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.lab.measured_shapes import Recorded, promising, recorded_best, recorded_sweep
+from blocktune.tuner.lab.measured_shapes import promising, recorded_best, recorded_sweep
 from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
 
@@ -98,8 +98,8 @@ class UntunedStudy:
         of_sweeps = [(sweep, recorded_sweep(sweep)) for sweep in sweeps]
         self.sweeps = [_Scored.of(sweep) for sweep, found in of_sweeps if found is not None]
         everything = [*(found for _, found in of_sweeps), *map(recorded_best, known)]
-        self.recorded: list[Recorded] = [one for one in everything if one is not None]
-        self._measured = {sweep.shape: found.measured for sweep, found in of_sweeps if found is not None}
+        self.recorded: list[Measured] = [one for one in everything if one is not None]
+        self._measured = {sweep.shape: found for sweep, found in of_sweeps if found is not None}
         self._winners = [
             TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
             for best in known
@@ -118,20 +118,20 @@ class UntunedStudy:
             tell(f"{sweep.shape.label}: {case.expected:.3f}")
             yield case
 
-    def fitted(self, recorded: Sequence[Recorded]) -> Trust:
+    def fitted(self, recorded: Sequence[Measured]) -> Trust:
         """Return the constants by which the ratios measured for the sweeps among these, each left out in turn, are the
         likeliest. Without a sweep among them they are the usual ones."""
-        shapes = {one.measured.shape for one in recorded}
+        shapes = {one.shape for one in recorded}
         surprise = dict.fromkeys(_grid(), 0.0)
         for sweep in self.sweeps:
             if sweep.shape in shapes:
-                others = self._knowledge([one for one in recorded if one.measured.shape != sweep.shape])
+                others = self._knowledge([one for one in recorded if one.shape != sweep.shape])
                 for trust in surprise:
                     correction = Correction(device=self.device.key, trust=trust, measured=others.measured)
                     surprise[trust] += _surprise(self._measured[sweep.shape], Estimator(sweep.shape, correction))
         return min(surprise, key=lambda trust: surprise[trust]) if any(surprise.values()) else Trust()
 
-    def case(self, sweep: _Scored, trust: Trust, others: Sequence[Recorded]) -> Case:
+    def case(self, sweep: _Scored, trust: Trust, others: Sequence[Measured]) -> Case:
         """Return what each rule takes for a sweep's shape, by others alone."""
         knowledge = self._knowledge(others)
         config, passed_over = self._choice(sweep, trust, knowledge)
@@ -146,16 +146,15 @@ class UntunedStudy:
             passed_over=passed_over,
         )
 
-    def _others(self, shape: AttentionShape, without: Without) -> list[Recorded]:
+    def _others(self, shape: AttentionShape, without: Without) -> list[Measured]:
         if without is Without.SHAPE:
-            return [one for one in self.recorded if one.measured.shape != shape]
-        return [one for one in self.recorded if family_of(one.measured.shape) != family_of(shape)]
+            return [one for one in self.recorded if one.shape != shape]
+        return [one for one in self.recorded if family_of(one.shape) != family_of(shape)]
 
-    def _knowledge(self, recorded: Sequence[Recorded]) -> "_Knowledge":
+    def _knowledge(self, recorded: Sequence[Measured]) -> "_Knowledge":
         """Return what these shapes say: their measurements, and their winners."""
-        shapes = {one.measured.shape for one in recorded}
-        measured = tuple(one.measured for one in promising(recorded))
-        return _Knowledge(measured, ConfigTable(row for row in self._winners if row.shape in shapes))
+        shapes = {one.shape for one in recorded}
+        return _Knowledge(tuple(promising(recorded)), ConfigTable(row for row in self._winners if row.shape in shapes))
 
     def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
         """Return the first choice that the sweep has a time of, and how many came before it."""

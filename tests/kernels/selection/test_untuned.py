@@ -177,17 +177,30 @@ def test_the_level_is_that_of_the_measured_shapes() -> None:
 def test_a_correction_survives_its_file() -> None:
     near = prefill_shape(3000)
     one = measured(near, {other_than_default(near, keep_p=1): 0.9}, level=0.25)
-    hashes = {FORWARD.name: FORWARD.source_hash}
-    document = correction_document(H200.key, Trust(shift=0.25), [(one, hashes)])
+    one = dataclasses.replace(one, hashes={FORWARD.name: FORWARD.source_hash})
+    document = correction_document(H200.key, Trust(shift=0.25), [one])
     again = Correction.from_json(json.loads(json.dumps(document)))
     assert again.trust == Trust(shift=0.25)
     (kept,) = again.measured
-    assert (kept.shape, kept.first, kept.older, kept.level) == (near, FORWARD.name, frozenset(), 0.25)
+    assert (kept.shape, kept.first, kept.level) == (near, FORWARD.name, 0.25)
+    assert not kept.is_older(FORWARD.name)
     ((config, ratio),) = kept.configs[FORWARD.name].items()
     assert dict(config)["keep_p"] == 1
     assert ratio.measured == pytest.approx(math.log(0.9), abs=0.001)
-    older = correction_document(H200.key, Trust(), [(one, {FORWARD.name: "0" * 16})])
-    assert Correction.from_json(older).measured[0].older == {FORWARD.name}
+    older = correction_document(H200.key, Trust(), [dataclasses.replace(one, hashes={FORWARD.name: "0" * 16})])
+    assert Correction.from_json(older).measured[0].is_older(FORWARD.name)
+
+
+def test_a_correction_that_was_read_while_other_kernels_competed_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shipped_correction.cache_clear()
+    with monkeypatch.context() as other:
+        other.setattr("blocktune.kernels.registry.KERNELS", {})
+        elsewhere = shipped_correction(H200.key)
+    shipped_correction.cache_clear()
+    assert elsewhere == shipped_correction(H200.key)
+    assert elsewhere is not None
 
 
 def test_a_document_of_another_format_is_refused() -> None:

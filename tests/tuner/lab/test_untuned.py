@@ -64,12 +64,12 @@ def hidden(config: KernelConfig) -> float:
 def test_a_sweep_is_told_by_ratios_over_the_default() -> None:
     recorded = recorded_sweep(sweep(4096, hidden))
     assert recorded is not None
-    assert recorded.measured.first == KERNEL.name == kernels_for(shape_of(4096), H200.limits)[0].name
-    assert recorded.measured.older == frozenset()
+    assert recorded.first == KERNEL.name == kernels_for(shape_of(4096), H200.limits)[0].name
+    assert not recorded.is_older(KERNEL.name)
     assert recorded.hashes == {KERNEL.name: KERNEL.source_hash}
     default = KERNEL.default_config(shape_of(4096), H200.limits)
     kept = tuple((default.parameters | {"keep_p": 1}).items())
-    ratio = recorded.measured.configs[KERNEL.name][kept]
+    ratio = recorded.configs[KERNEL.name][kept]
     assert ratio.measured - ratio.predicted == pytest.approx(math.log(0.9), abs=1e-6)
 
 
@@ -77,9 +77,9 @@ def test_only_what_is_near_the_best_somewhere_is_kept() -> None:
     one = recorded_sweep(sweep(4096, hidden))
     assert one is not None
     (kept,) = promising([one])
-    configs = kept.measured.configs[KERNEL.name]
-    assert 0 < len(configs) < len(one.measured.configs[KERNEL.name]) / 2
-    best = min(ratio.measured for ratio in one.measured.configs[KERNEL.name].values())
+    configs = kept.configs[KERNEL.name]
+    assert 0 < len(configs) < len(one.configs[KERNEL.name]) / 2
+    best = min(ratio.measured for ratio in one.configs[KERNEL.name].values())
     assert best == min(ratio.measured for ratio in configs.values())
 
 
@@ -112,7 +112,7 @@ def test_the_left_out_shape_itself_is_not_known() -> None:
 def test_a_winner_says_how_much_faster_than_the_default_it_is(winner_like: Callable[..., object]) -> None:
     recorded = recorded_best(winner_like(1.1))
     assert recorded is not None
-    ((_, ratio),) = recorded.measured.configs[KERNEL.name].items()
+    ((_, ratio),) = recorded.configs[KERNEL.name].items()
     assert ratio.measured == pytest.approx(-math.log(1.1))
     assert recorded_best(winner_like(None)) is None
 
