@@ -61,7 +61,7 @@ def list_bests(
          speedup(best))
         for best in bests
     ]  # fmt: skip
-    print_table(_COLUMNS, rows, optional=("origin", "source"))
+    print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
 
 
 _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
