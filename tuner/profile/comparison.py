@@ -108,26 +108,33 @@ def _term_us(analysis: Analysis, term: str) -> float | None:
 
 
 def _times(analysis: Analysis, counters: Counters) -> Iterator[Row]:
-    found, limits = analysis.breakdown, analysis.device.limits
-    exp_us, other_us = (found.exp_us, found.arithmetic_us) if found else (None, None)
-    issue_us = None
-    if exp_us is not None and other_us is not None:
-        issue_us = other_us + exp_us * limits.exp_per_clock / limits.multiply_adds_per_clock
     yield Row(
-        name="time", unit="us", predicted=found and found.total_us, counted=counters.total(TIME),
+        name="time",
+        unit="us",
+        predicted=_term_us(analysis, "total"),
+        counted=counters.total(TIME),
         remark="caches are empty before every launch",
-    )  # fmt: skip
-    yield Row(
-        name="tensor cores busy", unit="us", predicted=found and found.tensor_us, counted=counters.busy_us(TENSOR)
     )
     yield Row(
-        name="special functions busy", unit="us", predicted=exp_us, counted=counters.busy_us(SPECIAL),
-        remark="conversions of numbers count, too",
-    )  # fmt: skip
+        name="tensor cores busy",
+        unit="us",
+        predicted=_term_us(analysis, "tensor"),
+        counted=counters.busy_us(TENSOR),
+    )
     yield Row(
-        name="schedulers issue", unit="us", predicted=issue_us, counted=counters.busy_us(ISSUE),
+        name="special functions busy",
+        unit="us",
+        predicted=_term_us(analysis, "exp"),
+        counted=counters.busy_us(SPECIAL),
+        remark="conversions of numbers count, too",
+    )
+    yield Row(
+        name="schedulers issue",
+        unit="us",
+        predicted=_term_us(analysis, "arithmetic"),
+        counted=counters.busy_us(ISSUE),
         remark="the model has the softmax alone",
-    )  # fmt: skip
+    )
 
 
 def _bytes(analysis: Analysis, counters: Counters) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """The machine code of a cubin as nvdisasm lists it: instructions with their source lines, and the loops among them.
 
-    code = disassembled(compiled.asm["cubin"], nvdisasm)
-    loop = product_loop(code)           # the instructions of the innermost loop with the most matrix products
+code = disassembled(compiled.asm["cubin"], nvdisasm)
+loop = product_loop(code)           # the instructions of the innermost loop with the most matrix products
 """
 
 import re
@@ -151,7 +151,7 @@ def _reached(following: Sequence[set[int]]) -> list[int]:
 
 def _dominators(reached: Sequence[int], before: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """Return for every block those that all ways from the first one to it pass, itself included."""
-    found = dict.fromkeys(reached, set(reached)) | {0: {0}}
+    found = {number: set(reached) for number in reached} | {0: {0}}
     changed = True
     while changed:
         changed = False

@@ -65,11 +65,6 @@ def read_counters(path: Path) -> str:
         raise UsageError(f"Counters are a CSV or a report (*{REPORT}), but {path} cannot be read: {error}.") from error
 
 
-def has_ncu() -> bool:
-    """Return whether Nsight Compute is on the PATH."""
-    return shutil.which("ncu") is not None
-
-
 def _ncu() -> str:
     found = shutil.which("ncu")
     if found is None:
@@ -87,7 +82,9 @@ def _printed(command: tuple[str, ...]) -> str:
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=dict(os.environ)
         )
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"A profile takes at most {TIMEOUT_S} s, but this one took longer: a smaller shape?") from error
+        raise UsageError(
+            f"A profile takes at most {TIMEOUT_S} s, but this one took longer: a smaller shape?"
+        ) from error
     said = found.stdout + found.stderr
     if NO_PERMISSION in said:
         raise NoDeviceError(

@@ -115,8 +115,9 @@ def test_the_loop_of_a_tile_has_the_products_and_exponentials_of_its_size() -> N
 @pytest.mark.compiles_kernels
 def test_a_tile_that_is_too_large_reloads_at_known_lines() -> None:
     mix = mix_of("flash_fwd", block_m=256, block_n=64, num_warps=4, num_stages=2)
-    assert sum(count for _, count in mix.reloads) + sum(count for _, count in mix.stores) == (
-        mix.loop["spilled registers"]
+    assert (
+        sum(count for _, count in mix.reloads) + sum(count for _, count in mix.stores)
+        == (mix.loop["spilled registers"])
     )
     assert mix.loop["spilled registers"] > 100
     line, _ = mix.reloads[0]
