@@ -34,7 +34,9 @@ def _plot(curve: Curve, columns: int) -> Iterator[Text]:
     levels[own] = min(top, curve.here[1])
     for level in range(top, -1, -1):
         label = f"≥{level}" if level == top < most else str(level)
-        yield Text(f"{label:>{LABEL}} ").append_text(_line(levels, level, own))
+        line = Text(f"{label:>{LABEL}} ").append_text(_line(levels, level, own))
+        line.rstrip()
+        yield line
     yield Text(" " * (LABEL + 1) + _scale(curve, columns, own))
 
 

@@ -56,6 +56,7 @@ def _rows(grid: list[list[tuple[str, str]]], bottom: float, top: float) -> Itera
         line = Text(f"{label:>{LABEL - 1}} ")
         for sign, style in grid[row]:
             line.append(sign, style=style)
+        line.rstrip()
         yield line
 
 

@@ -47,10 +47,16 @@ def drawn(ceilings: dict[str, Ceiling], width: int = 80) -> list[str]:
     return [line.plain for line in roofline_lines(ceilings, width) if isinstance(line, Text)]
 
 
+def rows_of(lines: list[str]) -> list[str]:
+    """The rows of the drawing from the top on, all as long as the longest."""
+    rows = [line[LABEL:] for line in lines[1 : 1 + HEIGHT]]
+    return [row.ljust(max(map(len, rows))) for row in rows]
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_drawing_keeps_to_the_width_and_rises_to_the_peak(width: int) -> None:
     lines = drawn(catalogue_ceilings(DEVICE), width)
-    rows = [line[LABEL:] for line in lines[1 : 1 + HEIGHT]]
+    rows = rows_of(lines)
     assert max(len(line) for line in lines[1:]) <= width
     tops = [next(row for row in range(HEIGHT) if rows[row][place] != " ") for place in range(4, len(rows[0]))]
     assert tops == sorted(tops, reverse=True)  # nothing falls to the right
@@ -60,6 +66,5 @@ def test_the_drawing_keeps_to_the_width_and_rises_to_the_peak(width: int) -> Non
 
 def test_what_was_measured_is_drawn_below_what_is_more() -> None:
     slower = {name: replace(one, measured=one.catalogue / 4) for name, one in catalogue_ceilings(DEVICE).items()}
-    rows = [line[LABEL:] for line in drawn(slower)[1 : 1 + HEIGHT]]
-    last = [row[-1] for row in rows]
+    last = [row[-1] for row in rows_of(drawn(slower))]
     assert last.index(CATALOGUE) < last.index(MEASURED)

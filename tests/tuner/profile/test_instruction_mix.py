@@ -39,7 +39,7 @@ kernel:
 .L_x_3:
         /*00e0*/                   BRA `(.L_x_3) ;
 """
-"""A loop whose wait stands behind the end of the kernel, as ptxas puts it."""
+"""A loop whose wait stands after the end of the kernel, as ptxas puts it."""
 
 
 def test_a_wait_that_is_written_far_away_belongs_to_its_loop() -> None:
