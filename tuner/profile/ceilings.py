@@ -12,7 +12,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK
 from blocktune.tuner.cost.model import require_rates
-from blocktune.tuner.cost.roofline import peak_tflops
+from blocktune.tuner.cost.roofline import library_instruction, peak_tflops
 from blocktune.tuner.measure.telemetry import gpu_lock
 
 
@@ -55,9 +55,9 @@ def catalogue_ceilings(device: DeviceSpec) -> dict[str, Ceiling]:
         "memory": Ceiling(title="device memory", unit="GB/s", catalogue=float(device.memory_gbs or 0)),
         "l2": Ceiling(title="L2, by the ports of the SMs", unit="GB/s", catalogue=L2_BYTES_PER_CLOCK * clocks_ghz),
         "matrix": Ceiling(
-            title="matrix products of bfloat16",
+            title="matrix products of 16 bits",
             unit="TFLOP/s",
-            catalogue=peak_tflops(device, "bfloat16", device.limits.mma),
+            catalogue=peak_tflops(device, "bfloat16", library_instruction("bfloat16")),
         ),
         "exp": Ceiling(title="exponentials", unit="Texp/s", catalogue=device.limits.exp_per_clock * clocks_ghz / 1e3),
     }

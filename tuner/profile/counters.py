@@ -11,6 +11,7 @@ with the same columns about the launch, after whatever the program itself has pr
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -51,8 +52,7 @@ class Counters:
         Raises:
             UsageError: it holds no counters.
         """
-        start = text.find(_FIRST)
-        rows = list(csv.DictReader(io.StringIO(text[start:]))) if start >= 0 else []
+        rows = _rows(text)
         if rows and not {"ID", "Kernel Name"} - set(rows[0]):
             launches = tuple(_by_line(rows) if _NAME in rows[0] else _by_column(rows))
             if any(launch.metrics for launch in launches):
@@ -99,13 +99,27 @@ class Counters:
         return [{"kernel": launch.kernel, "metrics": dict(launch.metrics)} for launch in self.launches]
 
 
+def _rows(text: str) -> list[dict[str, str]]:
+    """Return the lines of the table, each with a text for every column; none where there is no table."""
+    start = text.find(_FIRST)
+    if start < 0:
+        return []
+    try:
+        return [
+            {name: row.get(name) or "" for name in row if name is not None}
+            for row in csv.DictReader(io.StringIO(text[start:]))
+        ]
+    except csv.Error:
+        return []
+
+
 def _by_line(rows: Sequence[Mapping[str, str]]) -> Iterator[LaunchCounters]:
     """Yield the launches of a table with a line for every metric."""
     metrics: dict[str, dict[str, float]] = {}
     kernels: dict[str, str] = {}
     for row in rows:
         kernels[row["ID"]] = row["Kernel Name"]
-        value = _number(row[_VALUE], row.get(_UNIT) or "")
+        value = _number(row.get(_VALUE, ""), row.get(_UNIT, ""))
         if value is not None:
             metrics.setdefault(row["ID"], {})[row[_NAME]] = value
     return (LaunchCounters(kernel, metrics.get(number, {})) for number, kernel in kernels.items())
@@ -115,16 +129,14 @@ def _by_column(rows: Sequence[Mapping[str, str]]) -> Iterator[LaunchCounters]:
     """Yield the launches of a table with a column for every metric, whose first line has the units."""
     units, launches = ({}, rows) if rows[0]["ID"] else (rows[0], rows[1:])
     for row in launches:
-        values = {
-            name: _number(text or "", units.get(name) or "") for name, text in row.items() if name and "__" in name
-        }
+        values = {name: _number(text, units.get(name, "")) for name, text in row.items() if "__" in name}
         yield LaunchCounters(row["Kernel Name"], {name: value for name, value in values.items() if value is not None})
 
 
 def _number(text: str, unit: str) -> float | None:
-    """Return a value in base units; None where it is a text, as `n/a` is. Thousands have commas."""
+    """Return a value in base units; None where it is no number, as `n/a`. Thousands have commas."""
     try:
-        value = float(text.replace(",", ""))
+        value = float(text.replace(",", "")) * _SCALES.get(unit.lower(), 1.0)
     except ValueError:
         return None
-    return value * _SCALES.get(unit.lower(), 1.0)
+    return value if math.isfinite(value) else None

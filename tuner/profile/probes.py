@@ -59,8 +59,9 @@ def l2_probe(l2_bytes: int, num_sms: int, device: str = "cuda", steps: int = REA
 
 
 def matrix_probe() -> Probe:
-    """Return a product of two large matrices of bfloat16, as PyTorch's library computes it."""
-    a, b = (torch.randn(MATRIX_ROWS, MATRIX_ROWS, device="cuda").to(torch.bfloat16) for _ in range(2))
+    """Return a product of two large matrices by PyTorch's library, of bfloat16 where tensor cores have that."""
+    dtype = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
+    a, b = (torch.randn(MATRIX_ROWS, MATRIX_ROWS, device="cuda").to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     return Probe(2.0 * MATRIX_ROWS**3, lambda: torch.mm(a, b, out=out))
 

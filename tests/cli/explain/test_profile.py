@@ -81,3 +81,11 @@ def test_a_file_without_counters_is_refused(tune, tmp_path: Path) -> None:
     result = tune("profile", *CONFIG, *TILE, "--from", tmp_path / "a.csv")
     assert result.exit_code == 2
     assert 'whose first column is "ID"' in result.stderr
+
+
+def test_names_of_foreign_kernels_are_inert(tune, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(raw_page([("k\x1b]0;owned\x07", {TIME: ("us", "1")})]))
+    result = tune("profile", *CONFIG, *TILE, "--from", tmp_path / "a.csv")
+    assert result.exit_code == 0, result.output
+    assert "Counted: k" in result.stdout
+    assert "\x1b" not in result.stdout

@@ -73,8 +73,28 @@ def test_a_csv_without_what_the_program_printed_is_read_too(page: Page) -> None:
     assert Counters.parse(page([FIRST], head="")) == Counters.parse(page([FIRST]))
 
 
+@LAYOUTS
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "", "\x1b[31m"])
+def test_what_is_no_finite_number_is_not_known(page: Page, value: str) -> None:
+    (launch,) = Counters.parse(page([("k", {TIME: ("us", "1"), DRAM: ("byte", value)})])).launches
+    assert launch.metrics == {TIME: 1.0}
+
+
+def test_lines_that_are_too_short_or_too_long_are_read_as_far_as_they_go() -> None:
+    text = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","k"\n'
+    (launch,) = Counters.parse(text + f'"0","k","{TIME}","us","2","more","and more"\n').launches
+    assert (launch.kernel, launch.metrics) == ("k", {TIME: 2.0})
+
+
 @pytest.mark.parametrize(
-    "text", ["", "no counters", '"ID","Colour"\n"0","red"\n', raw_page([("k", {TIME: ("ns", "n/a")})])]
+    "text",
+    [
+        "",
+        "no counters",
+        '"ID","Colour"\n"0","red"\n',
+        '"ID","Kernel Name","' + "x" * 200_000 + '"\n"0","k","1"\n',
+        raw_page([("k", {TIME: ("ns", "n/a")})]),
+    ],
 )
 def test_what_holds_no_counters_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="Counters are a CSV of Nsight Compute"):
