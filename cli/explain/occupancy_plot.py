@@ -9,8 +9,8 @@ from blocktune.tuner.occupancy.curves import Curve
 LABEL = 4
 """Columns left of the axis."""
 
-LEAST_HEIGHT, MORE = 4, 3
-"""Blocks that a plot shows at least, and above the kernel's own; what is higher stands in the top line."""
+LEAST_HEIGHT, MORE, MOST_HEIGHT = 4, 3, 12
+"""Blocks that a plot shows at least, above the kernel's own, and at most; what is higher stands in the top line."""
 
 STEP, FALL, HERE = "━", "│", "●"
 
@@ -26,7 +26,7 @@ def plot_lines(curves: dict[str, Curve], width: int) -> Iterator[Text]:
 
 def _plot(curve: Curve, columns: int) -> Iterator[Text]:
     most = max(blocks for _, blocks in curve.steps)
-    top = min(most, max(LEAST_HEIGHT, curve.here[1] + MORE))
+    top = min(most, MOST_HEIGHT, max(LEAST_HEIGHT, curve.here[1] + MORE))
     first = curve.steps[0][0]
     values = [first + (curve.last - first) * place / (columns - 1) for place in range(columns)]
     levels = [min(top, curve.blocks_at(value)) for value in values]

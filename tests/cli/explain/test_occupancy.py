@@ -141,3 +141,8 @@ def test_a_block_that_does_not_fit_is_drawn_too(tune) -> None:
     result = tune(*RAW[:-1], 300_000, "--plot")
     assert result.exit_code == 0
     assert result.stdout.count("●") == 4  # three curves and the line that says what it is
+
+
+def test_a_kernel_of_which_many_blocks_fit_stands_in_the_top_line(tune) -> None:
+    lines = tune("occupancy", "--cc", "9.0", "--warps", 1, "--regs", 32, "--shared", 0, "--plot").stdout.splitlines()
+    assert [line.split()[0] for line in lines if "●" in line][1:] == ["≥12", "≥12", "≥12"]
