@@ -66,12 +66,13 @@ def _files(sweep: Sweep, kind: str, content: Callable[[Sweep, str, Sequence[Tria
 
 
 def _cache(sweep: Sweep, kernel: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    names = list(trials[0].config.parameters)
+    names, shape = list(trials[0].config.parameters), sweep.shape
     return {
         "schema_version": CACHE_SCHEMA,
         "device_name": shown(sweep.device.name),
         "kernel_name": kernel,
-        "problem_size": sweep.label,
+        "problem_size": [shape.seqlen_q, shape.num_heads, shape.batch],  # up to three integers
+        "shape": sweep.label,  # which readers pass over
         "tune_params_keys": names,
         "tune_params": {name: sorted({trial.config.parameters[name] for trial in trials}) for name in names},
         "objective": "time",

@@ -60,9 +60,9 @@ def test_a_cache_file_has_the_fields_of_the_schema(sweep: Sweep) -> None:
         cache = json.loads(text)
         assert name.endswith(f".{cache['kernel_name']}.cache.json")
         assert cache["schema_version"] == "1.1.0"
-        assert (cache["device_name"], cache["problem_size"], cache["objective"]) == (
-            sweep.device.name, sweep.label, "time",
-        )  # fmt: skip
+        assert (cache["device_name"], cache["shape"], cache["objective"]) == (sweep.device.name, sweep.label, "time")
+        assert cache["problem_size"] == [4096, 16, 4]
+        assert text.strip().endswith("}\n}")  # else a reader takes the file for one that is still written
         for key, entry in cache["cache"].items():
             assert key == ",".join(str(entry[parameter]) for parameter in cache["tune_params_keys"])
             assert all(isinstance(entry[field], kind) for field, kind in REQUIRED.items())
