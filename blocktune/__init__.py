@@ -145,6 +145,7 @@ _HOMES = {
     "tune": "blocktune.tuner.search.tune",
     "uninstall": "blocktune.tuner.tuned.install",
     # not public: what one room takes from another that it must not import is bound here, where all of them meet
+    "pictures_of": "blocktune.cli.report.notebook",
     "usefulness": "blocktune.tuner.cost.ranking",
     "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
