@@ -152,7 +152,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, and keeps it."""
+    """Load a public name when it is first used, and keep it."""
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:

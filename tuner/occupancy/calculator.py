@@ -295,8 +295,10 @@ def _shared_limit(block_bytes: int, capacity_bytes: int, limits: ComputeLimits) 
 
 
 def _register_limit(resources: KernelResources, limits: ComputeLimits) -> int | None:
-    """Return the registers are handed out per warp, and a warp lives in one sub-partition with its own share of the
-    file."""
+    """Return the blocks that the register file has room for; None where no register is used.
+
+    Registers are handed out per warp, and a warp lives in one sub-partition with its own share of the file.
+    """
     if resources.registers == 0:
         return None
     per_warp = _round_up(resources.registers * WARP_SIZE, REGISTER_UNIT)
