@@ -1,0 +1,141 @@
+"""Many searches on a Ray cluster: several raylets on this machine, with GPUs that are not there."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.records.records import Outcome
+from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Started, WorkerLost
+from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
+from tests.support import landscape
+from tests.support.programs import program
+from tests.support.ray_clusters import RayFleet, ray_fleet
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.triton_free, pytest.mark.slow]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]:
+    with ray_fleet(tmp_path, monkeypatch) as fleet:
+        yield fleet
+
+
+def of_kind(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_two_jobs_are_made_and_their_trials_are_in_the_driver_s_store(fleet: RayFleet) -> None:
+    fleet.add_node()
+    jobs = [fleet.job(1, trials=8), fleet.job(2, trials=8)]
+    with fleet.driver():
+        events = fleet.run(*jobs)
+    assert [event.job.shape.batch for event in of_kind(events, Started)] == [2, 1]  # the longest first
+    assert {event.job for event in of_kind(events, Finished)} == set(jobs)
+    assert [len(fleet.stored(job)) for job in jobs] == [8, 8]
+    fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_a_node_that_is_lost_costs_nothing_and_one_that_joins_late_takes_over(fleet: RayFleet) -> None:
+    fleet.script(seconds=0.1)
+    node, job = fleet.add_node(), fleet.job(1, trials=40)
+    events: list[Event] = []
+    with fleet.driver():
+        for event in fleet.executor().run([job]):
+            events.append(event)
+            if node is not None and isinstance(event, Advanced) and event.progress.done >= 12:
+                fleet.kill(node)
+                node = None
+                fleet.add_node()
+    assert [type(event) for event in events if not isinstance(event, Advanced)] == [
+        Started,
+        WorkerLost,
+        Started,
+        Finished,
+    ]
+    assert "node is gone" in of_kind(events, WorkerLost)[0].reason
+    assert of_kind(events, Finished)[0].report["resumed"] >= 10
+    assert len(fleet.stored(job)) == 40
+    fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_configs_that_kill_or_hang_a_worker_are_remembered_and_not_tried_again(fleet: RayFleet) -> None:
+    fleet.add_node()
+    first = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
+    others = [config.label for config in landscape.SPACE.feasible if config != first]
+    fleet.script(seconds=0, kill=others[::200], hang=others[100::400])
+    job = fleet.job(1, trials=len(landscape.SPACE.feasible))
+    with fleet.driver():
+        events = fleet.run(job, silence_seconds=3)
+    lost = of_kind(events, WorkerLost)
+    assert len(of_kind(events, Finished)) == 1
+    trials = {trial.config.label: trial for trial in fleet.stored(job)}
+    dead = [label for label, trial in trials.items() if "a worker died" in trial.error]
+    assert len(trials) == len(landscape.SPACE.feasible)
+    assert len(dead) == len(lost) > 1
+    assert all(trials[label].outcome is Outcome.RUN_ERROR for label in dead)
+    fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_each_kind_tunes_for_itself_and_excluded_software_measures_nothing(fleet: RayFleet) -> None:
+    fleet.add_node(driver="535.104")
+    fleet.add_node(driver="550.54")
+    fleet.add_node(device="h100-sxm", driver="550.54")
+    jobs = [fleet.job(batch, 8, device) for device in ("h200", "h100-sxm") for batch in (1, 2)]
+    with fleet.driver():
+        events = fleet.run(*jobs, excluded=["driver=535"])
+        assert {event.job for event in of_kind(events, Finished)} == set(jobs)
+        for job in jobs:
+            trials = fleet.stored(job)
+            assert {(trial.environment.driver, trial.device.key) for trial in trials} == {("550.54", job.device)}
+            assert len(trials) == 8
+        refused = fleet.run(fleet.job(3, 8), excluded=["driver=535", "driver=550"])
+    assert "no node of the cluster may make it" in of_kind(refused, Failed)[0].error
+    fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_a_driver_that_is_killed_and_started_again_goes_on(fleet: RayFleet) -> None:
+    fleet.script(seconds=0.1)
+    fleet.add_node(gpus=2)
+    jobs = [fleet.job(1, trials=30), fleet.job(2, trials=30)]
+    command = [*program("ray_driver"), fleet.cluster.address, str(fleet.folder)]
+    command.append(json.dumps([job.to_json() for job in jobs]))
+    with subprocess.Popen(command) as driver:
+        while sum(line.startswith("stored") for line in fleet.log) < 20:
+            assert driver.poll() is None
+            time.sleep(0.05)
+        driver.kill()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert sorted(done.stdout.split()) == ["1", "2"]
+    assert [len(fleet.stored(job)) for job in jobs] == [30, 30]
+    fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
+    fleet.script(seconds=0.1)
+    fleet.add_node()
+    jobs = [fleet.job(1, trials=1000), fleet.job(2, trials=1000)]
+    with fleet.driver():
+        executor, events = fleet.executor(), list[Event]()
+        for event in executor.run(jobs):
+            events.append(event)
+            if isinstance(event, Advanced) and event.progress.done >= 5:
+                executor.interrupt()
+        assert [event.report["interrupted"] for event in of_kind(events, Finished)] == [True]
+        assert not of_kind(events, Failed)
+        begun = time.monotonic()
+        events = fleet.run(*jobs, seconds=8)
+        assert time.monotonic() - begun < 8 + INTERRUPT_SECONDS
+    assert len(of_kind(events, Finished)) + len(of_kind(events, Failed)) == 2
+    assert len(of_kind(events, Finished)) >= 1
+    fleet.require_order()

@@ -1,0 +1,105 @@
+"""A Ray cluster as a fleet: how to reach it, and which kinds of GPU its nodes say they have.
+
+A node says so by a custom resource for each kind of GPU, as many as it has of them, which `tune devices --ray` prints:
+
+    ray start --address=head:6379 --resources="$(tune devices --ray)"
+
+Ray places a job by its kind and gives it any GPU of the node, so a node has GPUs of one kind. The name of a resource is
+that of the device with its compute capability and its number of SMs: `blocktune:nvidia h200|9.0|132`.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec, present_devices
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
+
+PREFIX = "blocktune:"
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Of a Ray that is started for one run: jobs and results are small and pass it by."""
+
+
+class ClusterError(BlocktuneError):
+    """The cluster cannot make jobs."""
+
+
+def kind_resource(kind: str) -> str:
+    """Return the name of the resource of a kind of GPU, which is `DeviceSpec.key`."""
+    return PREFIX + kind
+
+
+def resources_of(devices: Iterable[DeviceSpec]) -> dict[str, int]:
+    """Return the resources of a node with these GPUs."""
+    return dict(Counter(kind_resource(device.key) for device in devices))
+
+
+def kinds_in(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many GPUs of each kind the living nodes have, by what `ray.nodes()` says."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if node["Alive"]:
+            found.update(_kinds_of(node))
+    return dict(found)
+
+
+def silent_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the addresses of living nodes that have GPUs and do not say of which kind."""
+    alive = (node for node in nodes if node["Alive"])
+    return [node["NodeManagerAddress"] for node in alive if node["Resources"].get("GPU") and not _kinds_of(node)]
+
+
+def processors_of(nodes: Iterable[Mapping[str, Any]], node_id: str) -> int:
+    """Return each GPU's part of a node's processors; 1 where the node is not known."""
+    for node in nodes:
+        if node["NodeID"] == node_id:
+            resources = node["Resources"]
+            return max(1, int(resources.get("CPU", 1) // max(1, resources.get("GPU", 1))))
+    return 1
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect this process to the cluster at an address, `auto` for the one of this machine; None starts one for this
+    machine's GPUs, which ends with the block.
+
+    Raises:
+        UsageError: Ray is missing, or no cluster answers at the address.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            "`--executor ray` needs Ray, but it is not installed. Run `pip install 'blocktune[ray]'`."
+        ) from error
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "namespace": "blocktune"}
+    try:
+        ray.init(**(_own_cluster() if address is None else {"address": address}), **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"`--address` names a Ray cluster, but {address} is none that answers: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _own_cluster() -> dict[str, Any]:
+    """Return the arguments that start Ray for the GPUs of this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    devices = present_devices()
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "num_gpus": len(devices),
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "resources": resources_of(devices),
+    }
+
+
+def _kinds_of(node: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        name.removeprefix(PREFIX): int(count) for name, count in node["Resources"].items() if name.startswith(PREFIX)
+    }
