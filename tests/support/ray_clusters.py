@@ -29,7 +29,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what binds Ray to 127.0.0.1
     "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_AUTH_MODE": "disabled",  # its token would be written to the home directory
 }
 OBJECT_STORE_BYTES = 80 << 20
 END_SECONDS = 30.0
@@ -42,7 +42,10 @@ class RayFleet:
     def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
+        from blocktune.tuner.fleet.ray_executor import RayExecutor
+
         self.folder = folder
+        self._make_executor = RayExecutor
         self.place = folder / "store.db"
         self.command = (*program("landscape_fleet_worker"), str(folder))
         self.script(seconds=0.01)
@@ -76,9 +79,7 @@ class RayFleet:
         return Job(shape=shape, device=key, database=place, budget=Budget(trials=trials))
 
     def executor(self, **options: Any) -> Any:
-        from blocktune.tuner.fleet.ray_executor import RayExecutor
-
-        return RayExecutor(command=self.command, **options)
+        return self._make_executor(command=self.command, **options)
 
     def run(self, *jobs: Job, **options: Any) -> list[Event]:
         return list(self.executor(**options).run(jobs))
@@ -134,6 +135,7 @@ def ray_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFlee
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     for name, value in (QUIET | {MARK: mark, "PYTHONPATH": os.pathsep.join(paths)}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # read when Ray was imported
     monkeypatch.setattr(LoggedRecorder, "log", folder / "log", raising=False)
     monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.Recorder", LoggedRecorder)
     monkeypatch.setattr(registry, "KERNELS", dict(landscape.KERNELS))

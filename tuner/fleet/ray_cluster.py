@@ -14,17 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from blocktune.kernels.hardware.device import DeviceSpec, present_devices
-from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.hardware.device import DeviceSpec, device_named, present_devices
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
 
 PREFIX = "blocktune:"
 
+ANY = "any"
+"""In place of a device's name: every kind of GPU that is present."""
+
 OBJECT_STORE_BYTES = 100 << 20
 """Of a Ray that is started for one run: jobs and results are small and pass it by."""
-
-
-class ClusterError(BlocktuneError):
-    """The cluster cannot make jobs."""
 
 
 def kind_resource(kind: str) -> str:
@@ -44,6 +43,33 @@ def kinds_in(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         if node["Alive"]:
             found.update(_kinds_of(node))
     return dict(found)
+
+
+def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
+    """Return the kinds of GPU that shapes are tuned for.
+
+    Args:
+        present: kinds that the cluster has.
+        name: of a device, also of one that may join later; `ANY` is every kind, None the only one.
+
+    Raises:
+        NoDeviceError: the cluster has none.
+        UsageError: it has several, and none is named.
+        UnknownDeviceError: no device has this name.
+    """
+    if name not in (None, ANY):
+        return [device_named(str(name)).key]
+    if not present:
+        raise NoDeviceError(
+            "A node of the cluster says which GPUs it has, but none does. Start nodes by "
+            '`ray start --resources="$(tune devices --ray)"`, or name the device that will join by --device.'
+        )
+    if name is None and len(present) > 1:
+        raise UsageError(
+            f"The cluster has several kinds of GPU: {', '.join(sorted(present))}. Name one by --device, or all by "
+            f"`--device {ANY}`."
+        )
+    return sorted(present)
 
 
 def silent_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -80,6 +106,8 @@ def connected(address: str | None) -> Iterator[None]:
         ray.init(**(_own_cluster() if address is None else {"address": address}), **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"`--address` names a Ray cluster, but {address} is none that answers: {error}") from error
+    # Ray prints each retry on stdout, where results are; `log_to_driver` does not concern that
+    ray._private.worker._worker_logs_enabled = False
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ trials that the store has by then, its part of the time that is left, and config
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from blocktune.db.recorder import Recorder
 from blocktune.db.store import ResultStore
@@ -58,7 +57,7 @@ class RayExecutor:
         self._tasks = RayTasks(command, silence_seconds)
         self._excluded = tuple(excluded)
         self._seconds = seconds
-        self._silence_seconds = silence_seconds
+        self._frozen_seconds = silence_seconds + FROZEN_SECONDS
         self._interrupt_seconds = interrupt_seconds
         self._is_interrupted = False
 
@@ -67,9 +66,15 @@ class RayExecutor:
             store = _reachable_by_the_driver_alone(jobs, stack)
             recorder = None if store is None else stack.enter_context(Recorder(store))
             stack.callback(self._tasks.end)
-            yield from _Run(self._tasks, store, recorder, self._excluded, self._seconds).events(
-                jobs, lambda: self._is_interrupted, self._interrupt_seconds, self._silence_seconds + FROZEN_SECONDS
-            )
+            run = _Run(self._tasks, store, recorder, self._excluded, TimeShares(self._seconds))
+            run.begin(jobs)
+            while run.is_going_on and not (self._is_interrupted or run.is_over):
+                yield from run.step(self._frozen_seconds)
+            yield from run.stop(report_waiting=not self._is_interrupted)
+            deadline = time.monotonic() + self._interrupt_seconds
+            while run.is_going_on and time.monotonic() < deadline:
+                yield from run.step(self._frozen_seconds)
+            yield from run.give_up()
 
     def interrupt(self) -> None:
         self._is_interrupted = True
@@ -91,38 +96,58 @@ class _Run:
         store: ResultStore | None,
         recorder: Recorder | None,
         excluded: tuple[str, ...],
-        seconds: float | None,
+        shares: TimeShares,
     ) -> None:
         self._tasks = tasks
         self._store, self._recorder = store, recorder
         self._excluded = excluded
-        self._shares = TimeShares(seconds)
+        self._shares = shares
         self._open: dict[int, TaskRecord] = {}
         self._attempts: dict[str, TaskRecord] = {}
         self._is_stopping = False
 
-    def events(
-        self, jobs: Sequence[Job], is_interrupted: Any, interrupt_seconds: float, frozen_seconds: float
-    ) -> Iterator[Event]:
-        """Submit all jobs, the longest first, and tell how it goes until each has its end."""
+    @property
+    def is_going_on(self) -> bool:
+        """Whether a job has no end yet."""
+        return bool(self._open)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's time is over."""
+        return self._shares.is_over
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Submit all jobs, the longest first."""
         self._tasks.begin()
         for number, job in enumerate(sorted(jobs, key=lambda job: job.size, reverse=True)):
             self._open[number] = TaskRecord(job, number)
             self._tasks.submit(self._open[number])
-        kill_at: float | None = None
-        while self._open:
-            ended = self._tasks.ended(self._open.values())
-            for attempt, message in self._tasks.hear(HEAR_SECONDS):
-                yield from self._heard(attempt, message)
-            for record in ended:
-                yield from self._end(record)
-            yield from self._give_up_frozen(frozen_seconds)
-            if kill_at is None and (is_interrupted() or self._shares.is_over):
-                kill_at = time.monotonic() + interrupt_seconds
-                yield from self._stop(report_waiting=not is_interrupted())
-            elif kill_at is not None and time.monotonic() > kill_at:
-                yield from (Failed(record.job, CUT_SHORT, 130) for record in self._open.values())
-                return
+
+    def step(self, frozen_seconds: float) -> Iterator[Event]:
+        """Listen for a while and pass on what was heard."""
+        ended = self._tasks.ended(self._open.values())  # looked for first, so that what these have said is heard
+        for attempt, message in self._tasks.hear(HEAR_SECONDS):
+            yield from self._heard(attempt, message)
+        for record in ended:
+            yield from self._end(record)
+        yield from self._give_up_frozen(frozen_seconds)
+
+    def stop(self, *, report_waiting: bool) -> Iterator[Event]:
+        """Begin nothing any more, and let running searches end with what they found."""
+        self._is_stopping = True
+        for record in list(self._open.values()):
+            if record.attempt:
+                self._tasks.order(record.attempt, {"stop": True})
+                continue
+            self._tasks.cancel(record)
+            del self._open[record.number]
+            if report_waiting:
+                error = "the time budget of the run was over before it began"
+                yield Failed(record.job, error, NoFeasibleConfigError.exit_code)
+
+    def give_up(self) -> Iterator[Event]:
+        """Count the jobs that still have no end as failed."""
+        yield from (Failed(record.job, CUT_SHORT, 130) for record in self._open.values())
 
     def _heard(self, attempt: str, message: Message) -> Iterator[Event]:
         """Pass on what a task says."""
@@ -201,16 +226,3 @@ class _Run:
                 self._tasks.cancel(record)
                 record.refuse()
                 self._tasks.submit(record)
-
-    def _stop(self, *, report_waiting: bool) -> Iterator[Event]:
-        """Begin nothing any more, and let running searches end with what they found."""
-        self._is_stopping = True
-        for record in list(self._open.values()):
-            if record.attempt:
-                self._tasks.order(record.attempt, {"stop": True})
-                continue
-            self._tasks.cancel(record)
-            del self._open[record.number]
-            if report_waiting:
-                error = "the time budget of the run was over before it began"
-                yield Failed(record.job, error, NoFeasibleConfigError.exit_code)

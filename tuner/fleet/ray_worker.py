@@ -131,7 +131,7 @@ def _listen(child: Child, desk: Any, attempt: str, silence_seconds: float) -> Me
             heard = time.monotonic()
         except ChildTimeoutError:
             if time.monotonic() - heard >= silence_seconds:
-                raise
+                raise ChildTimeoutError(f"silent for {silence_seconds:.0f} s") from None
         if answer is not None and not answer.keys() & {"progress", "records"}:
             return answer
         order = ray.get(desk.tell.remote(attempt, answer))

@@ -88,8 +88,10 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, store: ResultStor
 
 
 def watch_parent(parent: int) -> None:
-    """End this process when the parent ends, and let SIGINT interrupt even where the parent's shell ignores it."""
+    """End this process when the parent ends, and let SIGINT interrupt even where the parent's shell ignores it, or the
+    parent, as Ray does, blocks it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be watched
         sys.exit(1)
