@@ -20,7 +20,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS, SILENCE_SECONDS
 from blocktune.tuner.fleet.ray_tasks import RayTasks
-from blocktune.tuner.fleet.ray_worker import Message
+from blocktune.tuner.fleet.ray_worker import START_SECONDS, Message
 from blocktune.tuner.fleet.streamed_store import known_for, unpacked
 from blocktune.tuner.fleet.task_record import TaskRecord
 from blocktune.tuner.fleet.time_shares import TimeShares
@@ -28,7 +28,7 @@ from blocktune.tuner.fleet.time_shares import TimeShares
 HEAR_SECONDS = 0.5
 """How long the driver listens before it looks for tasks that ended, for the clock and for Ctrl-C."""
 
-FROZEN_SECONDS = 60.0
+FROZEN_SECONDS = 60.0 + START_SECONDS
 """A task ends a worker that is silent; one that is silent for this much longer itself is given up."""
 
 CUT_SHORT = "interrupted before anything was found"

@@ -22,6 +22,9 @@ from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE
 LISTEN_SECONDS = 1.0
 """How often a task looks for orders while its worker is silent."""
 
+START_SECONDS = 180.0
+"""What a worker has at least for its first word of a job: it may have to start, and to build its tensors."""
+
 Message = dict[str, Any]
 
 
@@ -123,14 +126,14 @@ def _listen(child: Child, desk: Any, attempt: str, silence_seconds: float) -> Me
     """Pass on what the worker says until it says how the job ended, and the driver's order to stop."""
     import ray
 
-    heard = time.monotonic()
+    deadline = time.monotonic() + max(START_SECONDS, silence_seconds)
     while True:
         answer = None
         try:
             answer = child.receive(min(LISTEN_SECONDS, silence_seconds))
-            heard = time.monotonic()
+            deadline = time.monotonic() + silence_seconds
         except ChildTimeoutError:
-            if time.monotonic() - heard >= silence_seconds:
+            if time.monotonic() >= deadline:
                 raise ChildTimeoutError(f"silent for {silence_seconds:.0f} s") from None
         if answer is not None and not answer.keys() & {"progress", "records"}:
             return answer

@@ -1,8 +1,8 @@
 """A worker of a cluster on synthetic kernels: landscape_fleet_worker.py FOLDER
 
-FOLDER/script.json says how long a measurement takes, which configs kill the worker (`kill`) and which hang it (`hang`).
-FOLDER/log gets a line for each measurement. LANDSCAPE_DRIVER is the driver's version on this node, LANDSCAPE_DEVICE its
-kind of GPU.
+FOLDER/script.json says how long a measurement takes, and which measurements of the run, counted from 1, kill the worker
+(`kill`) or hang it (`hang`). FOLDER/log gets a line for each. LANDSCAPE_DRIVER is the driver's version on this node,
+LANDSCAPE_DEVICE its kind of GPU.
 """
 
 import dataclasses
@@ -43,9 +43,10 @@ class ScriptedRunner(ReplayRunner):
     def measure(self, config: KernelConfig) -> Measurement:
         with self._log.open("a") as log:
             log.write(f"measured {os.environ['LANDSCAPE_DEVICE']} {self._batch} {config.label}\n")
-        if config.label in self._script.get("kill", ()):
+        number = self._log.read_text().count("measured")
+        if number in self._script.get("kill", ()):
             os.kill(os.getpid(), signal.SIGKILL)
-        if config.label in self._script.get("hang", ()):
+        if number in self._script.get("hang", ()):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             time.sleep(1000)
         time.sleep(self._script["seconds"])
