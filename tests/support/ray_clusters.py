@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.fleet.job import Event, Job
+from blocktune.tuner.fleet.received_records import ReceivedRecords
 from blocktune.tuner.search.report import Budget
 from tests.support import landscape
 from tests.support.programs import ROOT, program
@@ -116,16 +116,21 @@ class RayFleet:
         self.cluster.shutdown()
 
 
-class LoggedRecorder(Recorder):
+class LoggedRecords(ReceivedRecords):
     """Says in the log what the driver has stored; `log` is set by the test."""
 
     log: Path
 
-    def record(self, trial: Trial) -> None:
-        super().record(trial)
-        name = next(name for name in ("h200", "h100-sxm") if device_named(name).key == trial.device.key)
-        with self.log.open("a") as log:
-            log.write(f"stored {name} {trial.shape.batch} {trial.config.label}\n")
+    def flush(self) -> None:
+        waiting = list(self._trials)
+        super().flush()
+        if not self._trials:
+            with self.log.open("a") as log:
+                log.writelines(f"stored {_name(trial)} {trial.shape.batch} {trial.config.label}\n" for trial in waiting)
+
+
+def _name(trial: Trial) -> str:
+    return next(name for name in ("h200", "h100-sxm") if device_named(name).key == trial.device.key)
 
 
 @contextlib.contextmanager
@@ -136,8 +141,8 @@ def ray_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFlee
     for name, value in (QUIET | {MARK: mark, "PYTHONPATH": os.pathsep.join(paths)}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # read when Ray was imported
-    monkeypatch.setattr(LoggedRecorder, "log", folder / "log", raising=False)
-    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.Recorder", LoggedRecorder)
+    monkeypatch.setattr(LoggedRecords, "log", folder / "log", raising=False)
+    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.ReceivedRecords", LoggedRecords)
     monkeypatch.setattr(registry, "KERNELS", dict(landscape.KERNELS))
     fleet = RayFleet(folder)
     try:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from blocktune.db.recorder import Recorder
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.values.errors import NoFeasibleConfigError
@@ -21,7 +20,8 @@ from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, St
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS, SILENCE_SECONDS
 from blocktune.tuner.fleet.ray_tasks import RayTasks
 from blocktune.tuner.fleet.ray_worker import START_SECONDS, Message
-from blocktune.tuner.fleet.streamed_store import known_for, unpacked
+from blocktune.tuner.fleet.received_records import ReceivedRecords
+from blocktune.tuner.fleet.streamed_store import Packed, known_for
 from blocktune.tuner.fleet.task_record import TaskRecord
 from blocktune.tuner.fleet.time_shares import TimeShares
 
@@ -64,9 +64,9 @@ class RayExecutor:
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
         with ExitStack() as stack:
             store = _reachable_by_the_driver_alone(jobs, stack)
-            recorder = None if store is None else stack.enter_context(Recorder(store))
+            received = None if store is None else stack.enter_context(ReceivedRecords(store))
             stack.callback(self._tasks.end)
-            run = _Run(self._tasks, store, recorder, self._excluded, TimeShares(self._seconds))
+            run = _Run(self._tasks, store, received, self._excluded, TimeShares(self._seconds))
             run.begin(jobs)
             while run.is_going_on and not (self._is_interrupted or run.is_over):
                 yield from run.step(self._frozen_seconds)
@@ -94,12 +94,12 @@ class _Run:
         self,
         tasks: RayTasks,
         store: ResultStore | None,
-        recorder: Recorder | None,
+        received: ReceivedRecords | None,
         excluded: tuple[str, ...],
         shares: TimeShares,
     ) -> None:
         self._tasks = tasks
-        self._store, self._recorder = store, recorder
+        self._store, self._received = store, received
         self._excluded = excluded
         self._shares = shares
         self._open: dict[int, TaskRecord] = {}
@@ -117,17 +117,19 @@ class _Run:
         return self._shares.is_over
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Submit all jobs, the longest first."""
+        """Give all jobs to Ray, the longest first."""
         self._tasks.begin()
         for number, job in enumerate(sorted(jobs, key=lambda job: job.size, reverse=True)):
             self._open[number] = TaskRecord(job, number)
             self._tasks.submit(self._open[number])
 
     def step(self, frozen_seconds: float) -> Iterator[Event]:
-        """Listen for a while and pass on what was heard."""
+        """Wait a while and pass on what was heard."""
         ended = self._tasks.ended(self._open.values())  # looked for first, so that what these have said is heard
         for attempt, message in self._tasks.hear(HEAR_SECONDS):
             yield from self._heard(attempt, message)
+        if self._received is not None:
+            self._received.flush()
         for record in ended:
             yield from self._end(record)
         yield from self._give_up_frozen(frozen_seconds)
@@ -154,7 +156,8 @@ class _Run:
         if "began" in message:
             yield from self._begin(attempt, message)
         elif "records" in message:
-            self._keep(message["records"])
+            assert self._received is not None
+            self._received.add(message["records"])
         elif (record := self._attempts.get(attempt)) is not None and record.attempt == attempt:
             record.heard = time.monotonic()
             if "died" in message:
@@ -174,10 +177,16 @@ class _Run:
             yield from self._lose(record, "its process or its node is gone", is_to_blame=False)
         record.begin(attempt, message["node"], message["worker"])
         self._attempts[attempt] = record
-        known = None if self._store is None else known_for(self._store, record.job)
-        job = record.as_of_now(known, self._excluded, self._share_of(record))
+        job = record.as_of_now(self._known_for(record.job), self._excluded, self._share_of(record))
         self._tasks.order(attempt, {"job": job.to_json(), "processors": self._tasks.cluster.processors_of(record.node)})
         yield Started(record.job, record.worker)
+
+    def _known_for(self, job: Job) -> tuple[Packed, ...] | None:
+        """Return what the store holds for a job, with all that was heard; None where workers reach it."""
+        if self._store is None or self._received is None:
+            return None
+        self._received.flush()
+        return known_for(self._store, job)
 
     def _share_of(self, record: TaskRecord) -> float | None:
         waiting = sum(not other.attempt for other in self._open.values() if other.job.device == record.job.device)
@@ -189,15 +198,6 @@ class _Run:
         record.lose(reason, is_to_blame=is_to_blame)
         if self._tasks.has_more_attempts(record) and not self._is_stopping:
             yield WorkerLost(record.job, worker, reason, retired=False)
-
-    def _keep(self, records: Message) -> None:
-        """Store what a worker has measured."""
-        assert self._recorder is not None
-        trials, bests = unpacked(records)
-        for trial in trials:
-            self._recorder.record(trial)
-        for best in bests:
-            self._recorder.set_best(best)
 
     def _end(self, record: TaskRecord) -> Iterator[Event]:
         """Say how a task ended that Ray does not try again."""

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.fleet.ray_cluster import kind_resource, kinds_in, processors_of
 from blocktune.tuner.fleet.ray_worker import Desk, Message, WorkerDiedError, make
 from blocktune.tuner.fleet.task_record import TaskRecord
@@ -13,6 +14,10 @@ MAX_RETRIES = 4
 
 MAX_CALLS_IN_FLIGHT = 10_000
 """Tasks that may talk to the driver at once."""
+
+
+class ClusterLostError(BlocktuneError):
+    """The cluster went while jobs were made."""
 
 
 class Cluster:
@@ -105,10 +110,21 @@ class RayTasks:
         return record.losses <= MAX_RETRIES
 
     def hear(self, timeout_s: float) -> list[tuple[str, Message]]:
-        """Return what tasks have said."""
-        import ray
+        """Return what tasks have said.
 
-        heard: list[tuple[str, Message]] = ray.get(self._desk.hear.remote(timeout_s))
+        Raises:
+            ClusterLostError: the cluster is gone.
+        """
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            heard: list[tuple[str, Message]] = ray.get(self._desk.hear.remote(timeout_s))
+        except RayError as error:
+            raise ClusterLostError(
+                f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
+                "All trials are kept, and the same command goes on."
+            ) from error
         return heard
 
     def order(self, attempt: str, order: Message) -> None:

@@ -8,12 +8,12 @@ from blocktune.tuner.fleet import ray_executor
 from blocktune.tuner.fleet.job import Finished, Job
 from blocktune.tuner.fleet.ray_cluster import connected
 from tests.support.programs import program
-from tests.support.ray_clusters import LoggedRecorder
+from tests.support.ray_clusters import LoggedRecords
 
 if __name__ == "__main__":
     address, folder, jobs = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    LoggedRecorder.log = folder / "log"
-    ray_executor.Recorder = LoggedRecorder  # type: ignore[misc]
+    LoggedRecords.log = folder / "log"
+    ray_executor.ReceivedRecords = LoggedRecords  # type: ignore[misc]
     with connected(address):
         executor = ray_executor.RayExecutor(command=(*program("landscape_fleet_worker"), str(folder)))
         for event in executor.run([Job.from_json(job) for job in jobs]):
