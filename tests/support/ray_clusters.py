@@ -40,8 +40,6 @@ class RayFleet:
     """A cluster, a store and a log of what was measured and stored, in order."""
 
     def __init__(self, folder: Path) -> None:
-        from ray.cluster_utils import Cluster
-
         from blocktune.tuner.fleet.ray_executor import RayExecutor
 
         self.folder = folder
@@ -50,8 +48,18 @@ class RayFleet:
         self.command = (*program("landscape_fleet_worker"), str(folder))
         self.script(seconds=0.01)
         (folder / "log").touch()
+        self._start()
+
+    def _start(self) -> None:
+        from ray.cluster_utils import Cluster
+
         self.cluster = Cluster()
         self._add(num_cpus=0)  # the head, where the driver is
+
+    def restart(self) -> None:
+        """End the cluster, its head included, and begin another one without GPUs."""
+        self.close()
+        self._start()
 
     def script(self, **values: Any) -> None:
         """Say what measurements do."""

@@ -103,18 +103,24 @@ def test_each_kind_tunes_for_itself_and_excluded_software_measures_nothing(fleet
 
 
 @pytest.mark.exhaustive
-def test_a_driver_that_is_killed_and_started_again_goes_on(fleet: RayFleet) -> None:
-    fleet.script(seconds=0.1)
+@pytest.mark.parametrize("killed", ["driver", "head"])
+def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(fleet: RayFleet, killed: str) -> None:
+    fleet.script(seconds=0.05)
     fleet.add_node(gpus=2)
     jobs = [fleet.job(1, trials=30), fleet.job(2, trials=30)]
-    command = [*program("ray_driver"), fleet.cluster.address, str(fleet.folder)]
-    command.append(json.dumps([job.to_json() for job in jobs]))
-    with subprocess.Popen(command) as driver:
+    words = [str(fleet.folder), json.dumps([job.to_json() for job in jobs])]
+    with subprocess.Popen([*program("ray_driver"), fleet.cluster.address, *words]) as driver:
         while sum(line.startswith("stored") for line in fleet.log) < 20:
             assert driver.poll() is None
             time.sleep(0.05)
-        driver.kill()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+        if killed == "driver":
+            driver.kill()
+        else:
+            fleet.restart()
+            fleet.add_node(gpus=2)
+        assert driver.wait(60) != 0
+    again = [*program("ray_driver"), fleet.cluster.address, *words]
+    done = subprocess.run(again, capture_output=True, text=True, check=True, timeout=100)
     assert sorted(done.stdout.split()) == ["1", "2"]
     assert [len(fleet.stored(job)) for job in jobs] == [30, 30]
     fleet.require_order()
@@ -134,8 +140,10 @@ def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
         assert [event.report["interrupted"] for event in of_kind(events, Finished)] == [True]
         assert not of_kind(events, Failed)
         begun = time.monotonic()
-        events = fleet.run(*jobs, seconds=8)
-        assert time.monotonic() - begun < 8 + INTERRUPT_SECONDS
-    assert len(of_kind(events, Finished)) + len(of_kind(events, Failed)) == 2
-    assert len(of_kind(events, Finished)) >= 1
+        events = fleet.run(*jobs, seconds=5)
+        assert time.monotonic() - begun < 5 + INTERRUPT_SECONDS + 20  # what a busy machine takes to end it
+    finished, failed = of_kind(events, Finished), of_kind(events, Failed)
+    assert {event.job for event in (*finished, *failed)} == set(jobs)
+    assert all(event.report["interrupted"] for event in finished)
+    assert all("before" in event.error for event in failed)
     fleet.require_order()
