@@ -1,5 +1,6 @@
 """Many searches on a Ray cluster: several raylets on this machine, with GPUs that are not there."""
 
+import dataclasses
 import json
 import subprocess
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.records.records import Outcome
+from blocktune.db.store import ResultStore
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
 from tests.support.programs import program
@@ -147,3 +149,22 @@ def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
     assert all(event.report["interrupted"] for event in finished)
     assert all("before" in event.error for event in failed)
     fleet.require_order()
+
+
+@pytest.mark.exhaustive
+def test_workers_write_a_server_themselves(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = pytest.importorskip("tests.support.postgres_server")
+    if servers.missing_part():
+        pytest.skip(servers.missing_part())
+    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.ReceivedRecords", None)  # nothing comes to the driver
+    fleet.add_node(gpus=2)
+    with servers.running_server() as server:
+        place = server.create_database("fleet")
+        with ResultStore.open(place):
+            pass
+        jobs = [dataclasses.replace(fleet.job(batch, trials=8), database=place) for batch in (1, 2)]
+        with fleet.driver():
+            assert {event.job for event in of_kind(fleet.run(*jobs), Finished)} == set(jobs)
+        with ResultStore.open(place, read_only=True) as store:
+            assert len(store.trials()) == 16
+            assert {best.shape.batch for best in store.bests()} == {1, 2}
