@@ -9,18 +9,21 @@ that of the device with its compute capability and its number of SMs: `blocktune
 """
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_named, present_devices
-from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError
 
 PREFIX = "blocktune:"
 
 ANY = "any"
 """In place of a device's name: every kind of GPU that is present."""
+
+CONNECT_SECONDS = 10.0
 
 OBJECT_STORE_BYTES = 100 << 20
 """Of a Ray that is started for one run: jobs and results are small and pass it by."""
@@ -94,6 +97,7 @@ def connected(address: str | None) -> Iterator[None]:
 
     Raises:
         UsageError: Ray is missing, or no cluster answers at the address.
+        NoDeviceError: Ray would be started here, where there is no GPU.
     """
     try:
         import ray
@@ -101,11 +105,7 @@ def connected(address: str | None) -> Iterator[None]:
         raise UsageError(
             "`--executor ray` needs Ray, but it is not installed. Run `pip install 'blocktune[ray]'`."
         ) from error
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "namespace": "blocktune"}
-    try:
-        ray.init(**(_own_cluster() if address is None else {"address": address}), **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"`--address` names a Ray cluster, but {address} is none that answers: {error}") from error
+    _connect(address)
     # Ray prints each retry on stdout, where results are; `log_to_driver` does not concern that
     ray._private.worker._worker_logs_enabled = False
     try:
@@ -114,10 +114,38 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
+def _connect(address: str | None) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "namespace": "blocktune"}
+    try:
+        if address is not None:
+            _require_answer(address)
+        ray.init(**(_own_cluster() if address is None else {"address": address}), **quiet)
+    except BlocktuneError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"`--address` names a Ray cluster, such as auto or host:6379, but {address or 'a new one'} does not "
+            f"answer: {error}. Correct it."
+        ) from error
+
+
+def _require_answer(address: str) -> None:
+    """Check that something listens at a host and port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
 def _own_cluster() -> dict[str, Any]:
     """Return the arguments that start Ray for the GPUs of this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     devices = present_devices()
+    if not devices:
+        raise NoDeviceError(
+            "`--executor ray` starts Ray for the GPUs of this machine, but it has none. Name a cluster by --address."
+        )
     return {
         "address": "local",
         "include_dashboard": False,

@@ -1,6 +1,7 @@
 """`tune run --executor ray`: which flags go together, and a run on a real cluster."""
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,24 @@ def test_without_ray_the_message_says_what_to_install(tune, monkeypatch: pytest.
     result = tune(*GRID, "--executor", "ray")
     assert result.exit_code == 2
     assert "pip install 'blocktune[ray]'" in result.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "no.such.host.invalid:6379"])
+def test_an_address_where_nothing_answers_ends_the_command_soon(tune, host: str) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        result = tune(*GRID, "--executor", "ray", "--address", host.format(port=silent.getsockname()[1]))
+    assert result.exit_code == 2
+    assert "such as auto or host:6379" in result.stderr
+
+
+def test_ray_is_not_started_where_there_is_no_gpu(tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr("blocktune.tuner.fleet.ray_cluster.present_devices", tuple)
+    result = tune(*GRID, "--executor", "ray")
+    assert result.exit_code == 4
+    assert "Name a cluster by --address" in result.stderr
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, object]:
