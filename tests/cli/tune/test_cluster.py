@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from blocktune.cli.shared.shapes_file import part_of
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.fleet.ray_cluster import chosen_kinds, kinds_in, processors_of, resources_of, silent_nodes
+from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.ray_clusters import RayFleet, ray_fleet
 
 GRID = ("run", "--grid", "seq=8192 dim=64 heads=32 batch=1,2")
@@ -37,6 +39,13 @@ def test_flags_that_do_not_go_together_end_the_command(tune, words: tuple[object
     result = tune(*GRID, *words)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_shards_are_all_shapes_once_and_each_has_some_of_every_part() -> None:
+    shapes = tuple(complete_shape(512, 64, batch=batch) for batch in range(1, 41))
+    parts = [part_of(shapes, f"{number}/16") for number in range(1, 17)]
+    assert [shape.batch for shape in parts[2]] == [3, 19, 35]
+    assert sorted(shape.batch for part in parts for shape in part) == list(range(1, 41))
 
 
 def test_without_ray_the_message_says_what_to_install(tune, monkeypatch: pytest.MonkeyPatch) -> None:
