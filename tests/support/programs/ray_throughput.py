@@ -45,7 +45,7 @@ def seconds_of(executor: Executor, jobs: list[Job], place: Path) -> float:
 
 
 def shapes(count: int) -> list[AttentionShape]:
-    """Return this many shapes, all of about the same work."""
+    """Return this many shapes of growing length."""
     return [complete_shape(512 * (1 + number // 2), (64, 128)[number % 2]) for number in range(count)]
 
 
