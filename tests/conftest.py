@@ -2,6 +2,7 @@
 
 Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
 interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
+Every test draws its own random numbers (`same_draws`), whichever ran before it.
 """
 
 import os
@@ -10,9 +11,10 @@ import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
 from tests.support.recording import pytest_addoption, pytest_configure
+from tests.support.same_draws import pytest_runtest_setup
 from tests.support.triton_modes import ABSENT
 
-__all__ = ["pytest_addoption", "pytest_configure"]  # --record
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --record, and the same draws in every run
 
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 
