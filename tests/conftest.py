@@ -10,6 +10,7 @@ import os
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
+from tests.support.few_cases import mark_others_exhaustive
 from tests.support.recording import pytest_addoption, pytest_configure
 from tests.support.same_draws import pytest_runtest_setup
 from tests.support.triton_modes import ABSENT
@@ -19,7 +20,9 @@ __all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 
 
+@pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_others_exhaustive(items)
     _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
     _skip_without_gpu(items)
 
