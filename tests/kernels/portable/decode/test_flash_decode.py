@@ -176,12 +176,14 @@ def assert_close(
 
 
 @runs
+@pytest.mark.few(3)
 @pytest.mark.parametrize("splits", KERNEL.parameters["splits"])
 def test_every_number_of_splits_and_more_than_tiles(splits: int) -> None:
     check(config_of(splits=splits), case_of(shape_of(seqlen_k=100)))
 
 
 @runs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (7, 1), (16, 2), (20, 1)])
 def test_groups_of_query_heads(heads: tuple[int, int], splits: int) -> None:
@@ -189,6 +191,7 @@ def test_groups_of_query_heads(heads: tuple[int, int], splits: int) -> None:
 
 
 @runs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("seqlen_q", [1, 2, 5, 32])
 def test_few_queries(seqlen_q: int, causal: Causal) -> None:
@@ -196,6 +199,7 @@ def test_few_queries(seqlen_q: int, causal: Causal) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("block_m", KERNEL.parameters["block_m"])
 @pytest.mark.parametrize("block_n", KERNEL.parameters["block_n"])
 def test_any_blocks(block_m: int, block_n: int) -> None:
@@ -204,6 +208,7 @@ def test_any_blocks(block_m: int, block_n: int) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (40, 24), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -224,6 +229,7 @@ def test_log_sum_exp_is_optional_and_layouts_are_free() -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("seqlen_q", [1, 4])
@@ -234,6 +240,7 @@ def test_cache_lengths(splits: int, causal: Causal, seqlen_q: int) -> None:
 
 
 @runs
+@pytest.mark.few(7)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
     ("page_size", "block_n"), [(1, 32), (16, 32), (16, 128), (64, 32), (64, 64), (256, 32), (256, 64)]
@@ -262,6 +269,7 @@ def test_tree_of_nine_tokens(splits: int) -> None:
 
 
 @runs
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("drafts", "lengths"), [(3, (70, 3)), (31, (40, 70)), (33, (33, 64)), (64, (90, 65))])
 def test_random_trees(drafts: int, lengths: tuple[int, int]) -> None:
     shape = shape_of(Features(mask=MaskKind.TREE, cached=True), seqlen_q=drafts, num_heads=2)
@@ -270,6 +278,7 @@ def test_random_trees(drafts: int, lengths: tuple[int, int]) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("window", [(20, -1), (0, 0), (-1, 3), (40, 2)])
 def test_windows(window: tuple[int, int], causal: Causal) -> None:
