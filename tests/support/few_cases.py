@@ -9,7 +9,7 @@ def mark_others_exhaustive(items: list[pytest.Item]) -> None:
     """Mark all but a few cases of every test that is marked so as exhaustive."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("few") and not item.get_closest_marker("exhaustive"):
+        if item.get_closest_marker("few") and not any(map(item.get_closest_marker, ("exhaustive", "gpu"))):
             cases[item.nodeid.partition("[")[0]].append(item)
     for alike in cases.values():
         chosen = {item.nodeid for item in spread(alike, alike[0].get_closest_marker("few").args[0])}

@@ -40,7 +40,6 @@ WINDOWS = [(0, 0), (20, 9), (-1, 3), (64, -1), (63, 0), (100, 128), (300, 300)]
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
 
 
 def shape_of(
