@@ -1,7 +1,7 @@
 """The source of the Hopper forward, run on the CPU by tests/support/gluon_machine.py: every length, mask, feature and
 parameter.
 
-What the compiler makes of it is not seen here; test_flash_fwd_hopper.py reads the machine code, and on a GPU
+What the compiler makes of it is not seen here; test_hopper_fwd_machine_code.py reads the machine code, and on a GPU
 test_flash_fwd_hopper_gpu.py compares results.
 """
 
