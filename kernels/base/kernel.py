@@ -179,8 +179,8 @@ class AttentionKernel(ABC):
         float32 with PyTorch's default precision (kernels/base/precision.py)."""
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return an upper bound of it whatever the precision, by which defaults are chosen, so that they can be
-        launched: `shared_bytes` itself where that is exact. A kernel that predicts a lower bound overrides this."""
+        """Return an upper bound of `shared_bytes` whatever the precision, by which defaults are chosen, so that they
+        can be launched: the same number where that is exact. A kernel that predicts a lower bound overrides this."""
         return self.shared_bytes(config, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -190,7 +190,7 @@ class AttentionKernel(ABC):
         return 0
 
     def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return an upper bound of it, as `most_shared_bytes` is one."""
+        """Return an upper bound of `tensor_memory_columns`, as `most_shared_bytes` is one."""
         return self.tensor_memory_columns(config, shape, limits)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
