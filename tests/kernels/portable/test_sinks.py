@@ -91,7 +91,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 
 @runs
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sunk", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("varlen", [True, False])

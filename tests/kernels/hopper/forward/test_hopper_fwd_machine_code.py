@@ -43,7 +43,7 @@ ALSO_COMPILED = [loaded(64, 8192, Causal.NONE), loaded(128, 8192, Causal.NONE), 
 
 
 @compiled_here
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "problem",
     [*COMPILED, *(pytest.param(problem, marks=pytest.mark.exhaustive) for problem in ALSO_COMPILED)],
