@@ -46,10 +46,11 @@ run: $(VENV)/.installed
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
 	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive and not cluster"
 
 test-all: test
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and exhaustive" tests/kernels
 	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive and not cluster"
 
 width-test: $(VENV)/.installed-test
@@ -61,7 +62,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
 	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
