@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from blocktune.kernels.api.torch_varlen import varlen_attn
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
     from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.parallel.attention import context_parallel_attention
+    from blocktune.kernels.parallel.decode import context_parallel_decode
+    from blocktune.kernels.parallel.layout import SequenceLayout
+    from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
     from blocktune.kernels.tuned.settings import Settings
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
         BlocktuneError,
         NoDeviceError,
         NoFeasibleConfigError,
+        RankError,
         StoreError,
         UsageError,
     )
@@ -68,6 +73,8 @@ __all__ = [
     "KernelConfig",
     "NoDeviceError",
     "NoFeasibleConfigError",
+    "RankError",
+    "SequenceLayout",
     "Settings",
     "SqliteConfigs",
     "StoreError",
@@ -78,6 +85,8 @@ __all__ = [
     "autotune",
     "best_config",
     "block_sparse_attention",
+    "context_parallel_attention",
+    "context_parallel_decode",
     "explain",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -87,11 +96,13 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "install",
+    "join_sequence",
     "load_sweep",
     "load_trials",
     "merge_partial",
     "occupancy",
     "space",
+    "split_sequence",
     "sync_configs",
     "tree_attention",
     "tree_words",
@@ -116,6 +127,8 @@ _HOMES = {
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",
     "NoFeasibleConfigError": "blocktune.kernels.values.errors",
+    "RankError": "blocktune.kernels.values.errors",
+    "SequenceLayout": "blocktune.kernels.parallel.layout",
     "Settings": "blocktune.kernels.tuned.settings",
     "SqliteConfigs": "blocktune.kernels.stored.sources",
     "StoreError": "blocktune.kernels.values.errors",
@@ -125,6 +138,8 @@ _HOMES = {
     "autotune": "blocktune.tuner.tuned.autotune",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
+    "context_parallel_attention": "blocktune.kernels.parallel.attention",
+    "context_parallel_decode": "blocktune.kernels.parallel.decode",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_kvpacked_func": "blocktune.kernels.api.flash_packed",
@@ -134,11 +149,13 @@ _HOMES = {
     "flash_attn_varlen_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
     "install": "blocktune.tuner.tuned.install",
+    "join_sequence": "blocktune.kernels.parallel.sequence",
     "load_sweep": "blocktune.tuner.report.frames",
     "load_trials": "blocktune.tuner.report.frames",
     "merge_partial": "blocktune.kernels.api.partial_results",
     "occupancy": "blocktune.tuner.occupancy.of_block",
     "space": "blocktune.tuner.tuned.autotune",
+    "split_sequence": "blocktune.kernels.parallel.sequence",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
