@@ -9,7 +9,7 @@ import json
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -34,16 +34,24 @@ MOST_KNOWN = 4096
 _known: WeakKeyDictionary[ProcessGroup, set[str]] = WeakKeyDictionary()
 """Descriptions that all ranks of a group agreed on."""
 
+_connected: WeakSet[ProcessGroup] = WeakSet()
+"""Groups whose ranks have met on their GPUs."""
+
+CPU = torch.device("cpu")
+
 Description = dict[str, Any]
 
 
-def agree(ranks: Ranks, description: Description, problem: UsageError | None = None) -> None:
+def agree(
+    ranks: Ranks, description: Description, problem: UsageError | None = None, *, device: torch.device = CPU
+) -> None:
     """Compare what all ranks are about to do.
 
     Args:
         ranks: who calls.
         description: what must be equal on all ranks, as JSON values.
         problem: why this rank cannot make its call.
+        device: where the tensors are that travel then.
 
     Raises:
         UsageError: a rank has a problem, or descriptions differ. All ranks raise it.
@@ -64,10 +72,19 @@ def agree(ranks: Ranks, description: Description, problem: UsageError | None = N
     if answer["problem"] is not None:
         raise UsageError(answer["problem"])
     for group in ranks.groups:
+        _connect(group, device)
         known = _known.setdefault(group, set())
         if len(known) >= MOST_KNOWN:
             known.clear()
         known.add(key)
+
+
+def _connect(group: ProcessGroup, device: torch.device) -> None:
+    """Let all ranks of a group meet on their GPUs once: NCCL connects them then, which needs all, and what travels
+    later may concern some of them only."""
+    if device.type == "cuda" and group not in _connected:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        _connected.add(group)
 
 
 def _combined(answers: Sequence[Description]) -> Description:
@@ -124,9 +141,10 @@ def _gathered(answer: Description, group: ProcessGroup) -> list[Description]:
 
 
 def tensor_device(group: ProcessGroup) -> torch.device:
-    """Return where the tensors must be that travel in a group."""
-    nccl = "nccl" in dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    """Return where tensors may be that travel in a group: on the CPU where a backend takes them, since an error there
+    names the rank, or on the current GPU."""
+    takes_cpu = "cpu:" in str(dist.get_backend_config(group))
+    return torch.device("cpu") if takes_cpu else torch.device("cuda", torch.cuda.current_device())
 
 
 @lru_cache(maxsize=256)

@@ -108,7 +108,7 @@ def context_parallel_attention(
     except UsageError as error:
         agree(ranks, {}, error)
         raise
-    agree(ranks, _description(request, ranks, q, k, v))
+    agree(ranks, _description(request, ranks, q, k, v), device=q.device)
     out, lse = _attended(request, ranks, q, k, v, dispatcher, lse=return_lse)
     return (out, lse) if return_lse else out
 

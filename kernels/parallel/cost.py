@@ -7,6 +7,7 @@ the two. Trading heads for tokens overlaps with nothing. What all ranks wait for
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 import torch
 
@@ -23,6 +24,9 @@ EFFICIENCY = 0.7
 
 LAUNCH_S = 10e-6
 """Of a call of attention, at least."""
+
+ABOUT = 1.01
+"""What the model does not tell apart."""
 
 SUM_BYTES = 10
 """Of an output element that is added to a float32 sum: both are read, one is written."""
@@ -68,13 +72,15 @@ def _gpu(local_ranks: int) -> Machine:
 
 @lru_cache(maxsize=256)
 def fastest(problem: Problem, machine: Machine) -> Schedule:
-    """Return the schedule with the least time by the model.
+    """Return the schedule with the least time by the model; of those that are about as fast, the one that holds the
+    fewest keys of other ranks at a time.
 
     Raises:
         UsageError: heads cannot be traded on this mesh.
     """
     require_possible(problem, Schedule.RING)
-    return min(possible(problem), key=lambda schedule: time_s(problem, schedule, machine))
+    times = {schedule: time_s(problem, schedule, machine) for schedule in possible(problem)}
+    return next(schedule for schedule in Schedule if times.get(schedule, inf) <= ABOUT * min(times.values()))
 
 
 def time_s(problem: Problem, schedule: Schedule, machine: Machine) -> float:

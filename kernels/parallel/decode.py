@@ -71,7 +71,8 @@ def context_parallel_decode(
         agree(ranks, {}, error)
         raise
     sizes = {"q": list(q.shape), "heads": k_cache.shape[2], "head_dim_v": v_cache.shape[3], "s_aux": sinks is not None}
-    agree(ranks, sizes | {"dtype": str(q.dtype), "scale": scale, "softcap": softcap})
+    numbers = {"dtype": str(q.dtype), "device": q.device.type, "scale": scale, "softcap": softcap}
+    agree(ranks, sizes | numbers, device=q.device)
     for each in ranks.groups:
         out, lse = _merged(out, lse, each)
     if sinks is not None:

@@ -9,14 +9,14 @@ from blocktune.kernels.values.errors import UsageError
 
 
 class Schedule(StrEnum):
-    """How queries and keys of different ranks meet."""
+    """How queries and keys of different ranks meet; those that hold fewer keys of other ranks at a time come first."""
 
     RING = "ring"
     """The keys of one rank after the other travel while blocks compute."""
-    ALL_GATHER = "all_gather"
-    """The keys of all other ranks travel while the rank's own are computed."""
     ULYSSES = "ulysses"
     """Each rank gets all tokens of some heads."""
+    ALL_GATHER = "all_gather"
+    """The keys of all other ranks travel while the rank's own are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

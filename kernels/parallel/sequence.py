@@ -63,10 +63,8 @@ def join_sequence(tensor: Tensor, *, dim: int, group: Any = None, layout: Sequen
     except UsageError as error:
         agree(ranks, {}, error)
         raise
-    agree(
-        ranks,
-        {"seqlen": placed.seqlen, "sizes": list(rows.shape[1:]), "dtype": str(rows.dtype), "join": digest(placed)},
-    )
+    sizes = {"seqlen": placed.seqlen, "sizes": list(rows.shape[1:]), "join": digest(placed)}
+    agree(ranks, sizes | {"dtype": str(rows.dtype), "device": rows.device.type}, device=rows.device)
     return _whole(_gathered(rows, placed, ranks), placed).movedim(0, dim)
 
 

@@ -104,13 +104,14 @@ def many_cases(ranks: int) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def inputs(case: Case) -> dict[str, Tensor]:
+def inputs(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of the whole sequence, and the gradients of its results."""
     generator = torch.Generator().manual_seed(case.seqlen * 100 + case.ranks)
     (heads, heads_kv), (dim, dim_v) = case.heads, case.dims
 
     def numbers(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator, dtype=torch.float64).to(getattr(torch, case.dtype))
+        whole = torch.randn(*sizes, generator=generator, dtype=torch.float64)
+        return whole.to(getattr(torch, case.dtype)).to(device)
 
     return {
         "q": numbers(case.batch, heads, case.seqlen, dim),
@@ -122,11 +123,11 @@ def inputs(case: Case) -> dict[str, Tensor]:
     }
 
 
-def expected(case: Case) -> dict[str, Tensor]:
+def expected(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     """Return what one device finds in float64, with gradients."""
-    given = {name: tensor.double() for name, tensor in inputs(case).items()}
+    given = {name: tensor.double() for name, tensor in inputs(case, device).items()}
     leaves = [given[name].requires_grad_() for name in ("q", "k", "v", "sinks")]
-    bounds = None if case.packed is None else torch.tensor(case.packed, dtype=torch.int32)
+    bounds = None if case.packed is None else torch.tensor(case.packed, dtype=torch.int32, device=device)
     extras = Extras(softcap=case.softcap, cu_seqlens_q=bounds, cu_seqlens_k=bounds)
     features = Features(window=case.window, softcap=case.softcap != 0, varlen=bounds is not None)
     causal = Causal.UPPER_LEFT if case.causal else Causal.NONE
@@ -143,9 +144,9 @@ def expected(case: Case) -> dict[str, Tensor]:
     return {"out": out.detach(), "lse": lse.detach(), **gradients}
 
 
-def found(case: Case, group: Any) -> dict[str, Tensor]:
+def found(case: Case, group: Any, device: str = "cpu") -> dict[str, Tensor]:
     """Return what this rank finds, with gradients; those of sinks added up over all ranks."""
-    given = inputs(case)
+    given = inputs(case, device)
     place: dict[str, Any] = {"dim": 2, "group": group, "layout": case.placed}
     leaves = [split_sequence(given[name], **place).requires_grad_() for name in ("q", "k", "v")]
     sinks = given["sinks"].requires_grad_() if case.sinks else None
@@ -173,9 +174,9 @@ def found(case: Case, group: Any) -> dict[str, Tensor]:
     return {"out": out.detach(), "lse": lse.detach(), **gradients}
 
 
-def errors(case: Case, group: Any) -> dict[str, float]:
+def errors(case: Case, group: Any, device: str = "cpu") -> dict[str, float]:
     """Return how far this rank's part of each result is from what one device finds, relative to the largest number."""
-    right, mine = expected(case), found(case, group)
+    right, mine = expected(case, device), found(case, group, device)
     place: dict[str, Any] = {"dim": 2, "group": group, "layout": case.placed}
     differences = {}
     for name, one in mine.items():

@@ -72,7 +72,7 @@ def test_many_more_calls_of_up_to_eight_ranks(tmp_path: Path) -> None:
         ("dimensions", "ranks 0, 1, 2: `q` must be [batch, heads, length, dim], but got (4, 16, 8)"),
         ("cu_seqlens", "ranks 0, 1, 2: `cu_seqlens` must begin with 0 and ascend"),
         ("end", "`cu_seqlens[-1] <= tokens` must hold, but got 49 and 48"),
-        ("schedule", "ranks 0, 1, 2: `schedule` is auto, ring, all_gather, ulysses, but got 'star'"),
+        ("schedule", "ranks 0, 1, 2: `schedule` is auto, ring, ulysses, all_gather, but got 'star'"),
         ("ulysses", "Each of 3 ranks that trade heads must get whole ones"),
         ("gradient", "rank 0: requires_grad=[True, True, True, False]; ranks 1, 2: requires_grad=[False"),
         ("join", "rank 0: seqlen=51; ranks 1, 2: seqlen=48"),
