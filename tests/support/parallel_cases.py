@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -106,7 +107,7 @@ def many_cases(ranks: int) -> Iterator[Case]:
 
 def inputs(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of the whole sequence, and the gradients of its results."""
-    generator = torch.Generator().manual_seed(case.seqlen * 100 + case.ranks)
+    generator = torch.Generator().manual_seed(case.seqlen)
     (heads, heads_kv), (dim, dim_v) = case.heads, case.dims
 
     def numbers(*sizes: int) -> Tensor:
@@ -123,8 +124,13 @@ def inputs(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     }
 
 
-def expected(case: Case, device: str = "cpu") -> dict[str, Tensor]:
-    """Return what one device finds in float64, with gradients."""
+def expected(case: Case, device: str) -> dict[str, Tensor]:
+    """Return what one device finds in float64, with gradients, however ranks share it."""
+    return _expected(replace(case, ranks=1, schedule="", columns=1, layout="", deterministic=False), device)
+
+
+@lru_cache(maxsize=256)
+def _expected(case: Case, device: str) -> dict[str, Tensor]:
     given = {name: tensor.double() for name, tensor in inputs(case, device).items()}
     leaves = [given[name].requires_grad_() for name in ("q", "k", "v", "sinks")]
     bounds = None if case.packed is None else torch.tensor(case.packed, dtype=torch.int32, device=device)
