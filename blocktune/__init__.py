@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.parallel.attention import context_parallel_attention
     from blocktune.kernels.parallel.decode import context_parallel_decode
-    from blocktune.kernels.parallel.layout import SequenceLayout
+    from blocktune.kernels.parallel.plan.layout import SequenceLayout
     from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.tuned.autotune import autotune, space
     from blocktune.tuner.tuned.install import install, uninstall
+    from blocktune.tuner.tuned.tune_schedule import tune_schedule
 
     __version__: str
 
@@ -107,6 +108,7 @@ __all__ = [
     "tree_attention",
     "tree_words",
     "tune",
+    "tune_schedule",
     "uninstall",
     "varlen_attn",
 ]
@@ -128,7 +130,7 @@ _HOMES = {
     "NoDeviceError": "blocktune.kernels.values.errors",
     "NoFeasibleConfigError": "blocktune.kernels.values.errors",
     "RankError": "blocktune.kernels.values.errors",
-    "SequenceLayout": "blocktune.kernels.parallel.layout",
+    "SequenceLayout": "blocktune.kernels.parallel.plan.layout",
     "Settings": "blocktune.kernels.tuned.settings",
     "SqliteConfigs": "blocktune.kernels.stored.sources",
     "StoreError": "blocktune.kernels.values.errors",
@@ -160,6 +162,7 @@ _HOMES = {
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
+    "tune_schedule": "blocktune.tuner.tuned.tune_schedule",
     "uninstall": "blocktune.tuner.tuned.install",
     # not public: what one room takes from another that it must not import is bound here, where all of them meet
     "usefulness": "blocktune.tuner.cost.ranking",

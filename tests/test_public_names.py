@@ -22,7 +22,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_co
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.parallel.attention import context_parallel_attention
 from blocktune.kernels.parallel.decode import context_parallel_decode
-from blocktune.kernels.parallel.layout import SequenceLayout
+from blocktune.kernels.parallel.plan.layout import SequenceLayout
 from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
@@ -48,6 +48,7 @@ from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.tuned.autotune import autotune, space
 from blocktune.tuner.tuned.install import install, uninstall
+from blocktune.tuner.tuned.tune_schedule import tune_schedule
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -101,6 +102,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "tree_attention": tree_attention,
         "tree_words": tree_words,
         "tune": tune,
+        "tune_schedule": tune_schedule,
         "uninstall": uninstall,
         "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),

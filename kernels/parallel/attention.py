@@ -13,17 +13,18 @@ from torch import Tensor
 from blocktune.kernels.api.flash_arguments import real_number, window_of
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sinks, check_sizes, check_softcap
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import autocasted, scale_of
+from blocktune.kernels.dispatch.plan import autocasted, needs_gradients, scale_of
 from blocktune.kernels.parallel.agreement import agree, digest
 from blocktune.kernels.parallel.block_attention import Numbers
-from blocktune.kernels.parallel.blocks import Sight
-from blocktune.kernels.parallel.cost import fastest, machine_of
 from blocktune.kernels.parallel.head_trade import HeadsGathered, HeadTrade, TokensGathered, heads_of, tokens_of
-from blocktune.kernels.parallel.layout import ZIGZAG, SequenceLayout, layout_named
+from blocktune.kernels.parallel.measured_schedule import link, measured
+from blocktune.kernels.parallel.plan.blocks import Sight
+from blocktune.kernels.parallel.plan.cost import fastest, machine_of
+from blocktune.kernels.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named
+from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, require_possible
+from blocktune.kernels.parallel.plan.steps import steps_of
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.parallel.ring import Ring, RingAttention
-from blocktune.kernels.parallel.schedule import Problem, Schedule, require_possible
-from blocktune.kernels.parallel.steps import steps_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 
@@ -84,8 +85,9 @@ def context_parallel_attention(
             is 1 then. The host reads it, so a tuple or a tensor on the CPU is best.
         layout: which tokens each rank holds, as `split_sequence` got it. A name is enough where all ranks hold equally
             many, or with cu_seqlens that end with the last token.
-        schedule: `ring`, `all_gather` or `ulysses`; `auto` takes the one that a model of bytes and overlap finds
-            fastest. On a mesh of two dimensions `ring` and `all_gather` say how keys travel along the first.
+        schedule: `ring`, `all_gather` or `ulysses`; `auto` takes the one that `tune_schedule` measured for such a call,
+            or else the one that a model of bytes and overlap finds fastest. On a mesh of two dimensions `ring` and
+            `all_gather` say how keys travel along the first.
         deterministic: gradients are equal to the bit in every run.
         return_lse: whether to return the log-sum-exp too.
         dispatcher: whose configs serve the blocks.
@@ -102,8 +104,20 @@ def context_parallel_attention(
     ranks = Ranks.of(group)
     q, k, v = autocasted(q, k, v)
     try:
-        request = _request(
-            ranks, q, k, v, is_causal, window, scale, softcap, s_aux, cu_seqlens, layout, schedule, deterministic
+        request = request_of(
+            ranks,
+            q,
+            k,
+            v,
+            is_causal=is_causal,
+            window=window,
+            scale=scale,
+            softcap=softcap,
+            s_aux=s_aux,
+            cu_seqlens=cu_seqlens,
+            layout=layout,
+            schedule=schedule,
+            deterministic=deterministic,
         )
     except UsageError as error:
         agree(ranks, {}, error)
@@ -113,22 +127,23 @@ def context_parallel_attention(
     return (out, lse) if return_lse else out
 
 
-def _request(
+def request_of(
     ranks: Ranks,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool,
-    window: tuple[int, int],
-    scale: float | None,
-    softcap: float,
-    sinks: Tensor | None,
-    cu_seqlens: Bounds,
-    layout: SequenceLayout | str,
-    schedule: str,
-    deterministic: bool,
+    *,
+    is_causal: bool = False,
+    window: tuple[int, int] = (UNLIMITED, UNLIMITED),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    cu_seqlens: Bounds = None,
+    layout: SequenceLayout | str = ZIGZAG,
+    schedule: str = AUTO,
+    deterministic: bool = False,
 ) -> Request:
-    """Return the call.
+    """Return the call with the arguments of `context_parallel_attention`.
 
     Raises:
         UsageError: arguments do not fit each other.
@@ -160,17 +175,19 @@ def _request(
         softcap,
         deterministic or torch.are_deterministic_algorithms_enabled(),
     )
-    return Request(problem, numbers, check_sinks(sinks, q.shape[1], q), _schedule(schedule, problem, q.device))
+    sinks, backward = check_sinks(s_aux, q.shape[1], q), needs_gradients(q, k, v, s_aux)
+    return Request(problem, numbers, sinks, _schedule(schedule, problem, ranks, q.device, backward=backward))
 
 
-def _schedule(name: str, problem: Problem, device: torch.device) -> Schedule:
-    """Return the schedule with a name, or the one that should be fastest.
+def _schedule(name: str, problem: Problem, ranks: Ranks, device: torch.device, *, backward: bool) -> Schedule:
+    """Return the schedule with a name, or the one that was measured fastest, or that should be.
 
     Raises:
         UsageError: there is no such schedule, or heads cannot be divided for it.
     """
     if name == AUTO:
-        return fastest(problem, machine_of(device))
+        known = measured(problem, link(ranks.column, device.type), backward=backward)
+        return fastest(problem, machine_of(device)) if known is None else known
     if name not in tuple(Schedule):
         raise UsageError(f"`schedule` is {AUTO}, {', '.join(Schedule)}, but got {name!r}. Take one of these.")
     require_possible(problem, Schedule(name))

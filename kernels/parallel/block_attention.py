@@ -16,7 +16,7 @@ from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.parallel.block_math import backward_of, forward_of
-from blocktune.kernels.parallel.blocks import Block
+from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.values.shape import Direction
 
 

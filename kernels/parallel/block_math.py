@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from blocktune.kernels.parallel.blocks import Block
+from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.parallel.layout import Range, SequenceLayout, coalesced, rows_of
 from blocktune.kernels.parallel.messages import Messages, ProcessGroup
+from blocktune.kernels.parallel.plan.layout import Range, SequenceLayout, coalesced, rows_of
 from blocktune.kernels.parallel.ring import heads_first
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
 from blocktune.kernels.parallel.messages import Messages, ProcessGroup
-from blocktune.kernels.parallel.steps import Step, Transfer
+from blocktune.kernels.parallel.plan.steps import Step, Transfer
 from blocktune.kernels.portable.partials.rows import add_partial
 from blocktune.kernels.portable.sinks.results import gradient_of_sinks, with_sinks
 

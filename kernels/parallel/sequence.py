@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.parallel.agreement import agree, digest
-from blocktune.kernels.parallel.layout import ZIGZAG, SequenceLayout, layout_named, rows_of
 from blocktune.kernels.parallel.messages import Messages
+from blocktune.kernels.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named, rows_of
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.values.errors import UsageError
 

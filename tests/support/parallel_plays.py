@@ -1,8 +1,11 @@
 """What ranks that share attention do besides being right: they refuse, end together, and decode."""
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +21,16 @@ from blocktune import (
     join_sequence,
     split_sequence,
 )
-from blocktune.kernels.parallel import messages
+from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.parallel import measured_schedule, messages
+from blocktune.kernels.parallel.attention import request_of
+from blocktune.kernels.parallel.plan.cost import fastest, machine_of
+from blocktune.kernels.parallel.plan.schedule import Schedule
+from blocktune.kernels.parallel.ranks import Ranks
+from blocktune.kernels.tuned.frozen import known_document
 from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.tuner.tuned import tune_schedule
 
 Answer = dict[str, Any]
 LENGTH = 16
@@ -172,6 +183,33 @@ def trains() -> Answer:
     return {name: all(map(torch.equal, plain, own)) for name, own in found.items()}
 
 
+def tunes() -> Answer:
+    """Measure the schedules of a call on ranks that say that they have a GPU, each with a store of its own."""
+    rank, device = dist.get_rank(), device_named("h200")
+    folder = Path(tempfile.mkdtemp())
+    os.environ["BLOCKTUNE_DB"] = str(folder / "user.db")
+    tune_schedule.current_device = measured_schedule.current_device = lambda: device
+    q, k, v = (one.requires_grad_() for one in part(seed=rank))
+    times_us = tune_schedule.tune_schedule(q, k, v, is_causal=True)
+    ranks = Ranks.of(None)
+    chosen = [str(request_of(ranks, q, k, v, is_causal=True).schedule)]
+    request = request_of(ranks, q, k, v, is_causal=True)
+    key = measured_schedule.key_of(request.problem, measured_schedule.link(None, "cpu"), backward=True)
+    for schedule in Schedule:
+        measured_schedule.take(device, key, schedule, 1.0)
+        chosen.append(str(request_of(ranks, q, k, v, is_causal=True).schedule))
+    other = request_of(ranks, *(one.detach() for one in (q, k, v)), is_causal=True).schedule  # without a backward
+    with UserKernelStore.open() as store:
+        kept = [best.config.parameters["schedule"] for best in store.bests(device)]
+    document = known_document(device)["kernels"]
+    shutil.rmtree(folder)
+    modelled = str(fastest(request.problem, machine_of(q.device)))
+    return {
+        "times_us": times_us, "chosen": chosen, "kept": kept, "sent": len(document),
+        "without backward": str(other) == modelled,
+    }  # fmt: skip
+
+
 ENDINGS: dict[str, tuple[int, Callable[[], Answer]]] = {
     "dead": (3, ends_with_a_dead_rank),
     "size": (3, ends_with_another_size),
@@ -185,5 +223,6 @@ PLAYS: dict[str, tuple[int, Callable[[], Answer]]] = {
     "sequence": (3, splits_and_joins),
     "decode": (3, decodes),
     "trains": (2, trains),
+    "tunes": (2, tunes),
 }
 """Other plays."""

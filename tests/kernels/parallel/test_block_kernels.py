@@ -11,9 +11,9 @@ from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
-from blocktune.kernels.parallel.blocks import Block, Sight
+from blocktune.kernels.parallel.plan.blocks import Block, Sight
+from blocktune.kernels.parallel.plan.steps import steps_of
 from blocktune.kernels.parallel.ring import PartialSums
-from blocktune.kernels.parallel.steps import steps_of
 from blocktune.kernels.values.shape import Causal
 from tests.support.dispatch_fakes import ListSource
 from tests.support.triton_modes import DEVICE, ON_GPU, runs

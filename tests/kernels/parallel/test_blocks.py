@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from blocktune.kernels.parallel.blocks import Block, Sight
-from blocktune.kernels.parallel.layout import Range, SequenceLayout
-from blocktune.kernels.parallel.steps import Step, steps_of
+from blocktune.kernels.parallel.plan.blocks import Block, Sight
+from blocktune.kernels.parallel.plan.layout import Range, SequenceLayout
+from blocktune.kernels.parallel.plan.steps import Step, steps_of
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from blocktune import SequenceLayout, UsageError
-from blocktune.kernels.parallel.blocks import Sight
-from blocktune.kernels.parallel.cost import LAUNCH_S, SUM_BYTES, Machine, fastest, time_s
-from blocktune.kernels.parallel.schedule import Problem, Schedule, possible, require_possible
+from blocktune.kernels.parallel.plan.blocks import Sight
+from blocktune.kernels.parallel.plan.cost import LAUNCH_S, SUM_BYTES, Machine, fastest, time_s
+from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, possible, require_possible
 
 pytestmark = pytest.mark.triton_free
 INF = float("inf")

@@ -4,7 +4,7 @@ import pytest
 
 from blocktune import SequenceLayout, UsageError, split_sequence
 from blocktune.kernels.parallel.head_trade import heads_of, tokens_of
-from blocktune.kernels.parallel.layout import layout_named
+from blocktune.kernels.parallel.plan.layout import layout_named
 
 pytestmark = pytest.mark.triton_free
 

@@ -127,3 +127,17 @@ def test_decoding_over_caches_of_all_ranks(told: Told) -> None:
 @pytest.mark.parametrize("way", ["again", "checkpoint", "compiled"])
 def test_training_steps_are_equal_to_the_bit(told: Told, way: str) -> None:
     assert [rank[way] for rank in told["trains"]["told"]] == [True, True]
+
+
+def test_schedules_are_measured_by_all_ranks_and_kept_by_the_first(told: Told) -> None:
+    first, second = told["tunes"]["told"]
+    assert list(first["times_us"]) == list(second["times_us"])
+    assert sorted(first["times_us"]) == ["all_gather", "ring", "ulysses"]
+    assert first["times_us"] == second["times_us"]
+    winner = min(first["times_us"], key=first["times_us"].__getitem__)
+    assert next(iter(first["times_us"])) == winner
+    for rank in (first, second):
+        assert rank["chosen"] == [winner, "ring", "ulysses", "all_gather"]
+        assert rank["without backward"]
+        assert rank["sent"] == 1
+    assert (first["kept"], second["kept"]) == ([winner], [])

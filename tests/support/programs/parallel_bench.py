@@ -30,10 +30,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune import attention, context_parallel_attention
-from blocktune.kernels.parallel.blocks import Sight
-from blocktune.kernels.parallel.cost import Schedule, fastest, machine_of, time_s
-from blocktune.kernels.parallel.layout import SequenceLayout
-from blocktune.kernels.parallel.schedule import Problem, possible
+from blocktune.kernels.parallel.plan.blocks import Sight
+from blocktune.kernels.parallel.plan.cost import Schedule, fastest, machine_of, time_s
+from blocktune.kernels.parallel.plan.layout import SequenceLayout
+from blocktune.kernels.parallel.plan.schedule import Problem, possible
 from tests.support.parallel_cases import Case, errors
 
 HEADS, HEADS_KV, DIM = 32, 8, 128

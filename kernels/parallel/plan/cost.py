@@ -12,9 +12,9 @@ from math import inf
 import torch
 
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.parallel.blocks import Block
-from blocktune.kernels.parallel.schedule import Problem, Schedule, columns_of, possible, require_possible
-from blocktune.kernels.parallel.steps import Step, Transfer, steps_of
+from blocktune.kernels.parallel.plan.blocks import Block
+from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, columns_of, possible, require_possible
+from blocktune.kernels.parallel.plan.steps import Step, Transfer, steps_of
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape

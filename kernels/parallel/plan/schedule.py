@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from blocktune.kernels.parallel.blocks import Sight
-from blocktune.kernels.parallel.layout import SequenceLayout
+from blocktune.kernels.parallel.plan.blocks import Sight
+from blocktune.kernels.parallel.plan.layout import SequenceLayout
 from blocktune.kernels.values.errors import UsageError
 
 

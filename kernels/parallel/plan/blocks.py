@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from blocktune.kernels.parallel.layout import Range, rows_of
+from blocktune.kernels.parallel.plan.layout import Range, rows_of
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blocktune.kernels.parallel.blocks import Block, Sight, blocks_of, needed, own_blocks
-from blocktune.kernels.parallel.layout import Range, SequenceLayout, coalesced, rows_of
+from blocktune.kernels.parallel.plan.blocks import Block, Sight, blocks_of, needed, own_blocks
+from blocktune.kernels.parallel.plan.layout import Range, SequenceLayout, coalesced, rows_of
 
 
 @dataclass(frozen=True, slots=True)
