@@ -15,6 +15,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.plan import trace_obstacle
 from blocktune.kernels.parallel.block_math import backward_of, forward_of
 from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.values.shape import Direction
@@ -55,7 +56,7 @@ def attend_block(
     query: Tensor, key: Tensor, value: Tensor, block: Block, numbers: Numbers, dispatcher: Dispatcher
 ) -> tuple[Tensor, Tensor]:
     """Return the output [batch, num_heads, seqlen_q, head_dim_v] and the log-sum-exp over the keys of a block."""
-    if numbers.scale > 0:
+    if numbers.scale > 0 and trace_obstacle(query, key, value) is None:
         call = _call(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
         if isinstance(plan, GeneralPlan):
@@ -75,7 +76,8 @@ def gradients_of_block(
     dispatcher: Dispatcher,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a block adds to the gradients of its query, key and value."""
-    if numbers.scale > 0 and query.dtype is not torch.float32:
+    takes = numbers.scale > 0 and query.dtype is not torch.float32
+    if takes and trace_obstacle(query, key, value) is None:
         call = _call(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.BACKWARD)
         if isinstance(plan, GeneralPlan):

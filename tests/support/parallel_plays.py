@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from blocktune import (
@@ -138,7 +139,7 @@ def splits_and_joins() -> Answer:
     return {"same": same}
 
 
-def decodes() -> Answer:
+def decodes(group: Any = None) -> Answer:
     """Decode over caches of which each rank has other rows, the first one none."""
     rank, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
@@ -151,12 +152,29 @@ def decodes() -> Answer:
     rows = [torch.stack([one[b, places[rank, b] :][:8] for b in range(3)]) for one in caches]
     rows = [one[:, :0] for one in rows] if rank == 0 else rows
     filled = None if rank == 0 else lengths[rank]
-    out, lse = context_parallel_decode(q, *rows, cache_seqlens=filled, s_aux=sinks, softcap=3.0, return_lse=True)
+    options: dict[str, Any] = {"s_aux": sinks, "softcap": 3.0}
+    out, lse = context_parallel_decode(q, *rows, cache_seqlens=filled, group=group, return_lse=True, **options)
     total = lengths.sum(0, dtype=torch.int32)
-    right, right_lse = flash_attn_with_kvcache(
-        q, *caches, cache_seqlens=total, s_aux=sinks, softcap=3.0, return_softmax_lse=True
-    )
+    right, right_lse = flash_attn_with_kvcache(q, *caches, cache_seqlens=total, return_softmax_lse=True, **options)
     return {"out": float((out - right).abs().max()), "lse": float((lse - right_lse).abs().max())}
+
+
+def meets_in_a_mesh() -> Answer:
+    """Split, join, attend and decode with meshes of one and of two dimensions as groups, and refuse one of three."""
+    table, row = DeviceMesh("cpu", torch.arange(4).view(2, 2)), DeviceMesh("cpu", torch.arange(4))
+    whole = torch.arange(4 * 6).view(12, 2)
+    same = [
+        torch.equal(join_sequence(split_sequence(whole, dim=0, group=g), dim=0, group=g), whole) for g in (table, row)
+    ]
+    q, k, v = part(seed=dist.get_rank())
+    outs = [context_parallel_attention(q, k, v, group=group, is_causal=True) for group in (None, row, table)]
+    same += [torch.allclose(outs[0], out, atol=1e-6) for out in outs[1:]]
+    cube = DeviceMesh("cpu", torch.arange(4).view(2, 2, 1))
+    refused = refusal(lambda: context_parallel_attention(q, k, v, group=cube))
+    wrong = refusal(
+        lambda: context_parallel_attention(q, k, v, group=table, scale=0.5 if dist.get_rank() == 3 else 1.0)
+    )
+    return {"same": same, "refused": refused, "wrong": wrong, **decodes(table)}
 
 
 def trains() -> Answer:
@@ -222,6 +240,7 @@ PLAYS: dict[str, tuple[int, Callable[[], Answer]]] = {
     "descriptions": (2, sends_descriptions_once),
     "sequence": (3, splits_and_joins),
     "decode": (3, decodes),
+    "mesh": (4, meets_in_a_mesh),
     "trains": (2, trains),
     "tunes": (2, tunes),
 }

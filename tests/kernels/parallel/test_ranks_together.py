@@ -2,14 +2,16 @@
 and a rank that does not come ends all others."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.parallel_cases import Case, cases, many_cases
-from tests.support.programs import program
+from tests.support.programs import ROOT, program
 
 pytestmark = pytest.mark.triton_free
 
@@ -124,6 +126,14 @@ def test_decoding_over_caches_of_all_ranks(told: Told) -> None:
         assert max(rank["out"], rank["lse"]) < 2e-6
 
 
+def test_meshes_are_groups(told: Told) -> None:
+    for rank in told["mesh"]["told"]:
+        assert rank["same"] == [True] * 4
+        assert max(rank["out"], rank["lse"]) < 2e-6
+        assert "a DeviceMesh with one or two dimensions that holds this rank" in rank["refused"]["text"]
+        assert "but got rank 2: scale=1.0; rank 3: scale=0.5" in rank["wrong"]["text"]
+
+
 @pytest.mark.parametrize("way", ["again", "checkpoint", "compiled"])
 def test_training_steps_are_equal_to_the_bit(told: Told, way: str) -> None:
     assert [rank[way] for rank in told["trains"]["told"]] == [True, True]
@@ -141,3 +151,19 @@ def test_schedules_are_measured_by_all_ranks_and_kept_by_the_first(told: Told) -
         assert rank["without backward"]
         assert rank["sent"] == 1
     assert (first["kept"], second["kept"]) == ([winner], [])
+
+
+@pytest.mark.exhaustive
+def test_the_bench_runs_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """Its rates mean nothing on a CPU, but every step of it is taken."""
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    bench = ["-m", "tests.support.programs.parallel_bench", "--lengths", "128", "--length-alone", "128"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-P", *ranks, *bench, "--out", str(tmp_path / "bench.json")]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "bench.json").read_text())
+    assert max(row["worst_of_largest"] for row in rows if row["kind"] == "error") < TOLERANCE["bfloat16"]
+    measured = [row["name"] for row in rows if row["kind"] == "together" and row["direction"] == "both" and "ms" in row]
+    assert measured == ["ring", "ulysses", "all_gather"]
+    assert "128 both: " in result.stdout
