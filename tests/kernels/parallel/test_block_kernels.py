@@ -24,11 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
 INF = float("inf")
-LENGTH = 24
+UNIT, DIM = (50, 128) if ON_GPU else (1, 16)
+"""On a GPU, what the kernels of long sequences take."""
+LENGTH = 24 * UNIT
 SIGHTS = {
     "causal": Sight(INF, 0, (0, LENGTH)),
-    "window": Sight(9, 3, (0, LENGTH)),
-    "packed": Sight(6, 0, (0, 5, 9, 20, LENGTH)),
+    "window": Sight(9 * UNIT, 3 * UNIT, (0, LENGTH)),
+    "packed": Sight(6 * UNIT, 0, (0, 5 * UNIT, 9 * UNIT, 20 * UNIT, LENGTH)),
 }
 
 
@@ -42,7 +44,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 
 def numbers(dtype: torch.dtype, *sizes: int) -> Tensor:
-    return torch.randn(1, *sizes, 16, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype).to(DEVICE)
+    return torch.randn(1, *sizes, DIM, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype).to(DEVICE)
 
 
 def whole(sight: Sight, softcap: float, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -52,7 +54,7 @@ def whole(sight: Sight, softcap: float, leaves: list[Tensor]) -> tuple[Tensor, T
     document = torch.bucketize(place, torch.tensor(sight.bounds[1:], device=q.device), right=True)
     distance = place - place[:, None]
     seen = (distance >= -sight.left) & (distance <= sight.right) & (document == document[:, None])
-    scores = q @ k.repeat_interleave(2, 1).mT / 4
+    scores = q @ k.repeat_interleave(2, 1).mT * DIM**-0.5
     scores = softcap * (scores / softcap).tanh() if softcap else scores
     scores = scores.masked_fill(~seen, -INF)
     return scores.softmax(-1) @ v.repeat_interleave(2, 1), scores.logsumexp(-1)
@@ -77,7 +79,7 @@ def test_the_blocks_of_all_ranks_add_up(dispatcher: Dispatcher, dtype: torch.dty
     right = torch.autograd.grad((out, lse), doubles, (grad.double(), grad_lse.double()))
     rows = FinishedRows(out.detach().to(dtype), lse.detach().float(), grad, grad_lse)
     found = [torch.zeros_like(tensor) for tensor in doubles]
-    shared = Numbers(0.25, softcap, deterministic=True)
+    shared = Numbers(DIM**-0.5, softcap, deterministic=True)
     for rank in range(2):
         places = [torch.cat([torch.arange(*part, device=DEVICE) for part in own]) for own in layout.ranges]
         sums = PartialSums(q[:, :, places[rank]], v)
