@@ -25,10 +25,10 @@ from blocktune import (
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel import measured_schedule, messages
-from blocktune.kernels.parallel.attention import request_of
 from blocktune.kernels.parallel.plan.cost import fastest, machine_of
 from blocktune.kernels.parallel.plan.schedule import Schedule
 from blocktune.kernels.parallel.ranks import Ranks
+from blocktune.kernels.parallel.request import request_of
 from blocktune.kernels.tuned.frozen import known_document
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned import tune_schedule

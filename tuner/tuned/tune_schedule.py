@@ -12,9 +12,10 @@ from blocktune.db.records.user_records import UserBest
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel import measured_schedule
-from blocktune.kernels.parallel.attention import context_parallel_attention, request_of
+from blocktune.kernels.parallel.attention import context_parallel_attention
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, possible
 from blocktune.kernels.parallel.ranks import Ranks
+from blocktune.kernels.parallel.request import request_of
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor
