@@ -14,7 +14,7 @@ from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unv
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of
-from blocktune.db.records.reading import readable_records
+from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
@@ -23,7 +23,7 @@ from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.schema import is_current, make_current, require_current
+from blocktune.db.tables.schema import is_current, make_current, require_current, require_same
 from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
@@ -155,19 +155,19 @@ class ResultStore:
         """
         query = select(TrialRow).order_by(TrialRow.created_at, TrialRow.id)
         if device is not None:
-            query = query.where(TrialRow.device.has(DeviceRow.key == device.key))
+            query = query.where(TrialRow.device_id == id_of(DeviceRow, key=device.key))
         if shape is not None:
-            query = query.where(TrialRow.shape.has(ShapeRow.document == document_of(shape)))
+            query = query.where(TrialRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
         if environment is not None:
-            query = query.where(TrialRow.environment.has(EnvironmentRow.digest == environment.digest))
+            query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             query = query.where(TrialRow.gpu_uuid.is_distinct_from(IMPORTED))
         if kernel_hash is not None:
-            query = query.where(TrialRow.kernel.has(KernelRow.source_hash == kernel_hash))
+            query = query.where(TrialRow.kernel_id.in_(select(KernelRow.id).filter_by(source_hash=kernel_hash)))
         return self._read(query, trial_of)
 
     def best(self, device: DeviceSpec, shape: AttentionShape) -> Best | None:
         """The winner of exactly this shape on this device."""
-        query = _bests_on(device).where(BestRow.shape.has(ShapeRow.document == document_of(shape)))
+        query = _bests_on(device).where(BestRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
         return next(iter(self._read(query, best_of)), None)
 
     def bests(self, device: DeviceSpec | None = None) -> list[Best]:
@@ -276,6 +276,7 @@ class ResultStore:
 
         def transaction() -> T:
             with Session(self._engines.writer) as session, session.begin():
+                require_same(session.connection(), self.target)
                 return work(BulkWriter(session))
 
         with translated(self._engines.target):
@@ -294,7 +295,7 @@ class ResultStore:
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:
-    return select(BestRow).where(BestRow.device.has(DeviceRow.key == device.key))
+    return select(BestRow).where(BestRow.device_id == id_of(DeviceRow, key=device.key))
 
 
 def _distance(best: Best, shape: AttentionShape) -> tuple[Any, ...]:

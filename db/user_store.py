@@ -8,13 +8,14 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.filling import fill_checksums
-from blocktune.db.records.reading import readable_records
+from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Environment
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow
+from blocktune.db.tables.schema import make_current, require_current, require_same
 from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
@@ -90,20 +91,21 @@ class UserKernelStore:
         """What was tried of one problem with this very source, device and software, oldest first."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
         query = select(UserTrialRow).filter_by(**key).order_by(UserTrialRow.created_at, UserTrialRow.id)
-        matches = (UserTrialRow.device.has(key=device.key), UserTrialRow.environment.has(digest=environment.digest))
-        return self._read(query.where(*matches), lambda row: user_trial_of(row, device))
+        query = query.where(UserTrialRow.device_id == id_of(DeviceRow, key=device.key))
+        query = query.where(UserTrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
+        return self._read(query, lambda row: user_trial_of(row, device))
 
     def best(self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem) -> UserBest | None:
         """The winner of exactly this problem on this device, measured with this source."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
-        query = select(UserBestRow).filter_by(**key).where(UserBestRow.device.has(key=device.key))
+        query = select(UserBestRow).filter_by(**key).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key))
         found = self._read(query, lambda row: user_best_of(row, device))
         return next(iter(found), None)
 
     def bests(self, device: DeviceSpec) -> list[UserBest]:
         """All winners on this device, by kernel, source and problem."""
         order = (UserBestRow.kernel, UserBestRow.source_hash, UserBestRow.problem)
-        query = select(UserBestRow).where(UserBestRow.device.has(key=device.key)).order_by(*order)
+        query = select(UserBestRow).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key)).order_by(*order)
         return self._read(query, lambda row: user_best_of(row, device))
 
     def close(self) -> None:
@@ -119,6 +121,7 @@ class UserKernelStore:
     def _write(self, work: Callable[[UserRowWriter], None]) -> None:
         def transaction() -> None:
             with Session(self._engines.writer) as session, session.begin():
+                require_same(session.connection(), self._engines.target)
                 work(UserRowWriter(session))
 
         with translated(self._engines.target):

@@ -55,7 +55,7 @@ def drill(
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> DrillCounts:
-    """Return the damages copies of a store, each in another way, and recovers each. The store itself is only read.
+    """Damage copies of a store, each in another way, recover each, and return the counts. The store is only read.
 
     Args:
         target: the store.

@@ -62,6 +62,23 @@ def _version(engines: StoreEngines) -> str | None:
         return version_of(connection, engines.target)
 
 
+def require_same(connection: Connection, target: StoreTarget) -> None:
+    """Check, in a writer's transaction, that the schema is still the one for which the rows are made.
+
+    Raises:
+        SchemaTooNewError: a newer blocktune has upgraded the store since this process opened it.
+        StoreError: the store was replaced by an older one.
+    """
+    version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+    if version == CURRENT:
+        return
+    newer = str(version) > CURRENT
+    raise (SchemaTooNewError if newer else StoreError)(
+        f"This process writes schema {CURRENT}, but {target.label} has schema {shown(str(version), 20)} by now. "
+        + ("Update blocktune (`pip install --upgrade blocktune`) and start again." if newer else "Start again.")
+    )
+
+
 def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
     """Creates or upgrades the schema where it is not current. Any number of processes may do so at once.
 
