@@ -35,8 +35,8 @@ class UserKernelStore:
 
     @classmethod
     def open(cls, target: str | Path | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Self:
-        """The store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory. It is created or
-        upgraded if need be.
+        """Return the store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory. It is
+        created or upgraded if need be.
 
         Raises:
             UsageError: a URL that cannot be parsed or whose driver is missing.
@@ -48,13 +48,14 @@ class UserKernelStore:
 
     @classmethod
     def open_to_read(cls, target: str | Path | None = None) -> Self:
-        """A store of the present schema, only to be read: it needs no write permission. Raises the errors of `open`."""
+        """Return a store of the present schema, only to be read: it needs no write permission. Raises the errors of
+        `open`."""
         engines = open_engines(StoreTarget.of(target), read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         require_current(engines)
         return cls(engines)
 
     def record(self, trial: UserTrial) -> None:
-        """Stores one trial; a later one of the same candidate and software replaces it.
+        """Store one trial; a later one of the same candidate and software replaces it.
 
         Raises:
             UsageError: a value is out of range, or there is a time without the outcome `ok` or the other way round.
@@ -62,7 +63,7 @@ class UserKernelStore:
         self._write(lambda writer: writer.put_user_trial(trial))
 
     def set_best(self, best: UserBest) -> None:
-        """Stores the winner of a problem on a device, in place of an earlier one: it was measured against that one.
+        """Store the winner of a problem on a device, in place of an earlier one: it was measured against that one.
 
         Raises:
             UsageError: a value is out of range.
@@ -70,7 +71,7 @@ class UserKernelStore:
         self._write(lambda writer: writer.put_user_best(best))
 
     def restore(self, trials: Iterable[UserTrial], bests: Iterable[UserBest]) -> None:
-        """Stores many trials and winners in one transaction: all of them or, when one breaks a rule, none.
+        """Store many trials and winners in one transaction: all of them or, when one breaks a rule, none.
 
         Raises:
             UsageError: one does.
@@ -88,7 +89,7 @@ class UserKernelStore:
     def trials(
         self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem, environment: Environment
     ) -> list[UserTrial]:
-        """What was tried of one problem with this very source, device and software, oldest first."""
+        """Return what was tried of one problem with this very source, device and software, oldest first."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
         query = select(UserTrialRow).filter_by(**key).order_by(UserTrialRow.created_at, UserTrialRow.id)
         query = query.where(UserTrialRow.device_id == id_of(DeviceRow, key=device.key))
@@ -96,20 +97,20 @@ class UserKernelStore:
         return self._read(query, lambda row: user_trial_of(row, device))
 
     def best(self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem) -> UserBest | None:
-        """The winner of exactly this problem on this device, measured with this source."""
+        """Return the winner of exactly this problem on this device, measured with this source."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
         query = select(UserBestRow).filter_by(**key).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key))
         found = self._read(query, lambda row: user_best_of(row, device))
         return next(iter(found), None)
 
     def bests(self, device: DeviceSpec) -> list[UserBest]:
-        """All winners on this device, by kernel, source and problem."""
+        """Return all winners on this device, by kernel, source and problem."""
         order = (UserBestRow.kernel, UserBestRow.source_hash, UserBestRow.problem)
         query = select(UserBestRow).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key)).order_by(*order)
         return self._read(query, lambda row: user_best_of(row, device))
 
     def close(self) -> None:
-        """Lets go of the database. Nothing waits to be written."""
+        """Let go of the database. Nothing waits to be written."""
         self._engines.reader.dispose()
 
     def __enter__(self) -> Self:

@@ -34,13 +34,9 @@ VERBS = frozenset(
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
 PENDING = (
-    "db/exchange",
-    "db/records",
-    "db/tables",
     "kernels/api",
     "kernels/dispatch",
     "kernels/selection",
-    "kernels/stored",
     "kernels/tuned",
     "tuner/tuned",
     "cli/explain/occupancy.py",
@@ -50,9 +46,6 @@ PENDING = (
     "cli/pages/gpu_test_tables.py",
     "cli/pages/pages.py",
     "cli/shared/lookup.py",
-    "db/sources.py",
-    "db/store.py",
-    "db/user_store.py",
     "kernels/base/direct_launch.py",
     "kernels/base/feature_arguments.py",
     "kernels/base/kernel.py",

@@ -38,7 +38,7 @@ class BulkWriter(RowWriter):
     """Writes many records at once."""
 
     def put_newer_trials(self, trials: Sequence[Trial]) -> int:
-        """Stores trials in place of earlier ones of the same candidates, unless these are younger or were made here and
+        """Store trials in place of earlier ones of the same candidates, unless these are younger or were made here and
         the new ones were not. Returns how many were stored.
 
         Raises:
@@ -61,7 +61,7 @@ class BulkWriter(RowWriter):
         return count
 
     def replace_bests(self, bests: Sequence[Best]) -> None:
-        """Stores winners, one of each shape and device, whatever is stored.
+        """Store winners, one of each shape and device, whatever is stored.
 
         Raises:
             UsageError: a winner breaks a rule.
@@ -94,7 +94,7 @@ class BulkWriter(RowWriter):
         return held
 
     def _refer_to(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Adds the shapes and configs that are missing, and remembers the ids of all."""
+        """Add the shapes and configs that are missing, and remember the ids of all."""
         shapes, configs = dict[Any, None](), dict[Any, None]()
         for shape, config in pairs:
             shapes[shape], configs[config] = None, None
@@ -113,7 +113,7 @@ class BulkWriter(RowWriter):
         self._ids |= {(row_type, (document,)): row_id for document, row_id in rows}
 
     def _write(self, row_type: type[TrialRow | BestRow], changes: Iterable[dict[str, Any]]) -> None:
-        """Adds the rows without an id and changes those with one."""
+        """Add the rows without an id and change those with one."""
         known, new = list[dict[str, Any]](), list[dict[str, Any]]()
         for change in changes:
             row_id = change.pop("id")

@@ -17,7 +17,7 @@ Checksums = dict[str, str]
 
 
 def fill_checksums(connection: Connection) -> None:
-    """Gives all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
+    """Give all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
     it said."""
     with Session(connection) as session:
         for row_type, checksums in _CHECKSUMS.items():
@@ -31,7 +31,7 @@ def fill_checksums(connection: Connection) -> None:
 
 
 def _filled(row: Any, checksums: Callable[[Any], Checksums]) -> dict[str, Any] | None:
-    """The checksums of a row with its id; None for a row that breaks a rule."""
+    """Return the checksums of a row with its id; None for a row that breaks a rule."""
     try:
         return {"row_id": row.id, **checksums(row)}
     except UNREADABLE:

@@ -84,7 +84,8 @@ def health_of(engines: StoreEngines) -> StoreHealth:
 
 
 def _integrity(connection: Connection) -> str:
-    """`ok`, or empty for a server, or what is wrong: with the file, else with links between rows, else with rows."""
+    """Return `ok`, or empty for a server, or what is wrong: with the file, else with links between rows, else with
+    rows."""
     is_file = connection.dialect.name == "sqlite"
     sound = ["ok"] if is_file else []
     pages = _pragma(connection, "quick_check(10)") if is_file else []

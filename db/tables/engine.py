@@ -34,7 +34,7 @@ class StoreEngines:
 
 
 def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: float) -> StoreEngines:
-    """Engines for the target; connects only to find out how a read-only SQLite file can be opened.
+    """Return engines for the target; connect only to find out how a read-only SQLite file can be opened.
 
     Raises:
         UsageError: the URL names a dialect or driver that is not installed.
@@ -57,7 +57,8 @@ def _is_writer(connection: Connection) -> bool:
 
 
 def _begin_sqlite(lock_timeout_seconds: float, connection: Connection) -> None:
-    """A deferred BEGIN that turns into a write fails at once when another writer was faster; no timeout helps it.
+    """Begin a transaction. A deferred BEGIN that turns into a write fails at once when another writer was faster; no
+    timeout helps it.
 
     Who waits for the lock comes back to Python at every turn, so that Ctrl-C ends the waiting.
     """
