@@ -6,7 +6,9 @@ serve, 7 a result differs from the reference, 130 interrupted.
 
 import os
 import select
+import signal
 import sys
+import threading
 import warnings
 from typing import Annotated, Any, TextIO
 
@@ -123,9 +125,18 @@ def show_warning(
     note(f"warning: {message}")
 
 
+def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Send Ctrl-C once more where Python ignored it, since it came while an object was taken away."""
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main() -> None:
     """Entry point of the console commands."""
     warnings.showwarning = show_warning
+    sys.unraisablehook = interrupt_again
     app()
 
 

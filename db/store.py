@@ -280,7 +280,7 @@ class ResultStore:
                 return work(BulkWriter(session))
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)
 
     def _only_read(self) -> StoreError:
         return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
@@ -291,7 +291,7 @@ class ResultStore:
                 return readable_records(session, query, convert, self.label)
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:

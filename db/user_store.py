@@ -126,7 +126,7 @@ class UserKernelStore:
                 work(UserRowWriter(session))
 
         with translated(self._engines.target):
-            kept_up(transaction)
+            kept_up(transaction, self._engines.lock_timeout_seconds)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         def transaction() -> list[Record]:
@@ -134,4 +134,4 @@ class UserKernelStore:
                 return readable_records(session, query, convert, self._engines.target.label)
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)

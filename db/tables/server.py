@@ -1,5 +1,6 @@
 """Connections to a database server, which may be restarted, silent or away."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -37,9 +38,6 @@ BUSY = re.compile(
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Between two tries to reach a server that was there before."""
 
-TRIES = 3
-"""How often a transaction is begun whose connection the server drops."""
-
 T = TypeVar("T")
 
 
@@ -66,16 +64,24 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
     return engine
 
 
-def kept_up(work: Callable[[], T]) -> T:
-    """Do a whole transaction, and again where the server drops its connection. So it must be one that may happen
-    twice: the server may have committed just before."""
-    for _ in range(TRIES - 1):
+def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
+    """Do a whole transaction, and again for a while where the server drops its connection. So it must be one that may
+    happen twice: the server may have committed just before.
+
+    Args:
+        work: begins and ends the transaction.
+        patience_seconds: how long after the first drop it is begun again.
+    """
+    deadline, pause = math.inf, FIRST_PAUSE_SECONDS
+    while True:
         try:
             return work()
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            deadline = min(deadline, time.monotonic() + patience_seconds)
+            if not error.connection_invalidated or time.monotonic() + pause > deadline:
                 raise
-    return work()
+        time.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
 def _options(url: URL, *, read_only: bool) -> dict[str, int | str]:

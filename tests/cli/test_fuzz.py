@@ -16,3 +16,4 @@ def test_random_commands_on_random_files_end_well(tmp_path: Path) -> None:
     told = json.loads(result.stdout)
     assert told["broken"] == []
     assert {"0", "2", "5"} <= told["ended"].keys()
+    assert told["interrupted"] > 0

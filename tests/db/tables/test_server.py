@@ -139,7 +139,7 @@ def test_a_server_that_drops_every_connection_is_given_up(
     new_postgres_database: Callable[[], str], trial: Trial
 ) -> None:
     place = new_postgres_database()
-    with ResultStore.open(place) as store:
+    with ResultStore.open(place, lock_timeout_seconds=0.5) as store:
         dropping(place, store, 10**9)
         with pytest.raises(StoreError, match="must be reachable"):
             store.record(trial)
