@@ -262,7 +262,7 @@ def test_a_spool_of_a_server_is_in_the_state_directory(trial: Trial, tmp_path: P
         assert left.trials == (trial,)
 
 
-def failing(*_: object) -> None:
+def failing(*_: object, **__: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
