@@ -1,6 +1,5 @@
 """Databases of millions of trials on a server, made there: one by one they would take days."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +64,7 @@ def _copy(connection: Connection, row_type: type[TrialRow | BestRow], links: str
     )
 
 
-def plan_of(connection: Connection, statement: str) -> str:
-    """Return how the server would find the rows of a query, as JSON."""
-    return json.dumps(connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}")).scalar_one())
+def plan_of(connection: Connection, statement: str) -> list[Any]:
+    """Return how the server would find the rows of a query."""
+    plan: list[Any] = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}").scalar_one()
+    return plan
