@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
@@ -190,23 +191,15 @@ def interrupted(words: list[str], environment: dict[str, str], dice: random.Rand
 
 def _run_and_interrupt(words: list[str], environment: dict[str, str], output: int, delay: float) -> tuple[int, float]:
     """Return the exit code of a command in a process of its own, and how long it lived after Ctrl-C."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     child = os.fork()
     if not child:
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.environ.update(environment)
-        sys.argv = ["tune", *words]
-        code = 1
+        code = 130
         try:
-            tune()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        except KeyboardInterrupt:  # before or after the command itself
-            code = 130
+            code = _exit_code(words, environment, output)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
             os._exit(code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     time.sleep(delay)
     os.kill(child, signal.SIGINT)
     began = time.monotonic()
@@ -218,6 +211,29 @@ def _run_and_interrupt(words: list[str], environment: dict[str, str], output: in
         if seconds > 5 * MAX_INTERRUPTED_SECONDS:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _exit_code(words: list[str], environment: dict[str, str], output: int) -> int:
+    """Return how a command ends in this process, which gets Ctrl-C while the command runs and at no other time."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment)
+    sys.argv = ["tune", *words]
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        tune()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:  # in front of the command itself
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    return code
 
 
 def main(folder: Path, runs: int, seed: int) -> None:

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from blocktune.db.exchange.document import save_text
 from blocktune.db.exchange.merging import Results
@@ -204,6 +205,19 @@ def tried(name: str, count: int, seed: int) -> Case:
         return Case(name, count, lost, wrong, round(time.monotonic() - started, 1), note)
 
 
+def record(cases: list[Case], seed: int) -> dict[str, Any]:
+    """Return the document of a run."""
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "seed": seed,
+        "cases": [asdict(case) for case in cases],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
@@ -220,17 +234,8 @@ def main() -> None:
             sys.stderr.write(f"{name}: left out: {reason}\n")
             continue
         sys.stderr.write(f"{found[-1]}\n")
-    if given.out:
-        document = {
-            "format": FORMAT,
-            "schema": SCHEMA,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "seed": given.seed,
-            "cases": [asdict(case) for case in found],
-        }
-        save_text(json.dumps(document, indent=1) + "\n", given.out)
+        if given.out:  # after each case: some take long
+            save_text(json.dumps(record(found, given.seed), indent=1) + "\n", given.out)
     sys.exit(any(case.lost or case.wrong for case in found))
 
 
