@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where 
 serve, 7 a result differs from the reference, 130 interrupted.
 """
 
+import logging
 import os
 import select
 import signal
@@ -137,6 +138,7 @@ def main() -> None:
     """Entry point of the console commands."""
     warnings.showwarning = show_warning
     sys.unraisablehook = interrupt_again
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close
     app()
 
 

@@ -1,7 +1,8 @@
-"""Random commands on random files, in one process: cli_fuzz.py FOLDER RUNS SEED
+"""Random commands on random files, in one process: cli_fuzz.py FOLDER RUNS SEED [SHARE]
 
 Every run has to end with an exit code of the list, within a bound, without a traceback, and with nothing that a
-terminal would obey. Prints, as JSON, how many runs there were, how they ended, and the commands that broke a rule.
+terminal would obey. A share of them get Ctrl-C, and have 2 s to end. Prints, as JSON, how many
+runs there were, how they ended, and the commands that broke a rule.
 """
 
 import json
@@ -236,7 +237,7 @@ def _exit_code(words: list[str], environment: dict[str, str], output: int) -> in
     return code
 
 
-def main(folder: Path, runs: int, seed: int) -> None:
+def main(folder: Path, runs: int, seed: int, interrupted_share: float) -> None:
     os.chdir(folder)
     environment = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "data")}
     files, dice = make_files(folder), random.Random(seed)
@@ -249,7 +250,7 @@ def main(folder: Path, runs: int, seed: int) -> None:
         environment |= {name: value.replace("\0", "") for name, value in place.items()}
         for log in folder.glob("case.db?*"):
             log.unlink()
-        if dice.random() < INTERRUPTED:
+        if dice.random() < interrupted_share:
             stopped += 1
             if rule := interrupted(words, environment, dice):
                 broken.append(_case(words, environment, rule))
@@ -268,4 +269,6 @@ def _case(words: list[str], environment: dict[str, str], rule: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(
+        Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]) if len(sys.argv) > 4 else INTERRUPTED
+    )
