@@ -6,6 +6,7 @@ on a connection of its own, and of commands in seconds.
 """
 
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -74,12 +75,14 @@ def asked(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict
     return costs
 
 
-def command_seconds(place: str, *words: str) -> float:
-    """Return what a command takes from start to end."""
+def command_seconds(place: str, *words: str) -> tuple[float, float]:
+    """Return what a command takes from start to end, and how much of that on a processor."""
     command = [sys.executable, "-P", "-m", "blocktune", *words, "--db", place]
-    began = time.perf_counter()
+    began, before = time.perf_counter(), os.times()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return round(time.perf_counter() - began, 2)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return round(time.perf_counter() - began, 2), round(used, 2)
 
 
 def main(shapes: int, configs: int, seed: int) -> None:
@@ -90,7 +93,8 @@ def main(shapes: int, configs: int, seed: int) -> None:
         fill(place, sample_trials(1)[0], best, shapes=shapes, configs=configs)
         costs: dict[str, float] = {"filled, seconds": round(time.perf_counter() - began, 1)}
         costs |= asked(place, shapes_like(best.shape, shapes), random.Random(seed))
-        costs["tune list, seconds"] = min(command_seconds(place, "list") for _ in range(3))
+        whole, used = min(command_seconds(place, "list") for _ in range(3))
+        costs |= {"tune list, seconds": whole, "tune list, processor seconds": used}
         (size,) = server.execute("SELECT pg_database_size('scale')")
     rows = {"trials": shapes * configs, "winners": shapes, "gigabytes": round(int(size[0]) / 1e9, 2)}
     sys.stdout.write(json.dumps(rows | costs, indent=1) + "\n")
