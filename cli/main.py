@@ -4,9 +4,12 @@ Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where 
 serve, 7 a result differs from the reference, 130 interrupted.
 """
 
+import logging
 import os
 import select
+import signal
 import sys
+import threading
 import warnings
 from typing import Annotated, Any, TextIO
 
@@ -125,9 +128,19 @@ def show_warning(
     note(f"warning: {message}")
 
 
+def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Send Ctrl-C once more where Python ignored it, since it came while an object was taken away."""
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main() -> None:
     """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
+    sys.unraisablehook = interrupt_again
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close
     app()
 
 

@@ -13,8 +13,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def read_results(place: str | Path, *, trials: bool) -> Results:
-    """The results at a path or URL. What is there may be anyone's: a store is read as the documents that it would
-    export, so that every value passes the same rules.
+    """Return the results at a path or URL. What is there may be anyone's: a store is read as the documents that it
+    would export, so that every value passes the same rules.
 
     Args:
         place: a file that `tune export` or `tune freeze` wrote, a SQLite store, or the URL of a server's.

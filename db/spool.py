@@ -83,17 +83,19 @@ class Spool:
         self._append(self._file, line)
 
     def clear(self) -> None:
-        """Forget what the file holds: all of it is stored."""
+        """Forget what the file holds: all of it is stored. On a disk that fails it stays, to be stored once more."""
         if self._file is not None and self._bytes:
-            os.ftruncate(self._file.fileno(), 0)
-            self._bytes = 0
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), 0)
+                self._bytes = 0
 
     def close(self) -> None:
         """Let go of the file, and remove it if it is empty."""
         if self._file is None or self.path is None:
             return
         if not self._bytes:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # an empty file that stays is removed by the next search
+                self.path.unlink(missing_ok=True)
         self._file.close()
         self._file = None
 
@@ -151,7 +153,7 @@ def left_records(path: Path) -> Iterator[Left | None]:
     read is kept under another name.
 
     Raises:
-        StoreError: the file is another user's, or cannot be read.
+        StoreError: the file is another user's, or cannot be read or removed.
     """
     _require_own(path)
     try:
@@ -173,12 +175,21 @@ def left_records(path: Path) -> Iterator[Left | None]:
         if not stat.S_ISREG(state.st_mode) or not state.st_nlink:
             yield None
             return
-        left = _records(file.read(MAX_BYTES + _MAX_LINE_BYTES).split(b"\n"))
+        try:
+            content = file.read(MAX_BYTES + _MAX_LINE_BYTES)
+        except OSError as error:
+            raise StoreError(f"Measurements wait in {path}, which cannot be read: {error.strerror}.") from error
+        left = _records(content.split(b"\n"))
         yield left
-        if left.unreadable:
-            path.rename(path.with_suffix(UNREADABLE_SUFFIX))
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            if left.unreadable:
+                path.rename(path.with_suffix(UNREADABLE_SUFFIX))
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"The measurements in {path} are stored, but the file cannot be removed: {error.strerror}. Remove it."
+            ) from error
 
 
 def _require_own(path: Path) -> None:

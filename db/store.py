@@ -14,7 +14,7 @@ from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unv
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of
-from blocktune.db.records.reading import readable_records
+from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
@@ -23,7 +23,7 @@ from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.schema import is_current, make_current, require_current
+from blocktune.db.tables.schema import is_current, make_current, require_current, require_same
 from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
@@ -61,7 +61,7 @@ class ResultStore:
         read_only: bool = False,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
     ) -> Self:
-        """The store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory.
+        """Return the store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory.
 
         A missing database is created and an older one upgraded, unless it is only read.
 
@@ -81,8 +81,8 @@ class ResultStore:
 
     @classmethod
     def open_to_read(cls, target: str | Path | None = None) -> Self:
-        """The store at a place as `open` takes it, only to be read. It needs no write permission, unless an older
-        blocktune made the store: then it is upgraded first. Raises the errors of `open`."""
+        """Return the store at a place as `open` takes it, only to be read. It needs no write permission, unless an
+        older blocktune made the store: then it is upgraded first. Raises the errors of `open`."""
         place = StoreTarget.of(target)
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         if not is_current(engines):
@@ -102,12 +102,12 @@ class ResultStore:
         return self._engines.target.label
 
     def with_timeout(self, lock_timeout_seconds: float) -> Self:
-        """The same store, whose writers wait for so long."""
+        """Return the same store, whose writers wait for so long."""
         engines = open_engines(self.target, read_only=False, lock_timeout_seconds=lock_timeout_seconds)
         return type(self)(engines, read_only=False)
 
     def record(self, trial: Trial) -> None:
-        """Stores one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
+        """Store one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
 
         Raises:
             UsageError: the trial breaks a rule, such as a time that is not positive or an outcome `ok` without one.
@@ -115,7 +115,7 @@ class ResultStore:
         self._write(lambda writer: writer.put_trial(trial))
 
     def put_all(self, trials: Iterable[Trial], bests: Iterable[Best]) -> None:
-        """Stores what was measured here as `record` and `set_best` do, in one transaction: all of it or nothing.
+        """Store what was measured here as `record` and `set_best` do, in one transaction: all of it or nothing.
 
         Raises:
             UsageError: a trial or winner breaks a rule.
@@ -131,7 +131,7 @@ class ResultStore:
         self._write(put)
 
     def set_best(self, best: Best) -> bool:
-        """Stores the winner of a shape on a device and returns whether it was stored.
+        """Store the winner of a shape on a device and returns whether it was stored.
 
         A measured one always replaces a predicted one and never the other way round; of two measured ones the younger
         stays, since it was measured against the older one.
@@ -149,36 +149,36 @@ class ResultStore:
         environment: Environment | None = None,
         kernel_hash: str | None = None,
     ) -> list[Trial]:
-        """The trials that match everything given, oldest first.
+        """Return the trials that match everything given, oldest first.
 
         An environment asks for what was made by that software here, so imported trials are not among these.
         """
         query = select(TrialRow).order_by(TrialRow.created_at, TrialRow.id)
         if device is not None:
-            query = query.where(TrialRow.device.has(DeviceRow.key == device.key))
+            query = query.where(TrialRow.device_id == id_of(DeviceRow, key=device.key))
         if shape is not None:
-            query = query.where(TrialRow.shape.has(ShapeRow.document == document_of(shape)))
+            query = query.where(TrialRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
         if environment is not None:
-            query = query.where(TrialRow.environment.has(EnvironmentRow.digest == environment.digest))
+            query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             query = query.where(TrialRow.gpu_uuid.is_distinct_from(IMPORTED))
         if kernel_hash is not None:
-            query = query.where(TrialRow.kernel.has(KernelRow.source_hash == kernel_hash))
+            query = query.where(TrialRow.kernel_id.in_(select(KernelRow.id).filter_by(source_hash=kernel_hash)))
         return self._read(query, trial_of)
 
     def best(self, device: DeviceSpec, shape: AttentionShape) -> Best | None:
-        """The winner of exactly this shape on this device."""
-        query = _bests_on(device).where(BestRow.shape.has(ShapeRow.document == document_of(shape)))
+        """Return the winner of exactly this shape on this device."""
+        query = _bests_on(device).where(BestRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
         return next(iter(self._read(query, best_of)), None)
 
     def bests(self, device: DeviceSpec | None = None) -> list[Best]:
-        """All winners, or those of one device."""
+        """Return all winners, or those of one device."""
         found = self._read(select(BestRow) if device is None else _bests_on(device), best_of)
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
-        """Winners of shapes that run the same code on this device (equal direction, data type, head dimensions, causal
-        mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of their number
-        of heads. The shape's own winner, if any, is the nearest."""
+        """Return winners of shapes that run the same code on this device (equal direction, data type, head dimensions,
+        causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
+        their number of heads. The shape's own winner, if any, is the nearest."""
         same = {name: str(getattr(shape, name)) for name in ("direction", "dtype", "causal")}
         same |= {name: getattr(shape, name) for name in ("head_dim", "head_dim_v")}
         grouped = ShapeRow.num_heads == ShapeRow.num_heads_kv * shape.group_size
@@ -187,19 +187,19 @@ class ResultStore:
         return sorted(alike, key=lambda best: _distance(best, shape))[:limit]
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
-        """The winners of a device, as the dispatcher wants them."""
+        """Return the winners of a device, as the dispatcher wants them."""
         return [
             TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
             for best in self.bests(device)
         ]
 
     def devices(self) -> list[DeviceSpec]:
-        """The devices that have trials or winners, without their uuid."""
+        """Return the devices that have trials or winners, without their uuid."""
         return self._read(select(DeviceRow).order_by(DeviceRow.key), whole_device)
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
-        """The winners of one device with what they compete against today, and on request all trials, in the format of
-        `db/exchange/document.py`. The device may be left out when the store knows one only.
+        """Return the winners of one device with what they compete against today, and on request all trials, in the
+        format of `db/exchange/document.py`. The device may be left out when the store knows one only.
 
         Raises:
             UsageError: no device was named and the store knows none or several.
@@ -209,7 +209,7 @@ class ResultStore:
         return document_from(chosen, bests, self.trials(chosen) if trials else None)
 
     def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
-        """Stores what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
+        """Store what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
         winners stay is the rule of `merge`.
 
         Raises:
@@ -219,7 +219,7 @@ class ResultStore:
         return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
-        """Takes in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner
+        """Take in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner
         stays; of two trials of one candidate, one made here, then the younger.
 
         Args:
@@ -231,17 +231,17 @@ class ResultStore:
         return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))
 
     def remove_best(self, best: Best) -> None:
-        """Forgets the winner of this shape on this device, since it must not be used; another config that has won
+        """Forget the winner of this shape on this device, since it must not be used; another config that has won
         meanwhile stays."""
         self._write(lambda writer: writer.remove_best(best))
 
     def back_up(self, *, unless_within_seconds: float = 0.0) -> None:
-        """Makes a backup of a SQLite file next to it, as db/tables/backups.py says, unless there is one of this age."""
+        """Make a backup of a SQLite file next to it, as db/tables/backups.py says, unless there is one of this age."""
         if self.target.path is not None:
             back_up(self.target.path, unless_within_seconds=unless_within_seconds)
 
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
-        """Drops the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
+        """Drop the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
         winners stay. A dry run only counts."""
         if self._read_only:
             raise self._only_read()
@@ -249,11 +249,11 @@ class ResultStore:
             return clean(self._engines, rules, dry_run=dry_run)
 
     def health(self) -> StoreHealth:
-        """Where the store is and in what state; reads the whole file to check it."""
+        """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
 
     def close(self) -> None:
-        """Lets go of the database. Nothing waits to be written."""
+        """Let go of the database. Nothing waits to be written."""
         self._engines.reader.dispose()
 
     def __enter__(self) -> Self:
@@ -270,16 +270,17 @@ class ResultStore:
         return known[0]
 
     def _write(self, work: Callable[[BulkWriter], T]) -> T:
-        """What a piece of work returns that is done in a transaction of its own, alone."""
+        """Return what a piece of work returns that is done in a transaction of its own, alone."""
         if self._read_only:
             raise self._only_read()
 
         def transaction() -> T:
             with Session(self._engines.writer) as session, session.begin():
+                require_same(session.connection(), self.target)
                 return work(BulkWriter(session))
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)
 
     def _only_read(self) -> StoreError:
         return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
@@ -290,11 +291,11 @@ class ResultStore:
                 return readable_records(session, query, convert, self.label)
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:
-    return select(BestRow).where(BestRow.device.has(DeviceRow.key == device.key))
+    return select(BestRow).where(BestRow.device_id == id_of(DeviceRow, key=device.key))
 
 
 def _distance(best: Best, shape: AttentionShape) -> tuple[Any, ...]:

@@ -8,13 +8,14 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.filling import fill_checksums
-from blocktune.db.records.reading import readable_records
+from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Environment
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.schema import make_current, require_current
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow
+from blocktune.db.tables.schema import make_current, require_current, require_same
 from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
@@ -34,8 +35,8 @@ class UserKernelStore:
 
     @classmethod
     def open(cls, target: str | Path | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Self:
-        """The store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory. It is created or
-        upgraded if need be.
+        """Return the store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory. It is
+        created or upgraded if need be.
 
         Raises:
             UsageError: a URL that cannot be parsed or whose driver is missing.
@@ -47,13 +48,14 @@ class UserKernelStore:
 
     @classmethod
     def open_to_read(cls, target: str | Path | None = None) -> Self:
-        """A store of the present schema, only to be read: it needs no write permission. Raises the errors of `open`."""
+        """Return a store of the present schema, only to be read: it needs no write permission. Raises the errors of
+        `open`."""
         engines = open_engines(StoreTarget.of(target), read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         require_current(engines)
         return cls(engines)
 
     def record(self, trial: UserTrial) -> None:
-        """Stores one trial; a later one of the same candidate and software replaces it.
+        """Store one trial; a later one of the same candidate and software replaces it.
 
         Raises:
             UsageError: a value is out of range, or there is a time without the outcome `ok` or the other way round.
@@ -61,7 +63,7 @@ class UserKernelStore:
         self._write(lambda writer: writer.put_user_trial(trial))
 
     def set_best(self, best: UserBest) -> None:
-        """Stores the winner of a problem on a device, in place of an earlier one: it was measured against that one.
+        """Store the winner of a problem on a device, in place of an earlier one: it was measured against that one.
 
         Raises:
             UsageError: a value is out of range.
@@ -69,7 +71,7 @@ class UserKernelStore:
         self._write(lambda writer: writer.put_user_best(best))
 
     def restore(self, trials: Iterable[UserTrial], bests: Iterable[UserBest]) -> None:
-        """Stores many trials and winners in one transaction: all of them or, when one breaks a rule, none.
+        """Store many trials and winners in one transaction: all of them or, when one breaks a rule, none.
 
         Raises:
             UsageError: one does.
@@ -87,27 +89,28 @@ class UserKernelStore:
     def trials(
         self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem, environment: Environment
     ) -> list[UserTrial]:
-        """What was tried of one problem with this very source, device and software, oldest first."""
+        """Return what was tried of one problem with this very source, device and software, oldest first."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
         query = select(UserTrialRow).filter_by(**key).order_by(UserTrialRow.created_at, UserTrialRow.id)
-        matches = (UserTrialRow.device.has(key=device.key), UserTrialRow.environment.has(digest=environment.digest))
-        return self._read(query.where(*matches), lambda row: user_trial_of(row, device))
+        query = query.where(UserTrialRow.device_id == id_of(DeviceRow, key=device.key))
+        query = query.where(UserTrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
+        return self._read(query, lambda row: user_trial_of(row, device))
 
     def best(self, device: DeviceSpec, kernel: str, source_hash: str, problem: Problem) -> UserBest | None:
-        """The winner of exactly this problem on this device, measured with this source."""
+        """Return the winner of exactly this problem on this device, measured with this source."""
         key = {"kernel": kernel, "source_hash": source_hash, "problem": problem.document}
-        query = select(UserBestRow).filter_by(**key).where(UserBestRow.device.has(key=device.key))
+        query = select(UserBestRow).filter_by(**key).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key))
         found = self._read(query, lambda row: user_best_of(row, device))
         return next(iter(found), None)
 
     def bests(self, device: DeviceSpec) -> list[UserBest]:
-        """All winners on this device, by kernel, source and problem."""
+        """Return all winners on this device, by kernel, source and problem."""
         order = (UserBestRow.kernel, UserBestRow.source_hash, UserBestRow.problem)
-        query = select(UserBestRow).where(UserBestRow.device.has(key=device.key)).order_by(*order)
+        query = select(UserBestRow).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key)).order_by(*order)
         return self._read(query, lambda row: user_best_of(row, device))
 
     def close(self) -> None:
-        """Lets go of the database. Nothing waits to be written."""
+        """Let go of the database. Nothing waits to be written."""
         self._engines.reader.dispose()
 
     def __enter__(self) -> Self:
@@ -119,10 +122,11 @@ class UserKernelStore:
     def _write(self, work: Callable[[UserRowWriter], None]) -> None:
         def transaction() -> None:
             with Session(self._engines.writer) as session, session.begin():
+                require_same(session.connection(), self._engines.target)
                 work(UserRowWriter(session))
 
         with translated(self._engines.target):
-            kept_up(transaction)
+            kept_up(transaction, self._engines.lock_timeout_seconds)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         def transaction() -> list[Record]:
@@ -130,4 +134,4 @@ class UserKernelStore:
                 return readable_records(session, query, convert, self._engines.target.label)
 
         with translated(self._engines.target):
-            return kept_up(transaction)
+            return kept_up(transaction, self._engines.lock_timeout_seconds)

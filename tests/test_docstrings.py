@@ -34,16 +34,9 @@ VERBS = frozenset(
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
 PENDING = (
-    "db/exchange",
-    "db/records",
-    "db/tables",
     "kernels/selection",
-    "kernels/stored",
     "kernels/tuned",
     "tuner/tuned",
-    "db/sources.py",
-    "db/store.py",
-    "db/user_store.py",
 )
 """Places whose older docstrings still begin with a noun."""
 PATHS = sorted(

@@ -43,7 +43,7 @@ class Difference:
 
 
 def differences(before: Iterable[Best], after: Iterable[Best]) -> list[Difference]:
-    """What changed, by device and shape."""
+    """Return what changed, by device and shape."""
     old = {_place(best): best for best in before}
     new = {_place(best): best for best in after}
     found = []

@@ -60,7 +60,7 @@ Document = dict[str, Any]
 
 
 def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial] | None) -> Document:
-    """The document of one device's results."""
+    """Return the document of one device's results."""
     bests = sorted(bests, key=_order)
     kept = sorted(trials or (), key=_order)
     used = {record.environment for record in bests} | {record.environment for record in kept}
@@ -89,7 +89,7 @@ def _order(record: Best | Trial) -> tuple[Any, ...]:
 
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
-    """The order in which people expect shapes: by what the code is, then by size."""
+    """Return a key that sorts shapes as people expect: by what the code is, then by size."""
     code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label)
     return (*code, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
 
@@ -127,7 +127,8 @@ FROZEN_FIELDS = ("shape", "config", "kernel_hash", "environment", "created_at", 
 
 
 def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
-    """The winners of one device for production: without what they won against, and sealed by a hash of the content.
+    """Return the winners of one device for production: without what they won against, and sealed by a hash of the
+    content.
 
     Equal winners give an equal document, byte for byte in the text of `canonical_text`, wherever it is made.
     """
@@ -138,12 +139,12 @@ def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
 
 
 def _kind_of(device: DeviceSpec) -> DeviceSpec:
-    """What makes two devices the same: the memory or clock that one piece reports must not change a frozen file."""
+    """Return what makes two devices the same: one piece's own memory or clock must not change a frozen file."""
     return DeviceSpec(name=device.name, limits=limits_for(device.limits.cc), num_sms=device.num_sms, source="catalogue")
 
 
 def save_document(document: Document, path: str | Path) -> None:
-    """Writes the document in a text for people; a reader sees the old file or the whole new one.
+    """Write the document in a text for people; a reader sees the old file or the whole new one.
 
     Raises:
         OSError: the place cannot be written.
@@ -181,7 +182,7 @@ def save_bytes(content: bytes, path: str | Path) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether there is something that is no file, or one of this process's open files by its number."""
+    """Return whether there is something that is no file, or one of this process's open files by its number."""
     if path.exists() and not path.is_file():
         return True
     links = (os.path.realpath(path.parent), os.readlink(path) if path.is_symlink() else "")
@@ -189,7 +190,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def load_document(path: str | Path) -> Any:
-    """The JSON value in a file, not yet checked beyond being JSON of a bearable size.
+    """Return the JSON value in a file, not yet checked beyond being JSON of a bearable size.
 
     Raises:
         ImportRejectedError: the file is too large or holds no JSON.

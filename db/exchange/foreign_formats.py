@@ -48,7 +48,7 @@ class ExportFormat(StrEnum):
 
 
 def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:
-    """An export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
+    """Return an export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
 
     Args:
         document: the winners of our kernels on a device, and for `FLEX` the trials.
@@ -99,8 +99,8 @@ def flex_kernels() -> Mapping[str, Mapping[str, bool]]:
 
 
 def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
-    """A Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments) for
-    tuned functions. Every winner is in it, with what it is worth in a comment."""
+    """Return a Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments)
+    for tuned functions. Every winner is in it, with what it is worth in a comment."""
     entries = [TritonEntry.of(best) for best in bests]
     for best in user_bests:
         require_sound_user_best(best)
@@ -109,8 +109,8 @@ def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterab
 
 
 def vllm_files(device: DeviceSpec, bests: Iterable[Best]) -> Files:
-    """JSON files as vLLM keeps them for its fused experts: the name holds what is fixed, device_name last; the keys are
-    lengths (seqlen_k), of which a reader takes the nearest one.
+    """Return JSON files as vLLM keeps them for its fused experts: the name holds what is fixed, device_name last; the
+    keys are lengths (seqlen_k), of which a reader takes the nearest one.
 
     Only what was measured is in them, since they cannot say where a config comes from. Of winners that differ in the
     batch alone the largest one stays. `triton_version` is there where all of a file were measured with one version.
@@ -145,7 +145,7 @@ def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tri
 
 
 def flex_option(config: KernelConfig) -> dict[str, int | bool]:
-    """The options that give FlexAttention's forward this config; the backward keeps its own."""
+    """Return the options that give FlexAttention's forward this config; the backward keeps its own."""
     tile: dict[str, int | bool] = {
         "fwd_BLOCK_M": config.block_m,
         "fwd_BLOCK_N": config.block_n,
@@ -156,7 +156,7 @@ def flex_option(config: KernelConfig) -> dict[str, int | bool]:
 
 
 def _fastest(bests: Iterable[Best], trials: Iterable[Trial]) -> dict[AttentionShape, KernelConfig]:
-    """By shape the fastest config that FlexAttention can take, as far as times were taken on the device."""
+    """Return by shape the fastest config that FlexAttention can take, as far as times were taken on the device."""
     measured = [best for best in bests if best.origin is Origin.MEASURED]
     timed: list[Best | Trial] = [*measured, *(trial for trial in trials if trial.outcome is Outcome.OK)]
     found: dict[AttentionShape, Best | Trial] = {}
@@ -194,7 +194,7 @@ def _vllm_name(best: Best) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text as a part of a file's name: `NVIDIA H200` is `NVIDIA_H200`, as vLLM writes it."""
+    """Return the text as a part of a file's name: `NVIDIA H200` is `NVIDIA_H200`, as vLLM writes it."""
     return re.sub(r"[^A-Za-z0-9-]+", "_", text)
 
 

@@ -27,7 +27,7 @@ _DIGEST = "[0-9a-f]{16}"
 
 
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
-    """The records in a document, every field of which was checked.
+    """Return the records in a document, every field of which was checked.
 
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
@@ -124,7 +124,7 @@ _PROVENANCE = ("shape", "config", "kernel_hash", "environment", "created_at")
 
 
 def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
-    """The optional fields that are there."""
+    """Return the optional fields that are there."""
     return {name: read(parts[name]) for name, read in readers.items() if name in parts}
 
 

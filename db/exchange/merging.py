@@ -29,8 +29,8 @@ class ImportCounts:
 
 
 def unverified(results: Results) -> Results:
-    """The results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured here,
-    and no trial counts as made here."""
+    """Return the results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured
+    here, and no trial counts as made here."""
     bests = (
         replace(best, origin=Origin.BORROWED) if best.origin is Origin.MEASURED else best for best in results.bests
     )
@@ -39,7 +39,7 @@ def unverified(results: Results) -> Results:
 
 
 def winner_of(candidates: Sequence[Best]) -> Best:
-    """Which of several winners of one shape on one device stays, in whatever order they come.
+    """Return which of several winners of one shape on one device stays, in whatever order they come.
 
     Those of the best origin are left: measured, else borrowed, predicted, default. Of these, times of different
     software cannot be compared, so the youngest names the software (environment and kernel source) that counts. Of what
@@ -67,14 +67,14 @@ def _time(best: Best) -> float:
 
 
 def _over_default(best: Best) -> float:
-    """Its time over that of the default in the same final rounds."""
+    """Return its time over that of the default in the same final rounds."""
     if best.time_us is None or best.default_time_us is None:
         return inf
     return best.time_us / best.default_time_us
 
 
 def merge_into(writer: BulkWriter, stored: Iterable[Best], sources: Sequence[Results]) -> ImportCounts:
-    """Writes the trials of all sources, and of every shape the winner of all, those that are stored included.
+    """Write the trials of all sources, and of every shape the winner of all, those that are stored included.
 
     Args:
         writer: of the store, in one transaction.

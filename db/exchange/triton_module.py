@@ -32,7 +32,7 @@ class TritonEntry:
 
     @classmethod
     def of(cls, best: Best) -> "TritonEntry":
-        """A winner of one of our kernels, whose parameters are upper case in `triton.Config`."""
+        """Return a winner of one of our kernels, whose parameters are upper case in `triton.Config`."""
         time = "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
         meta, options = _split(best.config.parameters)
         return cls(
@@ -45,7 +45,7 @@ class TritonEntry:
 
     @classmethod
     def of_function(cls, best: UserBest) -> "TritonEntry":
-        """A winner of a tuned function."""
+        """Return a winner of a tuned function."""
         meta, options = _split(best.config.parameters)
         worth = f"measured, {best.time_us:.1f} us, source {best.source_hash}"
         return cls(best.config.kernel, best.problem.label, meta, options, worth)
@@ -59,7 +59,7 @@ class TritonEntry:
 
 
 def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
-    """The text of the module.
+    """Return the text of the module.
 
     Raises:
         UsageError: a name or a comment would become more than what it is.
@@ -76,13 +76,13 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
 
 
 def _split(parameters: Mapping[str, Plain]) -> tuple[dict[str, Plain], dict[str, Plain]]:
-    """What is compiled in, and the launch options."""
+    """Return what is compiled in, and the launch options."""
     options = {name: value for name, value in parameters.items() if name in LAUNCH_OPTIONS}
     return {name: value for name, value in parameters.items() if name not in options}, options
 
 
 def _read_back(text: str) -> str | None:
-    """What Python sees in the text; None where that is not even a module."""
+    """Return what Python sees in the text; None where that is not even a module."""
     try:
         return ast.dump(ast.parse(text))
     except (SyntaxError, ValueError):
@@ -90,7 +90,7 @@ def _read_back(text: str) -> str | None:
 
 
 def _meant(device_name: str, entries: Iterable[TritonEntry]) -> str:
-    """What Python has to see: the same module, made of nodes instead of text."""
+    """Return what Python has to see: the same module, made of nodes instead of text."""
     pairs = [(_literal((entry.kernel, entry.label)), _config(entry)) for entry in entries]
     table = ast.Dict([key for key, _ in pairs], [config for _, config in pairs])
     body: list[ast.stmt] = [
@@ -109,7 +109,7 @@ def _config(entry: TritonEntry) -> ast.expr:
 
 
 def _literal(value: Any) -> ast.expr:
-    """The node of a plain value."""
+    """Return the node of a plain value."""
     if isinstance(value, tuple):
         return ast.Tuple([_literal(item) for item in value], ast.Load())
     if isinstance(value, dict):

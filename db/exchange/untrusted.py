@@ -32,7 +32,7 @@ class Untrusted:
         )
 
     def object(self, required: Collection[str], optional: Collection[str] = ()) -> "dict[str, Untrusted]":
-        """The fields of an object. Optional ones that are absent or null are left out; others must not exist."""
+        """Return the fields of an object. Optional ones that are absent or null are left out; others must not exist."""
         if not isinstance(self.value, dict):
             self.reject("an object")
         for name in self.value:
@@ -48,7 +48,7 @@ class Untrusted:
         }
 
     def entries(self, limit: int) -> "dict[str, Untrusted]":
-        """The entries of an object whose names are data."""
+        """Return the entries of an object whose names are data."""
         if not isinstance(self.value, dict) or len(self.value) > limit:
             self.reject(f"an object of up to {limit} entries")
         return {name: self._field(name) for name in self.value}
@@ -59,13 +59,13 @@ class Untrusted:
         return [Untrusted(item, f"{self.path}[{index}]") for index, item in enumerate(self.value)]
 
     def text(self, longest: int) -> str:
-        """A name or version. What a terminal would obey instead of showing has no place in it."""
+        """Return a name or version. What a terminal would obey instead of showing has no place in it."""
         if not isinstance(self.value, str) or len(self.value) > longest or not self.value.isprintable():
             self.reject(f"a printable text of up to {longest} characters")
         return self.value
 
     def prose(self, longest: int) -> str:
-        """A text of several lines."""
+        """Return a text of several lines."""
         if not isinstance(self.value, str) or len(self.value) > longest or not _is_prose(self.value):
             self.reject(f"a text of up to {longest} characters")
         return self.value
@@ -81,14 +81,14 @@ class Untrusted:
         return self.value
 
     def number(self, low: float, high: float) -> float:
-        """A finite number, low and high included."""
+        """Return a finite number, low and high included."""
         # NaN is in no range, and an integer of any length can be compared.
         if type(self.value) not in (int, float) or not low <= self.value <= high:
             self.reject(f"a number from {low:g} to {high:g}")
         return float(self.value)
 
     def moment(self, earliest: datetime, latest: datetime) -> datetime:
-        """A time with its zone, in ISO 8601."""
+        """Return a time with its zone, in ISO 8601."""
         try:
             moment = datetime.fromisoformat(self.value)
         except (TypeError, ValueError):
@@ -98,7 +98,7 @@ class Untrusted:
         return moment
 
     def parsed(self, parse: Callable[[Any], T], meaning: str) -> T:
-        """What the constructor of another room makes of the value."""
+        """Return what the constructor of another room makes of the value."""
         try:
             return parse(self.value)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -110,7 +110,7 @@ class Untrusted:
 
 
 def _cut(value: Any) -> str:
-    """A value in few characters, without a text of all of it first."""
+    """Return a value in few characters, without a text of all of it first."""
     if isinstance(value, str):
         text = repr(value[: _SHOWN + 1])
     else:

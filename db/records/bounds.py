@@ -25,7 +25,7 @@ _SOURCE_HASH = re.compile("[0-9a-f]{16}")
 
 
 def require_sound_trial(trial: Trial) -> None:
-    """Checks that every value of a trial is of its kind and in its range.
+    """Check that every value of a trial is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
@@ -39,7 +39,7 @@ def require_sound_trial(trial: Trial) -> None:
 
 
 def require_sound_best(best: Best) -> None:
-    """Checks that every value of a winner is of its kind and in its range.
+    """Check that every value of a winner is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
@@ -52,7 +52,7 @@ def require_sound_best(best: Best) -> None:
 
 
 def require_sound_user_trial(trial: UserTrial) -> None:
-    """Checks that every value of a tuned function's trial is of its kind and in its range.
+    """Check that every value of a tuned function's trial is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
@@ -64,7 +64,7 @@ def require_sound_user_trial(trial: UserTrial) -> None:
 
 
 def require_sound_user_best(best: UserBest) -> None:
-    """Checks that every value of a tuned function's winner is of its kind and in its range.
+    """Check that every value of a tuned function's winner is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
@@ -75,7 +75,7 @@ def require_sound_user_best(best: UserBest) -> None:
 
 
 def _require_function(record: UserTrial | UserBest) -> None:
-    """Which function it is, and which source it had."""
+    """Check which function it is, and which source it had."""
     _require_text(MAX_NAME, kernel=record.config.kernel)
     if len(record.config.document) > MAX_CONFIG_TEXT:
         raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", record.config.document)
@@ -97,7 +97,7 @@ def _require_provenance(record: Trial | Best | UserTrial | UserBest) -> None:
 
 
 def require_sound_environment(environment: Environment) -> None:
-    """Checks the versions of the software, as those of a trial or winner.
+    """Check the versions of the software, as those of a trial or winner.
 
     Raises:
         UsageError: one is no printable text, or a number is out of range.

@@ -27,6 +27,9 @@ CANDIDATE = (
 )
 """What tells trials apart."""
 
+_SHAPES_AT_ONCE = 1000
+"""Of a query: databases bound its parameters."""
+
 Standing = tuple[bool, datetime]
 """What of two trials of one candidate stays: one made here, then the younger."""
 
@@ -35,7 +38,7 @@ class BulkWriter(RowWriter):
     """Writes many records at once."""
 
     def put_newer_trials(self, trials: Sequence[Trial]) -> int:
-        """Stores trials in place of earlier ones of the same candidates, unless these are younger or were made here and
+        """Store trials in place of earlier ones of the same candidates, unless these are younger or were made here and
         the new ones were not. Returns how many were stored.
 
         Raises:
@@ -44,7 +47,7 @@ class BulkWriter(RowWriter):
         sound = [sound_trial(trial) for trial in trials]
         self._refer_to((trial.shape, trial.config) for trial in sound)
         candidates = [self._candidate(trial) for trial in sound]
-        held = self._held_trials({key["device_id"] for key in candidates})
+        held = self._held_trials(candidates)
         changes: dict[tuple[int, ...], dict[str, Any]] = {}
         count, latest = 0, latest_date()
         for trial, candidate in zip(sound, candidates, strict=True):
@@ -58,7 +61,7 @@ class BulkWriter(RowWriter):
         return count
 
     def replace_bests(self, bests: Sequence[Best]) -> None:
-        """Stores winners, one of each shape and device, whatever is stored.
+        """Store winners, one of each shape and device, whatever is stored.
 
         Raises:
             UsageError: a winner breaks a rule.
@@ -75,14 +78,23 @@ class BulkWriter(RowWriter):
             [{"id": held.get((change["device_id"], change["shape_id"]))} | change for change in changes],
         )
 
-    def _held_trials(self, device_ids: Iterable[int]) -> dict[tuple[int, ...], tuple[int | None, Standing | None]]:
-        """The stored trials of these devices: the id and what it stands for, by candidate."""
+    def _held_trials(
+        self, candidates: Sequence[Mapping[str, int]]
+    ) -> dict[tuple[int, ...], tuple[int | None, Standing | None]]:
+        """Return what is stored for the devices and shapes of these candidates: the id of a trial and what it stands
+        for, by candidate. A fleet's store holds millions of others."""
         query = select(TrialRow.id, TrialRow.gpu_uuid, TrialRow.created_at, *CANDIDATE)
-        rows = self._session.execute(query.where(TrialRow.device_id.in_(device_ids)))
-        return {tuple(key): (row_id, (uuid != IMPORTED, at)) for row_id, uuid, at, *key in rows}
+        query = query.where(TrialRow.device_id.in_({key["device_id"] for key in candidates}))
+        shapes = sorted({key["shape_id"] for key in candidates})
+        held: dict[tuple[int, ...], tuple[int | None, Standing | None]] = {}
+        for start in range(0, len(shapes), _SHAPES_AT_ONCE):
+            part = query.where(TrialRow.shape_id.in_(shapes[start : start + _SHAPES_AT_ONCE]))
+            for row_id, uuid, at, *key in self._session.execute(part):
+                held[tuple(key)] = row_id, (uuid != IMPORTED, at)
+        return held
 
     def _refer_to(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Adds the shapes and configs that are missing, and remembers the ids of all."""
+        """Add the shapes and configs that are missing, and remember the ids of all."""
         shapes, configs = dict[Any, None](), dict[Any, None]()
         for shape, config in pairs:
             shapes[shape], configs[config] = None, None
@@ -101,7 +113,7 @@ class BulkWriter(RowWriter):
         self._ids |= {(row_type, (document,)): row_id for document, row_id in rows}
 
     def _write(self, row_type: type[TrialRow | BestRow], changes: Iterable[dict[str, Any]]) -> None:
-        """Adds the rows without an id and changes those with one."""
+        """Add the rows without an id and change those with one."""
         known, new = list[dict[str, Any]](), list[dict[str, Any]]()
         for change in changes:
             row_id = change.pop("id")

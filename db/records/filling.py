@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.orm import Session
 
+from blocktune.db.records.reading import batches
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum, served_user_checksum
 from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
 from blocktune.db.records.user_rows import user_best_of, user_trial_of
@@ -16,22 +17,21 @@ Checksums = dict[str, str]
 
 
 def fill_checksums(connection: Connection) -> None:
-    """Gives all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
+    """Give all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
     it said."""
     with Session(connection) as session:
         for row_type, checksums in _CHECKSUMS.items():
             table = row_type.metadata.tables[row_type.__tablename__]
-            rows = session.scalars(select(row_type).where(table.c.checksum.is_(None)))
-            filled = [values for row in rows if (values := _filled(row, checksums))]
-            session.expunge_all()
-            if filled:
-                names = [name for name in filled[0] if name != "row_id"]
-                statement = update(table).where(table.c.id == bindparam("row_id"))
-                connection.execute(statement.values({name: bindparam(name) for name in names}), filled)
+            for rows in batches(session, select(row_type).where(table.c.checksum.is_(None)), table.c.id):
+                filled = [values for row in rows if (values := _filled(row, checksums))]
+                if filled:
+                    names = [name for name in filled[0] if name != "row_id"]
+                    statement = update(table).where(table.c.id == bindparam("row_id"))
+                    connection.execute(statement.values({name: bindparam(name) for name in names}), filled)
 
 
 def _filled(row: Any, checksums: Callable[[Any], Checksums]) -> dict[str, Any] | None:
-    """The checksums of a row with its id; None for a row that breaks a rule."""
+    """Return the checksums of a row with its id; None for a row that breaks a rule."""
     try:
         return {"row_id": row.id, **checksums(row)}
     except UNREADABLE:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, select
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.rows import UNREADABLE
+from blocktune.db.tables.models import Base
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import StoreCorruptError
 
@@ -48,6 +49,38 @@ def readable_records(
             rows,
         )
     return found
+
+
+def id_of(row_type: type[Base], **key: str) -> ScalarSelect[int]:
+    """Return the query of the id of the row with this key, for a condition of another query.
+
+    It is looked up once and first, so that the rows that refer to it are found by an index; joined to them, it would be
+    one table more whose order the planner of a server has to choose.
+    """
+    return select(row_type.metadata.tables[row_type.__tablename__].c.id).filter_by(**key).scalar_subquery()
+
+
+def batches(
+    session: Session, query: Select[Any], row_id: ColumnElement[int], most: int | None = None
+) -> Iterator[list[Any]]:
+    """Yield the rows of a query a thousand at a time, the newest first: a server's table may not fit the memory.
+
+    Args:
+        session: of the store. It forgets each batch after its turn.
+        query: selects rows of one table.
+        row_id: their column that grows with time.
+        most: how many rows are read in all; None for every one.
+    """
+    seen, least = 0, None
+    while most is None or seen < most:
+        size = _ROWS_AT_ONCE if most is None else min(_ROWS_AT_ONCE, most - seen)
+        older = query if least is None else query.where(row_id < least)
+        rows = list(session.scalars(older.order_by(row_id.desc()).limit(size)))
+        if not rows:
+            return
+        seen, least = seen + len(rows), rows[-1].id
+        yield rows
+        session.expunge_all()
 
 
 @dataclass

@@ -60,8 +60,8 @@ class Environment:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; without the regime where it is sustained, as all was before the word came up. So old digests
-        and documents stay true, and older versions read new ones."""
+        """Return plain values; without the regime where it is sustained, as all was before the word came up. So old
+        digests and documents stay true, and older versions read new ones."""
         values = asdict(self) | {"regime": str(self.regime)}
         if self.regime is Regime.SUSTAINED:
             del values["regime"]
@@ -69,7 +69,7 @@ class Environment:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` described.
+        """Return what `to_json` described.
 
         Raises:
             TypeError: a field is missing or unknown.

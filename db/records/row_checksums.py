@@ -76,7 +76,7 @@ def _served_of(device: DeviceSpec, environment: Environment) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The JSON that stands for a field of a record."""
+    """Return the JSON that stands for a field of a record."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, DeviceSpec):

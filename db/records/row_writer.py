@@ -44,7 +44,7 @@ class RowWriter:
         self._known: dict[object, int] = {}
 
     def put_trial(self, trial: Trial) -> None:
-        """Stores the trial in place of an earlier one of the same candidate."""
+        """Store the trial in place of an earlier one of the same candidate."""
         trial = sound_trial(trial)
         key = self._candidate(trial)
         row = self._session.scalar(select(TrialRow).filter_by(**key))
@@ -54,7 +54,7 @@ class RowWriter:
             _assign(row, trial_columns(trial))
 
     def put_best(self, best: Best) -> bool:
-        """Stores the best of its shape and device unless the stored one outranks it: measured before borrowed before
+        """Store the best of its shape and device unless the stored one outranks it: measured before borrowed before
         predicted before default, and of equal origin the younger one. Returns whether it was stored."""
         require_sound_best(best)
         row = self._best_row(best)
@@ -66,7 +66,7 @@ class RowWriter:
         return True
 
     def replace_best(self, best: Best) -> None:
-        """Stores the best of its shape and device whatever is stored."""
+        """Store the best of its shape and device whatever is stored."""
         require_sound_best(best)
         row = self._best_row(best)
         columns = self._best_links(best) | best_columns(best)
@@ -80,7 +80,7 @@ class RowWriter:
         return readable_records(self._session, select(BestRow), best_of, place)
 
     def remove_best(self, best: Best) -> None:
-        """Forgets the best of this shape and device, unless another config has won meanwhile."""
+        """Forget the best of this shape and device, unless another config has won meanwhile."""
         row = self._best_row(best)
         if row is not None and row.config.document == document_of(best.config):
             self._session.delete(row)
@@ -90,7 +90,7 @@ class RowWriter:
         return self._session.scalar(select(BestRow).filter_by(device_id=links["device_id"], shape_id=links["shape_id"]))
 
     def _candidate(self, trial: Trial) -> dict[str, int]:
-        """What tells trials apart."""
+        """Return what tells trials apart."""
         return self._provenance(trial) | {"config_id": self._config(trial.config)}
 
     def _best_links(self, best: Best) -> dict[str, int | None]:
@@ -122,7 +122,8 @@ class RowWriter:
         return self._once(device, self._device_row)
 
     def _once(self, value: V, find: Callable[[V], int]) -> int:
-        """The id of the value's row, which is looked for once in a transaction: thousands of records share a few."""
+        """Return the id of the value's row, which is looked for once in a transaction: thousands of records share a
+        few."""
         if value not in self._known:
             self._known[value] = find(value)
         return self._known[value]
@@ -138,7 +139,8 @@ class RowWriter:
         return self._id_of(ConfigRow, {"document": document_of(config)}, config_columns(config))
 
     def _device_row(self, device: DeviceSpec) -> int:
-        """What a live device says of itself replaces the catalogue's word, never the other way round."""
+        """Return the id of the device's row. What a live device says of itself replaces the catalogue's word, never the
+        other way round."""
         columns = {
             "name": device.name,
             "compute_capability": device.limits.name,
@@ -154,7 +156,7 @@ class RowWriter:
         return found
 
     def _id_of(self, row_type: type[R], key: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> int:
-        """The id of the row with this key, which is added when missing."""
+        """Return the id of the row with this key, which is added when missing."""
         memo = (row_type, tuple(key.values()))
         if memo not in self._ids:
             row = self._session.scalar(select(row_type).filter_by(**key))
@@ -183,7 +185,7 @@ def sound_trial(trial: Trial) -> Trial:
 
 
 def _is_readable(row: BestRow) -> bool:
-    """Whether a stored winner is what was written; a damaged one outranks nothing."""
+    """Return whether a stored winner is what was written; a damaged one outranks nothing."""
     try:
         best_of(row)
     except UNREADABLE:
@@ -212,7 +214,7 @@ def trial_columns(trial: Trial) -> dict[str, Any]:
 
 
 def storable(text: str) -> str:
-    """A compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
+    """Return a compiler's or driver's words, without what a database's text cannot hold or a terminal would obey."""
     return shown(text[: ERROR.longest], ERROR.longest)[: ERROR.longest]
 
 

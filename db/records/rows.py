@@ -39,12 +39,12 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def document_of(value: AttentionShape | KernelConfig | DeviceSpec) -> str:
-    """The value's canonical JSON text: equal values, equal text."""
+    """Return the value's canonical JSON text: equal values, equal text."""
     return json.dumps(value.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
-    """Checks that the rows that a row refers to are there: one that leads nowhere must not vanish in silence.
+    """Check that the rows that a row refers to are there: one that leads nowhere must not vanish in silence.
 
     Raises:
         UsageError: one is not.
@@ -58,7 +58,7 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
 
 
 def require_as_written(record: Record, checksum: str | None) -> None:
-    """Checks that a record is what was stored. A row of an older blocktune may have no checksum, and is believed.
+    """Check that a record is what was stored. A row of an older blocktune may have no checksum, and is believed.
 
     Raises:
         UsageError: it is not.

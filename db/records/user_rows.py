@@ -21,7 +21,7 @@ class UserRowWriter(RowWriter):
     """Writes trials and winners of tuned functions; devices and environments as our own results do."""
 
     def put_user_trial(self, trial: UserTrial) -> None:
-        """Stores the trial in place of an earlier one of the same candidate and software.
+        """Store the trial in place of an earlier one of the same candidate and software.
 
         Raises:
             UsageError: a value is out of range, or there is a time without the outcome `ok` or the other way round.
@@ -42,7 +42,7 @@ class UserRowWriter(RowWriter):
         self._put(UserTrialRow, key, columns)
 
     def put_user_best(self, best: UserBest) -> None:
-        """Stores the winner of its problem and device in place of an earlier one.
+        """Store the winner of its problem and device in place of an earlier one.
 
         Raises:
             UsageError: a value is out of range.
@@ -78,7 +78,7 @@ class UserRowWriter(RowWriter):
 
 
 def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTrial:
-    """The record of this row, on the device as it is stored unless the caller knows it.
+    """Return the record of this row, on the device as it is stored unless the caller knows it.
 
     Raises:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.
@@ -100,7 +100,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
 
 
 def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest:
-    """The record of this row, on the device as it is stored unless the caller knows it.
+    """Return the record of this row, on the device as it is stored unless the caller knows it.
 
     Raises:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.

@@ -55,7 +55,7 @@ def drill(
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> DrillCounts:
-    """Return the damages copies of a store, each in another way, and recovers each. The store itself is only read.
+    """Recover copies of a store, each damaged in another way, and return the counts. The store itself is only read.
 
     Args:
         target: the store.

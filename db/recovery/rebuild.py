@@ -60,7 +60,7 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
         raise UsageError(
             f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
         )
-    _require_file(place.path)
+    _require_file(place)
     undo_killed(place.path)
     if not _is_damaged(place.path, lock_timeout_seconds):
         return None
@@ -107,14 +107,15 @@ def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
     return counts.bests, counts.trials
 
 
-def _require_file(path: Path) -> None:
+def _require_file(place: StoreTarget) -> None:
     """Check that there may be a store to recover.
 
     Raises:
-        StoreError: there is none, or it is a text.
+        StoreError: there is none, or it is a text, or it cannot be said.
     """
-    if not path.exists():
-        raise StoreError(f"A store must exist to be recovered, but there is no {path}. `tune run` creates it.")
+    path = place.path
+    if place.is_missing or path is None:
+        raise StoreError(f"A store must exist to be recovered, but there is no {place.label}. `tune run` creates it.")
     if not path.is_file():  # a pipe would be read for ever
         raise StoreError(f"A store must be a file, but {path} is not. Correct --db or BLOCKTUNE_DB.")
     if _is_text(path):

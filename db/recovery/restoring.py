@@ -31,18 +31,19 @@ def restore(target: str | Path | None) -> Restored:
 
     Raises:
         UsageError: the store is no file.
-        StoreError: there is no sound backup, or the folder cannot be written.
+        StoreError: there is no sound backup, or the folder cannot be searched or written.
     """
     place = StoreTarget.of(target)
     if place.path is None:
         raise UsageError(f"Only a SQLite file has backups, but {place.label} is a server's. Ask its administrator.")
+    is_there = not place.is_missing
     undo_killed(place.path)
     fresh = fresh_path(place.path)
     remove_fresh(fresh)
     try:
         backup, rows = _copied(place.path, fresh)
-        newer = _add_readable(place.path, fresh) if place.path.exists() else 0
-        kept = str(exchange(place.path, fresh)) if place.path.exists() else ""
+        newer = _add_readable(place.path, fresh) if is_there else 0
+        kept = str(exchange(place.path, fresh)) if is_there else ""
         if not kept:
             fresh.replace(place.path)
     except OSError as error:

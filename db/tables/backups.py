@@ -34,7 +34,7 @@ def backups_of(path: Path) -> list[Path]:
 
 
 def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
-    """Makes a backup of a store, and removes the oldest of more than three.
+    """Make a backup of a store, and remove the oldest of more than three.
 
     Args:
         path: of the store.
@@ -68,7 +68,7 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
 
 
 def _copy(path: Path, unfinished: Path) -> None:
-    """Writes the rows of a sound store into a fresh file; writers go on meanwhile."""
+    """Write the rows of a sound store into a fresh file; writers go on meanwhile."""
     with closing(connect_sqlite(f"{path.as_uri()}?mode=ro", _LOCK_SECONDS)) as connection:
         (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
@@ -91,6 +91,6 @@ def _is_younger(paths: list[Path], seconds: float) -> bool:
 
 
 def _forget_abandoned(unfinished: Path) -> None:
-    """Removes what a killed process left, after a while in which a living one would have ended."""
+    """Remove what a killed process left, after a while in which a living one would have ended."""
     if unfinished.exists() and not _is_younger([unfinished], _ABANDONED_SECONDS):
         unfinished.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ class CleanCounts:
 
 
 def clean(engines: StoreEngines, rules: Rules, *, dry_run: bool) -> CleanCounts:
-    """Drops what the rules call incomparable in one transaction, then gives the space back to the disk.
+    """Drop what the rules call incomparable in one transaction, then give the space back to the disk.
 
     In a dry run the same is done and taken back, so that its counts are the true ones.
     """

@@ -34,7 +34,7 @@ class StoreEngines:
 
 
 def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: float) -> StoreEngines:
-    """Engines for the target; connects only to find out how a read-only SQLite file can be opened.
+    """Return engines for the target; connect only to find out how a read-only SQLite file can be opened.
 
     Raises:
         UsageError: the URL names a dialect or driver that is not installed.
@@ -47,7 +47,7 @@ def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: 
         event.listen(engine, "begin", partial(_begin_sqlite, lock_timeout_seconds))
     else:
         assert target.url is not None
-        engine = server_engine(target.url, lock_timeout_seconds)
+        engine = server_engine(target.url, lock_timeout_seconds, read_only=read_only)
         event.listen(engine, "begin", partial(_begin_server, lock_timeout_seconds))
     return StoreEngines(target, engine, engine.execution_options(blocktune_writer=True), lock_timeout_seconds)
 
@@ -57,7 +57,8 @@ def _is_writer(connection: Connection) -> bool:
 
 
 def _begin_sqlite(lock_timeout_seconds: float, connection: Connection) -> None:
-    """A deferred BEGIN that turns into a write fails at once when another writer was faster; no timeout helps it.
+    """Begin a transaction. A deferred BEGIN that turns into a write fails at once when another writer was faster; no
+    timeout helps it.
 
     Who waits for the lock comes back to Python at every turn, so that Ctrl-C ends the waiting.
     """
@@ -78,6 +79,11 @@ def _begin_sqlite(lock_timeout_seconds: float, connection: Connection) -> None:
 
 
 def _begin_server(lock_timeout_seconds: float, connection: Connection) -> None:
-    if _is_writer(connection) and connection.dialect.name == "postgresql":
+    """Have tables joined in the order of the query: a record refers to up to seven rows, each by its primary key, and
+    to look for a better order takes longer than to find them. A writer waits for the others."""
+    if connection.dialect.name != "postgresql":
+        return
+    connection.execute(text("SET LOCAL join_collapse_limit = 1"))
+    if _is_writer(connection):
         connection.execute(text(f"SET LOCAL lock_timeout = {round(lock_timeout_seconds * 1000)}"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITER_LOCK})

@@ -71,8 +71,8 @@ class Base(DeclarativeBase):
 
 
 def checksum_column() -> Mapped[str | None]:
-    """A column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older blocktune
-    that broke a rule when the column came."""
+    """Return a column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older
+    blocktune that broke a rule when the column came."""
     return mapped_column(String(16), server_default=null())
 
 

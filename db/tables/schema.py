@@ -38,7 +38,7 @@ APPLICATION_ID = 0x626C6B74  # "blkt"
 
 
 def require_current(engines: StoreEngines) -> None:
-    """Checks that the store can be read as it is.
+    """Check that the store can be read as it is.
 
     Raises:
         StoreError: it has no tables yet, or those of an older blocktune; or one of the errors of `version_of`.
@@ -62,8 +62,25 @@ def _version(engines: StoreEngines) -> str | None:
         return version_of(connection, engines.target)
 
 
+def require_same(connection: Connection, target: StoreTarget) -> None:
+    """Check, in a writer's transaction, that the schema is still the one for which the rows are made.
+
+    Raises:
+        SchemaTooNewError: a newer blocktune has upgraded the store since this process opened it.
+        StoreError: the store was replaced by an older one.
+    """
+    version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+    if version == CURRENT:
+        return
+    newer = str(version) > CURRENT
+    raise (SchemaTooNewError if newer else StoreError)(
+        f"This process writes schema {CURRENT}, but {target.label} has schema {shown(str(version), 20)} by now. "
+        + ("Update blocktune (`pip install --upgrade blocktune`) and start again." if newer else "Start again.")
+    )
+
+
 def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
-    """Creates or upgrades the schema where it is not current. Any number of processes may do so at once.
+    """Create or upgrade the schema where it is not current. Any number of processes may do so at once.
 
     Args:
         engines: of the store.
@@ -93,7 +110,7 @@ def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> N
 
 
 def version_of(connection: Connection, target: StoreTarget) -> str | None:
-    """The revision of the store, or None when it is blank.
+    """Return the revision of the store, or None when it is blank.
 
     Raises:
         ForeignStoreError: it belongs to another program.
@@ -130,7 +147,7 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
 
 
 def _require_plain_tables(connection: Connection, target: StoreTarget) -> None:
-    """Checks that reading and writing rows runs no code of whoever wrote the file: a view in place of a table may never
+    """Check that reading and writing rows runs no code of whoever wrote the file: a view in place of a table may never
     end, and a trigger does what it likes.
 
     Raises:
@@ -150,8 +167,8 @@ def _require_plain_tables(connection: Connection, target: StoreTarget) -> None:
 
 
 def _create_file(path: Path) -> None:
-    """An empty file, unless there is one: later connections never create any, so that a file that vanishes while in use
-    is noticed."""
+    """Make an empty file, unless there is one: later connections never create any, so that a file that vanishes while
+    in use is noticed."""
     require_file(path)
     try:
         if _is_users_own(path):  # a folder that was named may be misspelt, so only the user's own is made
@@ -178,7 +195,7 @@ def _is_users_own(path: Path) -> bool:
 
 
 def _enter_wal_mode(path: Path, timeout_seconds: float) -> None:
-    """Sets the journal mode, which the file keeps: readers and one writer do not wait for each other.
+    """Set the journal mode, which the file keeps: readers and one writer do not wait for each other.
 
     SQLite answers `locked` at once here, whatever the busy timeout, when two processes try it together. A file system
     that cannot do it leaves the file in its old mode, which is slower and as safe.
@@ -196,7 +213,7 @@ def _enter_wal_mode(path: Path, timeout_seconds: float) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
-    """Runs the missing migrations in the connection's transaction. Imports alembic, which takes most of a second."""
+    """Run the missing migrations in the connection's transaction. Imports alembic, which takes most of a second."""
     from alembic import command
     from alembic.config import Config
 

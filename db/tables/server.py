@@ -1,5 +1,7 @@
 """Connections to a database server, which may be restarted, silent or away."""
 
+import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +19,7 @@ CONNECT_SECONDS = 10
 SILENCE_SECONDS = 30
 """How long a connection that is in use may be silent before the operating system gives it up."""
 
-LIBPQ_OPTIONS: Mapping[str, int] = {
+LIBPQ_OPTIONS: dict[str, int | str] = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": SILENCE_SECONDS // 2,
     "keepalives_interval": SILENCE_SECONDS // 6,
@@ -28,27 +30,31 @@ LIBPQ_OPTIONS: Mapping[str, int] = {
 
 LIBPQ_DRIVERS = ("psycopg", "psycopg2", "psycopg_async")
 
+BUSY = re.compile(
+    "too many clients|too many connections|remaining connection slots|no more connections|starting up|shutting down"
+)
+"""What a server says that is there and takes no connection for the moment; drivers have no code for it."""
+
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Between two tries to reach a server that was there before."""
-
-TRIES = 3
-"""How often a transaction is begun whose connection the server drops."""
 
 T = TypeVar("T")
 
 
-def server_engine(url: URL, patience_seconds: float) -> Engine:
-    """The engine of a server's database. Once it was reached, a server that is restarted is waited for.
+def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engine:
+    """Return the engine of a server's database. A server that is full, or that is restarted after it was reached once,
+    is waited for.
 
     Args:
-        url: where it is.
+        url: where it is. Of several hosts the first is taken that answers, and that takes what is written.
         patience_seconds: how long it is waited for.
+        read_only: whether nothing is written, so that a standby will do.
 
     Raises:
         UsageError: the driver is not installed.
     """
     try:
-        engine = create_engine(url, poolclass=NullPool, connect_args=_options(url))
+        engine = create_engine(url, poolclass=NullPool, connect_args=_options(url, read_only=read_only))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"A database URL must name an installed driver, but {url.drivername!r} is not: {error}. "
@@ -58,26 +64,35 @@ def server_engine(url: URL, patience_seconds: float) -> Engine:
     return engine
 
 
-def kept_up(work: Callable[[], T]) -> T:
-    """Does a whole transaction, and again where the server drops its connection. So it must be one that may happen
-    twice: the server may have committed just before."""
-    for _ in range(TRIES - 1):
+def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
+    """Do a whole transaction, and again for a while where the server drops its connection. So it must be one that may
+    happen twice: the server may have committed just before.
+
+    Args:
+        work: begins and ends the transaction.
+        patience_seconds: how long after the first drop it is begun again.
+    """
+    deadline, pause = math.inf, FIRST_PAUSE_SECONDS
+    while True:
         try:
             return work()
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            deadline = min(deadline, time.monotonic() + patience_seconds)
+            if not error.connection_invalidated or time.monotonic() + pause > deadline:
                 raise
-    return work()
+        time.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-def _options(url: URL) -> dict[str, int]:
+def _options(url: URL, *, read_only: bool) -> dict[str, int | str]:
     if url.get_driver_name() not in LIBPQ_DRIVERS:
         return {}
-    return {name: value for name, value in LIBPQ_OPTIONS.items() if name not in url.query}
+    options = LIBPQ_OPTIONS if read_only else LIBPQ_OPTIONS | {"target_session_attrs": "read-write"}
+    return {name: value for name, value in options.items() if name not in url.query}
 
 
 class _Connecting:
-    """Connects, the first time at once or not at all, later with patience."""
+    """Connects: the first time at once or not at all, unless the server is only busy; later with patience."""
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience_seconds = patience_seconds
@@ -87,14 +102,15 @@ class _Connecting:
         """Return a connection of the driver; SQLAlchemy calls this."""
         connect = partial(dialect.connect, *arguments, **options)
         deadline, pause = time.monotonic() + self._patience_seconds, FIRST_PAUSE_SECONDS
-        while self._was_reached:
+        while True:
             try:
-                return connect()
-            except dialect.loaded_dbapi.OperationalError:
-                if time.monotonic() + pause > deadline:
-                    break
+                connection = connect()
+            except dialect.loaded_dbapi.OperationalError as error:
+                worth_waiting = self._was_reached or BUSY.search(str(error))
+                if not worth_waiting or time.monotonic() + pause > deadline:
+                    raise
                 time.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
-        connection = connect()
-        self._was_reached = True
-        return connection
+            else:
+                self._was_reached = True
+                return connection

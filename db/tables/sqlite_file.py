@@ -28,7 +28,8 @@ STEPS_BETWEEN_CHECKS = 300_000
 
 
 def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
-    """A connection in autocommit mode: transactions begin where this module says so, not where the driver guesses.
+    """Return a connection in autocommit mode: transactions begin where this module says so, not where the driver
+    guesses.
 
     `timeout` sets SQLite's busy handler before anything else runs, since even a PRAGMA can meet a lock. `mmap_size`
     stays 0: mapped files turn damage into crashes.
@@ -49,7 +50,7 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
 
 
 def _text(raw: bytes) -> str:
-    """A stored text. A byte outside UTF-8 becomes a sign that no rule lets pass: it costs its row alone."""
+    """Return a stored text. A byte outside UTF-8 becomes a sign that no rule lets pass: it costs its row alone."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -64,7 +65,7 @@ def log_of(path: Path) -> Path:
 
 
 def require_file(path: Path) -> None:
-    """Checks that there is a file or nothing at all: to open a pipe would wait for ever.
+    """Check that there is a file or nothing at all: to open a pipe would wait for ever.
 
     Raises:
         StoreError: there is something else, or it cannot be said.
@@ -78,7 +79,7 @@ def require_file(path: Path) -> None:
 
 
 def readable_uri(path: Path) -> str:
-    """How this file can be opened for reading.
+    """Return how this file can be opened for reading.
 
     In a directory that cannot be written and on a full disk, SQLite cannot open a WAL database with `mode=ro`.
     `immutable=1` can, but would silently pass over rows that wait in a `-wal` file, so it is taken only where there are

@@ -16,7 +16,7 @@ MAX_REASON = 500
 
 @contextmanager
 def translated(target: StoreTarget) -> Iterator[None]:
-    """Turns the errors of SQLAlchemy and the driver into those of blocktune.
+    """Turn the errors of SQLAlchemy and the driver into those of blocktune.
 
     Raises:
         StoreLockedError: another process held the lock for the whole timeout.
@@ -48,7 +48,7 @@ def translated(target: StoreTarget) -> Iterator[None]:
 
 
 def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
-    """What this error of a driver means for the store, with the way out."""
+    """Return what this error of a driver means for the store, with the way out."""
     # `database is locked` has a name in SQLite and a code in PostgreSQL (lock_not_available).
     name = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")):
@@ -81,5 +81,5 @@ def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
 
 
 def _reason(error: object) -> str:
-    """What a driver says, which may repeat what a file holds."""
+    """Return what a driver says, which may repeat what a file holds."""
     return shown(str(error), MAX_REASON)

@@ -41,7 +41,7 @@ class BackgroundRead(Generic[Value]):
         self._forget()
 
     def _forget(self) -> None:
-        """As new, but for who went on without the value."""
+        """Reset everything but who went on without the value."""
         self._value: Value | None = None
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,7 +53,7 @@ class BackgroundRead(Generic[Value]):
         return self._missed and self._done.is_set()
 
     def begin(self) -> None:
-        """Starts to read, unless that has begun. Where the process may have no more threads, it is read here."""
+        """Start to read, unless that has begun. Where the process may have no more threads, it is read here."""
         if self._began:
             return
         self._began = time.monotonic()

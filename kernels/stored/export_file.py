@@ -46,7 +46,7 @@ EXPORTED_ONLY = "trials"
 
 
 def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dict[str, Any]]:
-    """The bests in a results file as rows like those of the store's `dispatch` view.
+    """Return the bests in a results file as rows like those of the store's `dispatch` view.
 
     Args:
         path: of the file.
@@ -64,15 +64,15 @@ def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dic
 
 
 def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The rows of every results file that ships with the package, by the file's name: `h200.json`, while benches and
-    other documents of a device have a longer ending."""
+    """Return the rows of every results file that ships with the package, by the file's name: `h200.json`, while benches
+    and other documents of a device have a longer ending."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
             yield entry.name, _rows(entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8")))
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
-    """The hash that a frozen document carries: SHA-256 of its canonical text without the hash and the signature."""
+    """Return the hash of a frozen document: SHA-256 of its canonical text without the hash and the signature."""
     digest = hashlib.sha256()
     for piece in canonical_pieces({name: value for name, value in document.items() if name not in (_SEAL, SIGNATURE)}):
         digest.update(piece.encode())
@@ -109,7 +109,7 @@ def _text(path: Path) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting for one that is a pipe or a device, at the opening or at the reading."""
+    """Open a file without waiting for one that is a pipe or a device, at the opening or at the reading."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -156,7 +156,7 @@ def exported_checksum(row: Mapping[str, Any], device_key: str, environment: Mapp
 def _unchanged(
     name: str, bests: list[dict[str, Any]], device_key: str, environments: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The winners that are as they were written, or have no checksum. The others are named in the log."""
+    """Return the winners that are as they were written, or have no checksum. The others are named in the log."""
     kept = []
     for index, best in enumerate(bests):
         checksum = best.get(CHECKSUM)
@@ -173,7 +173,7 @@ def _unchanged(
 
 
 def _require_export(name: str, document: Mapping[str, Any]) -> None:
-    """Checks that a document without a seal is an export, which people may edit, and no frozen file that lost it.
+    """Check that a document without a seal is an export, which people may edit, and no frozen file that lost it.
 
     Raises:
         StoreError: its winners lack what every export says of them.

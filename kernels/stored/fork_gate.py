@@ -31,8 +31,8 @@ class ForkGate:
         return self._closed
 
     def enter(self) -> int:
-        """A connection is about to be opened; returns what to leave with. Waits for a fork that waits, unless the fork
-        waits for this very thread."""
+        """Count a connection that is about to be opened, and return what to leave with. Wait for a fork that waits,
+        unless the fork waits for this very thread."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._closed or thread in self._open)
@@ -40,7 +40,7 @@ class ForkGate:
         return thread
 
     def leave(self, thread: int) -> None:
-        """A connection has been closed, by whichever thread."""
+        """Count a connection as closed, by whichever thread."""
         with self._changed:
             left = self._open.get(thread, 0) - 1
             if left > 0:
@@ -50,14 +50,14 @@ class ForkGate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Waits until no other thread has a connection open, and keeps new ones from being opened."""
+        """Wait until no other thread has a connection open, and keep new ones from being opened."""
         self._changed.acquire()
         self._closed = True
         own = threading.get_ident()
         self._changed.wait_for(lambda: not self._open.keys() - {own}, MAX_SECONDS)
 
     def reopen(self) -> None:
-        """The fork has happened."""
+        """Let connections be opened again: the fork has happened."""
         self._closed = False
         self._changed.notify_all()
         self._changed.release()

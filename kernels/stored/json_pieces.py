@@ -78,8 +78,10 @@ class _Reader:
         return list(self._items(depth - 1)) if depth and sign == "[" else self._piece()
 
     def end(self) -> None:
-        """Raises:
-        ValueError: the text goes on.
+        """Check that nothing follows the value.
+
+        Raises:
+            ValueError: the text goes on.
         """
         if self._at < len(self._text):
             raise ValueError(f"the value ends at character {self._at}, but the text goes on")

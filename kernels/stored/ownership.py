@@ -62,7 +62,7 @@ def _of_entry(path: Path) -> Iterator[str]:
 
 
 def _of_folder(path: Path) -> Iterator[str]:
-    """Where others may rename files, unless the sticky bit keeps them from those of others."""
+    """Yield a doubt where others may rename files, unless the sticky bit keeps them from those of others."""
     if _is_for_all(path) and not path.stat().st_mode & stat.S_ISVTX:
         yield f"every user may replace files in {path}"
 

@@ -52,7 +52,7 @@ class Identity:
 
 
 def present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
-    """That of a measurement which would be made now, on this device."""
+    """Return the identity of a measurement which would be made now, on this device."""
     return Identity(
         device_key=device.key,
         kernel_hash=kernel_hash,
@@ -64,7 +64,8 @@ def present_identity(device: DeviceSpec, kernel_hash: str) -> Identity:
 
 
 def reuse_of(measured: Identity, present: Identity) -> Reuse | None:
-    """What a measurement of one identity is worth in another, judged by the greatest difference; None is nothing.
+    """Return what a measurement of one identity is worth in another, judged by the greatest difference; None is
+    nothing.
 
     What one side does not know counts as equal: a device that is only named has no driver.
     """
@@ -86,14 +87,14 @@ def _differ(one: str, other: str) -> bool:
 
 
 def _compute_capability(device_key: str) -> str:
-    """The middle of a key such as `nvidia h200|9.0|132`; empty for what is no key."""
+    """Return the middle of a key such as `nvidia h200|9.0|132`; empty for what is no key."""
     parts = device_key.rsplit("|", 2)
     return parts[1] if len(parts) == 3 else ""
 
 
 @cache
 def triton_version() -> str:
-    """Of the installed wheel."""
+    """Return the version of the installed wheel."""
     return metadata.version("triton")
 
 

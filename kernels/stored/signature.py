@@ -101,7 +101,7 @@ def _types() -> Any:
 
 
 def _loaded(key: str | Path, content: bytes, *ways: Callable[[], Any]) -> Any:
-    """The key, by the first way that can read it."""
+    """Return the key, by the first way that can read it."""
     for way in ways:
         try:
             return way()

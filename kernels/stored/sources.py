@@ -34,7 +34,7 @@ class ConfigSource(Protocol):
     """
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
-        """All recommendations for this device, at most one for each shape and origin.
+        """Return all recommendations for this device, at most one for each shape and origin.
 
         Raises:
             StoreError: the source cannot be read.
@@ -129,12 +129,12 @@ def require_source(source: object) -> None:
 
 
 def default_source() -> LayeredConfigs:
-    """The user's store, or the results file that BLOCKTUNE_DB names, above the shipped results."""
+    """Return the user's store, or the results file that BLOCKTUNE_DB names, above the shipped results."""
     return LayeredConfigs((UserConfigs(), JsonConfigs()))
 
 
 def layers_of(source: ConfigSource) -> tuple[ConfigSource, ...]:
-    """The sources that a source consists of, the most trusted first."""
+    """Return the sources that a source consists of, the most trusted first."""
     return source.layers if isinstance(source, LayeredConfigs) else (source,)
 
 
@@ -146,7 +146,7 @@ def has_shipped(layers: Iterable[ConfigSource]) -> bool:
 def read_source(
     source: ConfigSource, device: DeviceSpec, *, signed_by: Path | None = None
 ) -> tuple[list[TunedConfig], list[str]]:
-    """All rows of a source and what was wrong with it. Raises nothing: production code calls this.
+    """Return all rows of a source and what was wrong with it. Raise nothing: production code calls this.
 
     Any exception of a source is a problem to report, whatever its type: a source may be a user's own class.
 
@@ -168,8 +168,10 @@ def read_source(
 
 
 def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[TunedConfig]:
-    """Raises:
-    StoreError: the layer is no results file, or one that the owner of the key did not sign.
+    """Return what a source recommends that a strict dispatcher with a trusted key may take.
+
+    Raises:
+        StoreError: the layer is no results file, or one that the owner of the key did not sign.
     """
     if not getattr(layer, "reads_files", False):
         return list(layer.configs(device))  # what the program itself hands over
@@ -184,7 +186,8 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
 
 
 def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:
-    """The rows that serve this device, its own first. What breaks a rule is left out and the first such row logged."""
+    """Return the rows that serve this device, its own first. What breaks a rule is left out and the first such row
+    logged."""
     key = device.key
     own: list[TunedConfig] = []
     others: list[TunedConfig] = []
@@ -203,7 +206,7 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
 
 
 def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
-    """The row as a recommendation for this device, or None when it has nothing to say about it."""
+    """Return the row as a recommendation for this device, or None when it has nothing to say about it."""
     origin, measured = Origin(row["origin"]), _identity_of(row)
     if origin is Origin.DEFAULT or (origin is Origin.PREDICTED and measured.device_key != device.key):
         return None  # a default needs no row, and a prediction is worth nothing elsewhere

@@ -65,7 +65,7 @@ _LIMITS = {
 
 
 def user_store_path() -> Path:
-    """The user's own store: BLOCKTUNE_DB, or `blocktune/blocktune.db` in the user's data directory.
+    """Return the user's own store: BLOCKTUNE_DB, or `blocktune/blocktune.db` in the user's data directory.
 
     Raises:
         StoreError: BLOCKTUNE_DB names a server, which this reader does not speak to, or a results file.
@@ -79,7 +79,7 @@ def user_store_path() -> Path:
 
 
 def user_place() -> Path:
-    """The store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
+    """Return the store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
 
     Raises:
         StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
@@ -130,9 +130,11 @@ class SqliteRows:
         return rows
 
     def _require_file(self) -> None:
-        """Raises:
-        StoreError: there is nothing that could be read at once. A pipe or a device would block the open; the files that
-            a kernel makes up have no size. To look inside would cost the locks that this process holds on the file.
+        """Check that there is a file that can be read at once.
+
+        Raises:
+            StoreError: there is none. A pipe or a device would block the open; the files that a kernel makes up have no
+                size. To look inside would cost the locks that this process holds on the file.
         """
         try:
             state = self.path.stat()
@@ -153,7 +155,7 @@ class SqliteRows:
         )
 
     def _read_in_time(self, selection: Selection) -> list[Row]:
-        """Again and again while another process holds the lock, or a fork of this one waits for the connection."""
+        """Read again and again while another process holds the lock, or a fork of this one waits for the connection."""
         deadline, pause = time.monotonic() + READ_SECONDS, FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -165,8 +167,8 @@ class SqliteRows:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _read_either_way(self, selection: Selection, deadline: float) -> list[Row]:
-        """First with locks. A write-ahead store on read-only media or a full disk cannot take them; `immutable` reads
-        it without, which is right only while no rows wait in the log."""
+        """Read with locks first. A write-ahead store on read-only media or a full disk cannot take them; `immutable`
+        reads it without, which is right only while no rows wait in the log."""
         try:
             return self._query(selection, "mode=ro", deadline)
         except sqlite3.OperationalError as error:
@@ -214,7 +216,7 @@ class SqliteRows:
 
 
 def _lenient_text(raw: bytes) -> str:
-    """Damaged text stays readable, so that it costs its row and not the store."""
+    """Decode a text. A damaged one stays readable, so that it costs its row and not the store."""
     return raw.decode("utf-8", errors="replace")
 
 
@@ -228,7 +230,7 @@ def _require_known_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _explained(error: sqlite3.Error, path: Path) -> StoreError:
-    """SQLite's error in the words of the house."""
+    """Return SQLite's error in the words of the house."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLockedError(

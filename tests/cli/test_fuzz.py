@@ -1,4 +1,4 @@
-"""Any command with any words on any file ends as a command should: a bounded part of `make fuzz-cli`."""
+"""Any command with any words on any file ends as it should: a bounded part of `make fuzz-cli`, without Ctrl-C."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ RUNS = 150
 
 
 def test_random_commands_on_random_files_end_well(tmp_path: Path) -> None:
-    command = [*program("cli_fuzz"), str(tmp_path), str(RUNS), "0"]
+    command = [*program("cli_fuzz"), str(tmp_path), str(RUNS), "0", "0.0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)

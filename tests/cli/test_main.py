@@ -45,6 +45,28 @@ def test_an_interrupt_is_130(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune("devices").exit_code == 130
 
 
+def test_an_interrupt_that_python_ignores_comes_again() -> None:
+    """Python prints what an object's end raises and goes on, Ctrl-C too."""
+    code = (
+        "import os, signal, time\n"
+        "from blocktune.cli import main\n"
+        "class Ending:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        for _ in range(1000): pass\n"
+        "def work():\n"
+        "    Ending()\n"
+        "    time.sleep(100)\n"
+        "main.app = work\n"
+        "try:\n"
+        "    main.main()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+
+
 def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ZeroDivisionError

@@ -1,16 +1,9 @@
 """Records to store, and the places to store them in."""
 
-import glob
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
+import itertools
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +18,7 @@ from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.postgres_server import missing_part, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
@@ -191,56 +185,11 @@ def bests(best: Best) -> list[Best]:
 @pytest.fixture(scope="session")
 def new_postgres_database() -> Iterator[Callable[[], str]]:
     """Makes empty databases on a real server that lives as long as the session."""
-    binaries = [*_on_path("initdb"), *sorted(glob.glob("/usr/lib/postgresql/*/bin"))]
-    if not binaries:
-        pytest.skip("no PostgreSQL server: initdb is neither under /usr/lib/postgresql nor on the PATH")
-    if find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed, so PostgreSQL cannot be reached")
-    # The server refuses to run as root, and packages that are only unpacked bring no account. Its socket's path must
-    # be short.
-    owner = "postgres" if any(user.pw_name == "postgres" for user in pwd.getpwall()) else "nobody"
-    root = os.geteuid() == 0
-    account = {"user": owner} if root else {}
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:
-        if root:
-            shutil.chown(name, owner)
-
-        def server(*command: str) -> None:
-            subprocess.run(
-                [f"{binaries[-1]}/{command[0]}", *command[1:]],
-                check=True,
-                cwd=name,
-                stdout=subprocess.DEVNULL,
-                **account,
-            )
-
-        server("initdb", "--pgdata", f"{name}/data", "--username", "tester", "--auth", "trust", "--no-sync")
-        options = f"-F -c listen_addresses='' -c unix_socket_directories={name}"
-        server("pg_ctl", "--pgdata", f"{name}/data", "--options", options, "--log", f"{name}/log", "--wait", "start")
-        try:
-            yield _database_maker(name)
-        finally:
-            server("pg_ctl", "--pgdata", f"{name}/data", "--mode", "immediate", "--wait", "stop")
-
-
-def _on_path(program: str) -> list[str]:
-    found = shutil.which(program)
-    return [str(Path(found).resolve().parent)] if found else []
-
-
-def _database_maker(socket_directory: str) -> Callable[[], str]:
-    import psycopg
-
-    names = iter(f"test_{number}" for number in range(10_000))
-
-    def make() -> str:
-        name = next(names)
-        address = f"host={socket_directory} user=tester dbname=postgres"
-        with closing(psycopg.connect(address, autocommit=True)) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return f"postgresql+psycopg://tester:secret@/{name}?host={socket_directory}"
-
-    return make
+    if missing_part():
+        pytest.skip(missing_part())
+    numbers = itertools.count()
+    with running_server() as server:
+        yield lambda: server.create_database(f"test_{next(numbers)}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

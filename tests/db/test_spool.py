@@ -1,5 +1,6 @@
 """A search outlives its database: what it measures is in a file first, and in the store when that answers."""
 
+import errno
 import os
 import signal
 import sqlite3
@@ -259,3 +260,36 @@ def test_a_spool_of_a_server_is_in_the_state_directory(trial: Trial, tmp_path: P
     with left_records(spool.path) as left:
         assert left is not None
         assert left.trials == (trial,)
+
+
+def failing(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_file_that_cannot_be_emptied_is_stored_once_more(
+    short: ResultStore, path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [numbered(trial, number) for number in range(3)]
+    with monkeypatch.context() as disk, Recorder(short) as recorder:
+        disk.setattr(os, "ftruncate", failing)
+        for each in trials:
+            recorder.record(each)
+    assert short.trials() == trials
+    assert lines_of(path) == 3
+    assert fold_left(short).trials == tuple(trials)
+    assert short.trials() == trials
+    assert spools(path) == []
+
+
+def test_a_file_that_cannot_be_removed_is_named(
+    short: ResultStore, path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(StoreTarget.of(path))
+    spool.keep(trial)
+    spool.close()
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "unlink", failing)
+        disk.setattr(Path, "unlink", failing)
+        fold_left(short)
+    assert "are stored, but the file cannot be removed" in caplog.text
+    assert short.trials() == [trial]

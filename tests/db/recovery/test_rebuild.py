@@ -12,7 +12,9 @@ import pytest
 from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Outcome, Trial
 from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.recovery.drill import drill
 from blocktune.db.recovery.rebuild import Recovery, recover
+from blocktune.db.recovery.restoring import restore
 from blocktune.db.recovery.salvage import SMALLEST_ROW_BYTES, salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import connect_sqlite
@@ -386,3 +388,9 @@ def test_what_cannot_be_recovered_is_refused(tmp_path: Path) -> None:
         recover("postgresql+psycopg://user:secret@host/name")
     with pytest.raises(StoreError, match="there is no"):
         recover(tmp_path / "missing.db")
+
+
+def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
+    for act in (recover, restore, drill):
+        with pytest.raises(StoreError, match="File name too long"):
+            act("x" * 5000)

@@ -33,9 +33,18 @@ def test_a_silent_server_is_not_waited_for_for_ever(silent_port: int, monkeypatc
 
 
 def test_the_url_has_the_last_word() -> None:
-    assert "connect_timeout" in server._options(make_url("postgresql+psycopg://host/name"))
-    assert "connect_timeout" not in server._options(make_url("postgresql+psycopg://host/name?connect_timeout=99"))
-    assert server._options(make_url("mysql+pymysql://host/name")) == {}
+    assert "connect_timeout" in server._options(make_url("postgresql+psycopg://host/name"), read_only=True)
+    assert "connect_timeout" not in server._options(
+        make_url("postgresql+psycopg://host/name?connect_timeout=99"), read_only=True
+    )
+    assert server._options(make_url("mysql+pymysql://host/name"), read_only=True) == {}
+
+
+def test_whoever_writes_looks_for_a_server_that_takes_it() -> None:
+    url, chosen = make_url("postgresql+psycopg://a,b/name"), "target_session_attrs"
+    assert server._options(url, read_only=False)[chosen] == "read-write"
+    assert chosen not in server._options(url, read_only=True)
+    assert chosen not in server._options(url.update_query_dict({chosen: "any"}), read_only=False)
 
 
 class Refused(Exception):
@@ -47,13 +56,14 @@ class Server:
 
     loaded_dbapi = SimpleNamespace(OperationalError=Refused)
 
-    def __init__(self) -> None:
+    def __init__(self, words: str = "connection refused") -> None:
+        self.words = words
         self.refusals = 0
 
     def connect(self) -> str:
         if self.refusals:
             self.refusals -= 1
-            raise Refused
+            raise Refused(self.words)
         return "connection"
 
 
@@ -70,6 +80,18 @@ def test_a_server_that_was_reached_is_waited_for_and_no_other(monkeypatch: pytes
     here.refusals = 4
     assert connecting.connect(here, None, (), {}) == "connection"
     assert pauses == [0.1, 0.2, 0.4, 0.8]
+
+
+@pytest.mark.parametrize(
+    "words", ["FATAL:  sorry, too many clients already", "FATAL:  the database system is starting up"]
+)
+def test_a_busy_server_is_waited_for_at_the_first_time(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    here = Server(words)
+    here.refusals = 2
+    assert server._Connecting(patience_seconds=30).connect(here, None, (), {}) == "connection"
+    assert pauses == [0.1, 0.2]
 
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +139,7 @@ def test_a_server_that_drops_every_connection_is_given_up(
     new_postgres_database: Callable[[], str], trial: Trial
 ) -> None:
     place = new_postgres_database()
-    with ResultStore.open(place) as store:
+    with ResultStore.open(place, lock_timeout_seconds=0.5) as store:
         dropping(place, store, 10**9)
         with pytest.raises(StoreError, match="must be reachable"):
             store.record(trial)

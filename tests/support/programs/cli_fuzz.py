@@ -1,34 +1,40 @@
-"""Random commands on random files, in one process: cli_fuzz.py FOLDER RUNS SEED
+"""Random commands on random files, in one process: cli_fuzz.py FOLDER RUNS SEED [SHARE]
 
 Every run has to end with an exit code of the list, within a bound, without a traceback, and with nothing that a
-terminal would obey. Prints, as JSON, how many runs there were, how they ended, and the commands that broke a rule.
+terminal would obey. A share of them get Ctrl-C, and have 2 s to end. Prints, as JSON, how many
+runs there were, how they ended, and the commands that broke a rule.
 """
 
 import json
 import os
 import random
+import signal
+import sqlite3
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
 from blocktune.cli.main import app
+from blocktune.cli.main import main as tune
 from blocktune.db.exchange.document import document_from, save_document
-from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
-from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.values.config import Origin
-from blocktune.tuner.search.shape_defaults import complete_shape
+from tests.support.sample_records import winner
 
 EXIT_CODES = (0, 2, 3, 4, 5, 7, 130)
 MAX_SECONDS = 10.0
 COMPILING, MAX_COMPILING_SECONDS = {"explain", "ladder", "occupancy"}, 120.0
 """Commands that compile kernels, which takes what a compiler takes."""
 MAX_MESSAGE = 10_000
+INTERRUPTED = 0.1
+"""The share of runs that get Ctrl-C."""
+MAX_INTERRUPTED_SECONDS, TRIES = 2.0, 3
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e"
 WORDS = (
@@ -57,17 +63,49 @@ COMMANDS = (
 )
 
 
-def winner() -> Best:
-    kernel, device, shape = get_kernel("flash_fwd"), device_named("h200"), complete_shape(8192, 64)
-    return Best(
-        device=device,
-        environment=Environment(triton="3.6.0", ptxas="12.8.93", torch="2.13.0"),
-        shape=shape,
-        config=kernel.default_config(shape, device.limits),
-        kernel_hash=kernel.source_hash,
-        origin=Origin.MEASURED,
-        time_us=100.0,
-    )
+HOSTILE = (
+    *(f"DROP VIEW {view}" for view in ("dispatch", "user_dispatch")),
+    *(f"ALTER TABLE {table} RENAME TO other" for table in ("best", "device", "blocktune_schema")),
+    "CREATE TABLE other (id); CREATE VIEW endless AS WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT 1 FROM t) "
+    "SELECT n FROM t; CREATE TRIGGER lost AFTER INSERT ON best BEGIN SELECT n FROM endless; END",
+    "DROP TABLE trial; "
+    "CREATE VIEW trial AS WITH RECURSIVE t(id) AS (SELECT 1 UNION ALL SELECT 1 FROM t) SELECT * FROM t",
+    "DROP TABLE device; CREATE VIEW device AS SELECT hex(zeroblob(400000000)) AS id",
+    "DROP VIEW dispatch; CREATE VIEW dispatch AS SELECT printf('%900000000d', 1) AS device_key",
+    "CREATE TRIGGER gone BEFORE DELETE ON trial BEGIN DELETE FROM best; END",
+    "CREATE VIRTUAL TABLE words USING fts5(text)",
+    f'CREATE TABLE "{TITLE}" (a)',
+    f"UPDATE device SET name = '{TITLE}', key = '{TITLE}'",
+    "UPDATE device SET document = '[5]'",
+    "UPDATE device SET checksum = NULL, document = json_set(document, '$.num_sms', 0)",
+    "UPDATE shape SET document = json_set(document, '$.features', 5)",
+    "UPDATE shape SET document = replace(hex(zeroblob(3000000)), '00', '[')",
+    "UPDATE config SET document = json_set(document, '$.block_m', -64)",
+    "UPDATE best SET checksum = NULL, served_checksum = NULL, created_at = '9999-12-31 00:00:00.000000'",
+    "UPDATE best SET time_us = 'x', checksum = NULL",
+    "UPDATE best SET origin = x'ff'",
+    "UPDATE kernel SET source_hash = 'x' || char(10) || '__import__(\"os\").system(\"id\")'",
+    "DELETE FROM shape",
+    "DELETE FROM config",
+    *(f"UPDATE blocktune_schema SET version_num = {value}" for value in ("'\u00b2'", "'0000'", "'9999'", "5", "x'ff'")),
+    "DELETE FROM blocktune_schema",
+    "PRAGMA application_id = 7",
+    "PRAGMA user_version = 99",
+)
+"""What a stranger may have done to a store, each by itself or several after each other."""
+
+
+def hostile(content: bytes, folder: Path, dice: random.Random) -> bytes:
+    """Return a store that a stranger has changed on purpose."""
+    place = folder / "hostile.db"
+    place.write_bytes(content)
+    with closing(sqlite3.connect(place, isolation_level=None)) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        for script in dice.sample(HOSTILE, dice.choice((1, 1, 1, 2, 3))):
+            with suppress(sqlite3.Error):  # of two, the second may find nothing left
+                connection.executescript(script)
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return place.read_bytes()
 
 
 def make_files(folder: Path) -> dict[str, bytes]:
@@ -104,7 +142,8 @@ def command(folder: Path, files: dict[str, bytes], dice: random.Random) -> list[
     for name, content in files.items():
         kind = name.rpartition(".")[2]
         places[kind.upper()] = folder / f"case.{kind}"
-        places[kind.upper()].write_bytes(spoilt(content, dice))
+        is_hostile = kind == "db" and dice.random() < 0.4
+        places[kind.upper()].write_bytes(hostile(content, folder, dice) if is_hostile else spoilt(content, dice))
     words = [str(places.get(word, word)) for word in dice.choice(SENSIBLE).split()]
     if dice.random() < 0.1:
         words = [dice.choice(COMMANDS)]
@@ -130,11 +169,79 @@ def broken_rule(words: list[str], result: Any, seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds > most else ""
 
 
-def main(folder: Path, runs: int, seed: int) -> None:
+def interrupted(words: list[str], environment: dict[str, str], dice: random.Random) -> str:
+    """Return which rule a command breaks that gets Ctrl-C at some moment; empty if it breaks none.
+
+    A busy machine may hold up one that has its end in sight, so it is late only if it is so again and again.
+    """
+    rule = ""
+    for _ in range(TRIES):
+        with tempfile.TemporaryFile("w+") as output:
+            code, seconds = _run_and_interrupt(words, environment, output.fileno(), dice.uniform(0.0, 0.6))
+            output.seek(0)
+            text = output.read()
+        if code not in EXIT_CODES:
+            return f"exit code {code} after Ctrl-C: {text[-300:]!r}"
+        if "Traceback" in text:
+            return f"traceback after Ctrl-C: {text[-300:]!r}"
+        if seconds <= MAX_INTERRUPTED_SECONDS:
+            return ""
+        rule = f"{seconds:.1f} s after Ctrl-C"
+    return rule
+
+
+def _run_and_interrupt(words: list[str], environment: dict[str, str], output: int, delay: float) -> tuple[int, float]:
+    """Return the exit code of a command in a process of its own, and how long it lived after Ctrl-C."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    child = os.fork()
+    if not child:
+        code = 130
+        try:
+            code = _exit_code(words, environment, output)
+        finally:
+            os._exit(code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    time.sleep(delay)
+    os.kill(child, signal.SIGINT)
+    began = time.monotonic()
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        seconds = time.monotonic() - began
+        if ended:
+            return os.waitstatus_to_exitcode(status), seconds
+        if seconds > 5 * MAX_INTERRUPTED_SECONDS:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _exit_code(words: list[str], environment: dict[str, str], output: int) -> int:
+    """Return how a command ends in this process, which gets Ctrl-C while the command runs and at no other time."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment)
+    sys.argv = ["tune", *words]
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        tune()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:  # in front of the command itself
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    return code
+
+
+def main(folder: Path, runs: int, seed: int, interrupted_share: float) -> None:
     os.chdir(folder)
     environment = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "data")}
     files, dice = make_files(folder), random.Random(seed)
-    ended, broken = Counter[int](), []
+    ended, broken, stopped = Counter[int](), [], 0
     for _ in range(runs):
         words = command(folder, files, dice)
         place = (
@@ -143,16 +250,25 @@ def main(folder: Path, runs: int, seed: int) -> None:
         environment |= {name: value.replace("\0", "") for name, value in place.items()}
         for log in folder.glob("case.db?*"):
             log.unlink()
+        if dice.random() < interrupted_share:
+            stopped += 1
+            if rule := interrupted(words, environment, dice):
+                broken.append(_case(words, environment, rule))
+            continue
         started = time.monotonic()
         result = CliRunner().invoke(app, words, env=environment)
         rule = broken_rule(words, result, time.monotonic() - started)
         ended[result.exit_code] += 1
         if rule:
-            broken.append(
-                {"words": [word[:80] for word in words], "db": environment["BLOCKTUNE_DB"][:80], "rule": rule}
-            )
-    sys.stdout.write(json.dumps({"runs": runs, "ended": dict(ended), "broken": broken}))
+            broken.append(_case(words, environment, rule))
+    sys.stdout.write(json.dumps({"runs": runs, "ended": dict(ended), "interrupted": stopped, "broken": broken}))
+
+
+def _case(words: list[str], environment: dict[str, str], rule: str) -> dict[str, Any]:
+    return {"words": [word[:80] for word in words], "db": environment["BLOCKTUNE_DB"][:80], "rule": rule}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(
+        Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]) if len(sys.argv) > 4 else INTERRUPTED
+    )

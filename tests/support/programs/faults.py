@@ -1,8 +1,8 @@
 """The store under fire, with counts: python -m tests.support.programs.faults --out results/store.faults.json
 
 Every case says how often it was tried and what went wrong: rows lost that had been acknowledged, losses that a recovery
-understated, wrong rows that were believed, and commands that did not end as they should. PostgreSQL
-is covered by the tests of `make fault-test`.
+understated, wrong rows that were believed, and commands that did not end as they should. A case that this machine
+cannot try, for want of a PostgreSQL server or a C compiler, is left out.
 """
 
 import argparse
@@ -17,20 +17,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from blocktune.db.exchange.document import save_text
 from blocktune.db.exchange.merging import Results
 from blocktune.db.recorder import fold_left
-from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.recovery.drill import drill
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
-from tests.support.programs import program
-from tests.support.programs.cli_fuzz import winner
+from tests.support.postgres_server import missing_part
+from tests.support.programs import io_faults, program
+from tests.support.programs.changed_exports import imports
+from tests.support.programs.server_stops import server_stops
+from tests.support.sample_records import sample_trials, winner
 
 FORMAT, SCHEMA = "blocktune-faults", 1
 
@@ -103,6 +106,17 @@ def killed_while_locked(folder: Path, tried: int, seed: int) -> tuple[int, int, 
     return lost, 0, f"{acknowledged} measurements were acknowledged"
 
 
+def failing_disks(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
+    """A write, sync, truncation or read of the store's files fails, once or from then on."""
+    try:
+        told = io_faults.run(folder, tried, seed)
+    except FileNotFoundError as error:
+        raise Unavailable("no C compiler") from error
+    lost = sum("lost" in each for each in told["wrong"])
+    ended = ", ".join(f"{count} {how}" for how, count in sorted(told["ended"].items()))
+    return lost, len(told["wrong"]) - lost, f"ended: {ended}{''.join(f'; {each}' for each in told['wrong'][:5])}"
+
+
 def damages(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """Copies of a store are damaged and recovered: `tune doctor --drill`."""
     place = folder / "drill.db"
@@ -147,7 +161,8 @@ def commands(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     told = json.loads(found.stdout)
     ended = ", ".join(f"{count} with {code}" for code, count in sorted(told["ended"].items()))
     broken = "".join(f"; {each['words']}: {each['rule']}" for each in told["broken"][:5])
-    return 0, len(told["broken"]), f"ended: {ended}{broken}"
+    note = f"ended: {ended}; {told['interrupted']} got Ctrl-C{broken}"
+    return 0, len(told["broken"]), note
 
 
 @contextmanager
@@ -157,28 +172,27 @@ def locked(place: Path) -> Iterator[None]:
         yield
 
 
-def sample_trials(count: int) -> list[Trial]:
-    best = winner()
-    trial = Trial(
-        device=best.device,
-        environment=best.environment,
-        shape=best.shape,
-        config=best.config,
-        kernel_hash=best.kernel_hash,
-        outcome=Outcome.OK,
-        time_us=100.0,
-        samples_us=(99.0, 100.0, 101.0),
-    )
-    return [replace(trial, config=replace(trial.config, extra=(("n", -number - 1),))) for number in range(count)]
+class Unavailable(Exception):
+    """A case that this machine cannot try."""
+
+
+def stops(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
+    """A PostgreSQL server is killed and started again while processes write to it."""
+    if missing_part():
+        raise Unavailable(missing_part())
+    return server_stops(folder, tried, seed)
 
 
 CASES: dict[str, tuple[Callable[[Path, int, int], tuple[int, int, str]], int]] = {
     "cold starts": (cold_starts, 480),
-    "killed searches": (killed_searches, 100),
+    "killed searches": (killed_searches, 500),
     "killed searches of a locked store": (killed_while_locked, 20),
-    "damaged files, recovered": (damages, 400),
+    "failing disks": (failing_disks, 2000),
+    "PostgreSQL stops": (stops, 60),
+    "damaged files, recovered": (damages, 1000),
+    "changed exports, imported": (imports, 10_000),
     "flipped bits, read by production": (flipped_bits, 5000),
-    "commands": (commands, 1000),
+    "commands": (commands, 5000),
 }
 """What is tried, and how often."""
 
@@ -191,6 +205,19 @@ def tried(name: str, count: int, seed: int) -> Case:
         return Case(name, count, lost, wrong, round(time.monotonic() - started, 1), note)
 
 
+def record(cases: list[Case], seed: int) -> dict[str, Any]:
+    """Return the document of a run."""
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "seed": seed,
+        "cases": [asdict(case) for case in cases],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
@@ -201,19 +228,14 @@ def main() -> None:
     given = parser.parse_args()
     found = []
     for name in given.only or CASES:
-        found.append(tried(name, given.runs or max(16, round(given.scale * CASES[name][1])), given.seed))
+        try:
+            found.append(tried(name, given.runs or max(16, round(given.scale * CASES[name][1])), given.seed))
+        except Unavailable as reason:
+            sys.stderr.write(f"{name}: left out: {reason}\n")
+            continue
         sys.stderr.write(f"{found[-1]}\n")
-    if given.out:
-        document = {
-            "format": FORMAT,
-            "schema": SCHEMA,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "seed": given.seed,
-            "cases": [asdict(case) for case in found],
-        }
-        save_text(json.dumps(document, indent=1) + "\n", given.out)
+        if given.out:  # after each case: some take long
+            save_text(json.dumps(record(found, given.seed), indent=1) + "\n", given.out)
     sys.exit(any(case.lost or case.wrong for case in found))
 
 

@@ -1,0 +1,117 @@
+"""A server that is killed, restarted, full or away while it is written to: nothing that was acknowledged is lost."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blocktune.db.recorder import Recorder
+from blocktune.db.records.records import Best, Trial
+from blocktune.db.store import ResultStore
+from blocktune.kernels.values.errors import StoreError
+from tests.support.postgres_server import PostgresServer
+from tests.support.programs import program
+
+
+def numbered(trial: Trial, number: int) -> Trial:
+    return replace(trial, config=replace(trial.config, extra=(("number", number),)))
+
+
+def writers(count: int, place: str, document: Path, each: int) -> subprocess.Popen[str]:
+    """Start processes that write at once; the one that is returned ends with 0 if all of them were served."""
+    command = [*program("herd"), "write", str(count), place, str(document), str(each)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def all_stored(place: str, count: int, each: int) -> bool:
+    with ResultStore.open_to_read(place) as store:
+        found = {(trial.config.parameters["writer"], trial.config.parameters["number"]) for trial in store.trials()}
+    return found == {(writer, number) for writer in range(count) for number in range(each)}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("count", "each", "stops"), [(8, 12, 2), pytest.param(64, 20, 12, marks=pytest.mark.exhaustive)]
+)
+def test_writers_wait_for_a_server_that_is_killed_and_go_on(
+    own_server: PostgresServer, document: Path, count: int, each: int, stops: int
+) -> None:
+    name = f"killed_{count}"
+    place = own_server.create_database(name)
+    ResultStore.open(place).close()
+
+    def stored() -> int:
+        (row,) = own_server.execute("SELECT count(*) FROM trial", database=name)
+        return int(row[0])
+
+    with writers(count, place, document, each) as herd:
+        for stop in range(stops):
+            until(lambda least=stop * count * each // stops: herd.poll() is not None or stored() > least)
+            own_server.stop("immediate")
+            own_server.start()
+        told, _ = herd.communicate(timeout=240)
+    assert herd.returncode == 0, told
+    assert all_stored(place, count, each)
+
+
+def test_a_search_goes_on_without_its_server(
+    own_server: PostgresServer, trial: Trial, best: Best, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = own_server.create_database("searched")
+    with ResultStore.open(place) as store, Recorder(store) as recorder:
+        recorder.record(numbered(trial, 0))
+        own_server.stop("immediate")
+        try:
+            recorder.record(numbered(trial, 1))  # waits in a file
+        finally:
+            own_server.start()
+        recorder.record(numbered(trial, 2))
+        assert recorder.set_best(best)
+    with ResultStore.open_to_read(place) as store:
+        assert sorted(each.config.parameters["number"] for each in store.trials()) == [0, 1, 2]
+        assert store.bests() == [best]
+
+
+def test_a_server_that_stays_away_is_given_up(own_server: PostgresServer, trial: Trial) -> None:
+    place = own_server.create_database("away")
+    with ResultStore.open(place, lock_timeout_seconds=0.5) as store:
+        own_server.stop("fast")
+        try:
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="must be reachable"):
+                store.record(trial)
+            assert time.monotonic() - began < 20
+        finally:
+            own_server.start()
+        store.record(trial)
+        assert store.trials() == [trial]
+
+
+@pytest.mark.parametrize(("count", "each"), [(32, 1), pytest.param(64, 50, marks=pytest.mark.exhaustive)])
+def test_many_writers_share_the_few_connections_of_a_server(
+    own_server: PostgresServer, document: Path, count: int, each: int
+) -> None:
+    place = own_server.create_database(f"full_{count}")
+    ResultStore.open(place).close()
+    own_server.stop("fast")
+    own_server.settings["max_connections"] = "12"
+    own_server.start()
+    try:
+        with writers(count, place, document, each) as herd:
+            told, _ = herd.communicate(timeout=280)
+    finally:
+        own_server.stop("fast")
+        del own_server.settings["max_connections"]
+        own_server.start()
+    assert herd.returncode == 0, told
+    assert all_stored(place, count, each)

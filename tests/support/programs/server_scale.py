@@ -1,0 +1,104 @@
+"""What questions cost on a server with many trials: server_scale.py SHAPES CONFIGS [SEED]
+
+A server is started, given SHAPES * CONFIGS trials and a winner for every shape, and asked. Prints milliseconds as JSON:
+of the server alone (planning and finding) on a connection that is new and on one that is in use, of whole calls, each
+on a connection of its own, and of commands in seconds.
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, Select, create_engine, select, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.pool import NullPool
+
+from blocktune.db.records.reading import id_of
+from blocktune.db.records.rows import document_of
+from blocktune.db.store import ResultStore
+from blocktune.db.tables.models import BestRow, DeviceRow, ShapeRow, TrialRow
+from blocktune.kernels.values.shape import AttentionShape
+from tests.support.large_servers import fill, shapes_like
+from tests.support.postgres_server import running_server
+from tests.support.sample_records import sample_trials, winner
+
+ASKED = 30
+
+
+def milliseconds(work: Callable[[], object], times: int = ASKED) -> float:
+    """Return the median of what a piece of work takes."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        taken.append(1e3 * (time.perf_counter() - began))
+    return round(statistics.median(taken), 2)
+
+
+def look_up(row_type: type[BestRow | TrialRow], shape: AttentionShape) -> str:
+    """Return the query of `ResultStore.best` or `ResultStore.trials` as SQL."""
+    query: Select[tuple[BestRow | TrialRow]] = select(row_type).where(
+        row_type.device_id == id_of(DeviceRow, key=winner().device.key),
+        row_type.shape_id == id_of(ShapeRow, document=document_of(shape)),
+    )
+    return str(query.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]
+
+
+def on_the_server(connection: Connection, query: str) -> float:
+    """Return the milliseconds in which a server plans a query and finds its rows."""
+    connection.execute(text("SET join_collapse_limit = 1"))  # as db/tables/engine.py has it
+    (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}").scalar_one()
+    return float(plan["Planning Time"] + plan["Execution Time"])
+
+
+def asked(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict[str, float]:
+    """Return what questions cost, by their names."""
+    engine, device = create_engine(place, poolclass=NullPool), winner().device
+    costs: dict[str, float] = {}
+    for name, row_type in (("best", BestRow), ("trials", TrialRow)):
+        new, used = [], []
+        for _ in range(ASKED):
+            with engine.connect() as connection:
+                new.append(on_the_server(connection, look_up(row_type, dice.choice(shapes))))
+                used.append(on_the_server(connection, look_up(row_type, dice.choice(shapes))))
+        costs[f"{name} of a shape, server alone, new connection"] = round(statistics.median(new), 2)
+        costs[f"{name} of a shape, server alone, used connection"] = round(statistics.median(used), 2)
+    with ResultStore.open(place) as store:
+        costs["best of a shape, whole call"] = milliseconds(lambda: store.best(device, dice.choice(shapes)))
+        costs["record a trial, whole call"] = milliseconds(lambda: store.record(sample_trials(1)[0]))
+        costs["all winners, whole call"] = milliseconds(store.bests, 3)
+    return costs
+
+
+def command_seconds(place: str, *words: str) -> tuple[float, float]:
+    """Return what a command takes from start to end, and how much of that on a processor."""
+    command = [sys.executable, "-P", "-m", "blocktune", *words, "--db", place]
+    began, before = time.perf_counter(), os.times()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return round(time.perf_counter() - began, 2), round(used, 2)
+
+
+def main(shapes: int, configs: int, seed: int) -> None:
+    best = winner()
+    with running_server({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as server:
+        place = server.create_database("scale")
+        began = time.perf_counter()
+        fill(place, sample_trials(1)[0], best, shapes=shapes, configs=configs)
+        costs: dict[str, float] = {"filled, seconds": round(time.perf_counter() - began, 1)}
+        costs |= asked(place, shapes_like(best.shape, shapes), random.Random(seed))
+        whole, used = min(command_seconds(place, "list") for _ in range(3))
+        costs |= {"tune list, seconds": whole, "tune list, processor seconds": used}
+        (size,) = server.execute("SELECT pg_database_size('scale')")
+    rows = {"trials": shapes * configs, "winners": shapes, "gigabytes": round(int(size[0]) / 1e9, 2)}
+    sys.stdout.write(json.dumps(rows | costs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
