@@ -39,7 +39,6 @@ PENDING = (
     "db/tables",
     "kernels/api",
     "kernels/dispatch",
-    "kernels/selection",
     "kernels/stored",
     "kernels/tuned",
     "tuner/tuned",

@@ -74,7 +74,7 @@ def problem_of(
 
 
 def _worst(launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> float:
-    """The greatest difference, as a multiple of its bound; infinite where a number is missing."""
+    """Return the greatest difference, as a multiple of its bound; infinite where a number is missing."""
     launch(query, key, value, out, None, query.shape[-1] ** -0.5)
     found = max(_differences(out, shape, query, key, value), default=0.0)
     return float("inf") if found != found else found
@@ -94,7 +94,7 @@ def _differences(out: Tensor, shape: AttentionShape, query: Tensor, key: Tensor,
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: AttentionShape, unit: float
 ) -> tuple[Tensor, Tensor]:
-    """Rows of attention in float64, and by how much each number may differ from them."""
+    """Return rows of attention in float64, and by how much each number may differ from them."""
     query, key, value = query.double(), key.double(), value.double()
     scores = query @ key.T * query.shape[-1] ** -0.5
     if shape.causal is not Causal.NONE:
