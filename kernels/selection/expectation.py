@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.kernels.selection.correction import Correction, Ratio
+from blocktune.kernels.selection.correction import Correction, Ratio, Trust
 from blocktune.kernels.selection.fallback import distance_but_masks
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.values.config import KernelConfig
@@ -116,6 +116,12 @@ class Estimator:
             for measured in correction.measured
             if (away := distance_between(measured.shape, shape)) <= FAR
         ]
+
+    def trust(self, trust: Trust) -> None:
+        """Guess with other constants from now on; with another drift, winners that were learned are forgotten."""
+        if trust.drift != self._trust.drift:
+            self._of_kernel = {}
+        self._trust, self._config_prior = trust, Guess(trust.prior, trust.doubt**2)
 
     @property
     def shapes(self) -> int:
