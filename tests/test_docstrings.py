@@ -34,7 +34,6 @@ VERBS = frozenset(
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
 PENDING = (
-    "kernels/selection",
     "kernels/tuned",
     "tuner/tuned",
 )

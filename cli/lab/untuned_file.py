@@ -69,8 +69,10 @@ def untuned_tables(document: Mapping[str, Any]) -> str:
         "is left out is unknown to the decision, and so it is to the constants of the decision, which are fitted to "
         "the others."
     )
-    told = f"The decision loses most on: {worst}. On {skipped} shapes its first choice is of a kernel, or has values, "
-    told += "that the sweep does not hold; the first one that it holds counts."
+    told = f"The decision loses most on: {worst}. On {skipped} shapes its first choice has values that the sweep does "
+    told += (
+        "not hold; the first one that it holds counts. Kernels that a sweep lacks, as later ones, are no choice there."
+    )
     return "\n\n".join((caption, "\n".join(lines), told))
 
 

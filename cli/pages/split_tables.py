@@ -21,7 +21,7 @@ SWEEP_FOLDERS = ("sweeps", "dense-sweeps")
 CHOSEN = (
     "Splits that an untuned call of one query takes, by heads (query and key), keys and batch, for head dimension 128 "
     "in bfloat16. After the count, how much longer half and twice of it are expected to take, where these were "
-    "compared; what is expected to be faster by less than its spread is not taken:"
+    "compared; what is expected to be faster by less than half of its spread is not taken:"
 )
 MEASURED = (
     "What another count costs where it was measured: the time of the best recorded config with that many splits over "

@@ -10,8 +10,8 @@ from blocktune.kernels.values.shape import AttentionShape
 def within_blocks(
     candidate: Candidate, block_sizes: tuple[int, int], shape: AttentionShape, limits: ComputeLimits
 ) -> Candidate | Rejection:
-    """The candidate, with tiles no larger than the blocks (queries, keys). Sizes are powers of two, so that the tiles
-    divide the blocks then. A changed config was not measured, and counts as a default."""
+    """Return the candidate with tiles no larger than the blocks (queries, keys). Sizes are powers of two, so that the
+    tiles divide the blocks then. A changed config was not measured, and counts as a default."""
     block_q, block_k = block_sizes
     most = {"block_m": block_q, "block_n": block_k, "kv_block_m": block_q, "kv_block_n": block_k}
     parameters = {name: min(value, most.get(name, value)) for name, value in candidate.config.parameters.items()}

@@ -74,7 +74,7 @@ def problem_of(
 
 
 def _worst(launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> float:
-    """The greatest difference, as a multiple of its bound; infinite where a number is missing."""
+    """Return the greatest difference, as a multiple of its bound; infinite where a number is missing."""
     launch(query, key, value, out, None, query.shape[-1] ** -0.5)
     found = max(_differences(out, shape, query, key, value), default=0.0)
     return float("inf") if found != found else found

@@ -13,17 +13,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.kernels.selection.correction import Correction, Ratio
-from blocktune.kernels.selection.fallback import distance
+from blocktune.kernels.selection.correction import Correction, Ratio, Trust
+from blocktune.kernels.selection.fallback import distance_but_masks
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 FAR = 8.0
 """Doublings by which shapes differ beyond which one says nothing of the other."""
 
-OTHER_FEATURES = 4.0
+OTHER_FEATURES = 2.0
 """Doublings that other features of a shape count as: the same kernels take them with other code."""
+
+OTHER_WIDTH = 4.0
+"""Doublings of distance that one doubling of the head dimensions counts as: it changes what tiles fit, but not what a
+call waits for."""
+
+HIDDEN_PAIRS = 6.0
+"""Doublings of distance that hiding all pairs of queries and keys would count as. A causal square hides half of them, a
+few queries at the end of many keys next to none."""
 
 WON = Ratio(-0.02, 0.0)
 """What a stored winner of which no more is known took, over the default: it won by more than the noise."""
@@ -31,6 +39,11 @@ WON = Ratio(-0.02, 0.0)
 OTHER_KERNEL = 0.1
 """Mean and spread of a kernel's default over that of the first one, where nothing was measured: kernels are in the
 order in which they were found to be best."""
+
+
+SHARED = 0.5
+"""Share of the nearest measurement's variance that no other one lessens: shapes that are far on the same side are off
+together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,11 @@ class Guess:
     def plus(self, other: "Guess") -> "Guess":
         """Return the guess of the product of two independent ratios."""
         return Guess(self.mean + other.mean, self.variance + other.variance)
+
+    def joined(self, other: "Guess") -> "Guess":
+        """Return what both guesses of one ratio say together, the surer one more."""
+        weight, others = 1 / self.variance, 1 / other.variance
+        return Guess((self.mean * weight + other.mean * others) / (weight + others), 1 / (weight + others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +116,12 @@ class Estimator:
             for measured in correction.measured
             if (away := distance_between(measured.shape, shape)) <= FAR
         ]
+
+    def trust(self, trust: Trust) -> None:
+        """Guess with other constants from now on; with another drift, winners that were learned are forgotten."""
+        if trust.drift != self._trust.drift:
+            self._of_kernel = {}
+        self._trust, self._config_prior = trust, Guess(trust.prior, trust.doubt**2)
 
     @property
     def shapes(self) -> int:
@@ -173,22 +197,31 @@ class Estimator:
         without any where no prediction is given."""
         shift = 0.0 if predicted is None else self._trust.shift
         here = predicted or 0.0
-        weight, total = 1 / prior.variance, (prior.mean + shift * here) / prior.variance
+        expected = Guess(prior.mean + shift * here, prior.variance)
+        weight, total, surest = 0.0, 0.0, math.inf
         for variance, ratio in found:
             change = shift * (here - ratio.predicted)
             doubted = variance + (change / 2) ** 2
             weight += 1 / doubted
             total += (ratio.measured + change) / doubted
-        return Guess(total / weight, 1 / weight)
+            surest = min(surest, doubted)
+        if not weight:
+            return expected
+        return expected.joined(Guess(total / weight, 1 / weight + SHARED * surest))
 
 
 def distance_between(measured: AttentionShape, shape: AttentionShape) -> float:
-    """Return how far a measured shape is from another one, in doublings; infinite where its tiles do not fit it."""
-    if (measured.direction, measured.head_dim, measured.head_dim_v, measured.element_bytes) != (
-        shape.direction,
-        shape.head_dim,
-        shape.head_dim_v,
-        shape.element_bytes,
-    ):
+    """Return how far a measured shape is from another one, in doublings; infinite where other kernels serve it."""
+    if (measured.direction, measured.element_bytes) != (shape.direction, shape.element_bytes):
         return math.inf
-    return distance(measured, shape) + (OTHER_FEATURES if measured.features != shape.features else 0.0)
+    widths = abs(math.log2(measured.head_dim / shape.head_dim)) + abs(math.log2(measured.head_dim_v / shape.head_dim_v))
+    features = OTHER_FEATURES if measured.features != shape.features else 0.0
+    masks = HIDDEN_PAIRS * abs(_visible_share(measured) - _visible_share(shape))
+    return distance_but_masks(measured, shape) + masks + OTHER_WIDTH * widths / 2 + features
+
+
+def _visible_share(shape: AttentionShape) -> float:
+    """Return the share of (query, key) pairs that mask and window leave."""
+    if shape.causal is Causal.NONE and shape.features.window is None:
+        return 1.0
+    return shape.visible_pairs / (shape.seqlen_q * shape.seqlen_k)

@@ -40,8 +40,8 @@ _HOW = {
 
 
 def flags_of(shape: AttentionShape, device: DeviceSpec | None = None) -> str:
-    """The flags by which commands mean this very shape, for a shell, and a device that is not here. Sizes that are as
-    the command has them by default are left out, but for batch and heads."""
+    """Return the flags by which commands mean this very shape, for a shell, and a device that is not here. Sizes that
+    are as the command has them by default are left out, but for batch and heads."""
     flags = [f"--seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"]
     flags += [f"--kv-heads {shape.num_heads_kv}"] if shape.group_size > 1 else []
     flags += [f"--seq-k {shape.seqlen_k}"] if shape.seqlen_k != shape.seqlen_q or shape.seqlen_q == 1 else []
@@ -96,7 +96,7 @@ class Explanation:
         warnings: tuple[str, ...] = (),
         device: DeviceSpec | None = None,
     ) -> Self:
-        """Why this candidate serves this shape on a device."""
+        """Explain why this candidate serves this shape on a device."""
         reason = _REASONS[candidate.rung].format(
             how=_HOW[candidate.reuse] if candidate.reuse else "",
             tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
@@ -147,7 +147,7 @@ class Explanation:
         return html_table(self.shape.label if self.shape else "this call", rows, bold={str(self.rung)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the field names of this class."""
+        """Return plain values, with the field names of this class."""
         return {
             "rung": str(self.rung),
             "reason": self.reason,

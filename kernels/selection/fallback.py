@@ -7,7 +7,8 @@
     same_capability   measured for this shape elsewhere, on a device of this compute capability
     expected          not measured, but expected to be the fastest by all that was measured on such a device
     nearest           measured for the nearest other shape, by any of the above
-    predicted         ranked by the offline model for this device
+    predicted         ranked by the offline model for this device; of this very shape before `expected`, where there is
+                      that, since the same decision chose it with the compiled code in hand
     default           the kernel's own default, which needs no tuning
     sdpa              PyTorch's scaled_dot_product_attention
 
@@ -111,11 +112,11 @@ class ConfigTable:
         return len(self._by_shape)
 
     def of_shape(self, reuse: Reuse | None, shape: AttentionShape) -> TunedConfig | None:
-        """The recommendation for exactly this shape that is worth this much."""
+        """Return the recommendation for exactly this shape that is worth this much."""
         return self._by_shape.get((reuse, shape))
 
     def neighbours(self, shape: AttentionShape, *, predicted: bool = False) -> list[TunedConfig]:
-        """What was measured, or predicted, for other shapes of the same kind, nearest first."""
+        """Return what was measured, or predicted, for other shapes of the same kind, nearest first."""
         found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
         near = [row for row in found if distance(row.shape, shape) <= MAX_DISTANCE]
         near.sort(key=lambda row: distance(row.shape, shape) + DISTANCE_OF_REUSE[_reuse(row) or Reuse.EXACT])
@@ -136,34 +137,40 @@ class ConfigTable:
 
 
 def _reuse(row: TunedConfig) -> Reuse | None:
-    """What a measured or borrowed row is worth. A borrowed one of unknown identity is taken for another device's."""
+    """Return what a measured or borrowed row is worth. A borrowed one of unknown identity is taken for another
+    device's."""
     if row.origin is Origin.PREDICTED:
         return None
     return row.reuse or (Reuse.EXACT if row.origin is Origin.MEASURED else Reuse.SAME_CAPABILITY)
 
 
 def _kind(shape: AttentionShape) -> tuple[Any, ...]:
-    """What neighbours must have in common: it decides tile sizes and shared memory."""
+    """Return what neighbours must have in common: it decides tile sizes and shared memory."""
     return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes, shape.features
 
 
 def distance(a: AttentionShape, b: AttentionShape) -> float:
-    """How much two shapes of a kind differ: doublings of their lengths, plus what the other differences weigh.
+    """Return how much two shapes of a kind differ: doublings of their lengths, plus what the other differences weigh.
 
-    A causal mask counts as three doublings since it halves the work and unbalances the blocks; the number of
-    (batch, head) pairs only decides how full the last wave is.
+    A causal mask counts as three doublings since it halves the work and unbalances the blocks.
     """
+    masks = 3.0 if (a.causal is Causal.NONE) is not (b.causal is Causal.NONE) else 0.5 * (a.causal is not b.causal)
+    return distance_but_masks(a, b) + masks
+
+
+def distance_but_masks(a: AttentionShape, b: AttentionShape) -> float:
+    """Return the same for shapes of equal masks: the number of (batch, head) pairs only decides how full the last wave
+    is."""
     lengths = abs(log2(a.seqlen_q / b.seqlen_q)) + abs(log2(a.seqlen_k / b.seqlen_k))
     waves = abs(log2(a.batch * a.num_heads / (b.batch * b.num_heads))) / 4
-    masks = 3.0 if (a.causal is Causal.NONE) is not (b.causal is Causal.NONE) else 0.5 * (a.causal is not b.causal)
     groups = abs(log2(a.group_size / b.group_size)) / 2
-    return lengths + waves + masks + groups + 0.25 * (a.dtype != b.dtype)
+    return lengths + waves + groups + 0.25 * (a.dtype != b.dtype)
 
 
 def climb_down(
     table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *, strict: bool = False
 ) -> Iterator[Candidate | Rejection]:
-    """The configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
+    """Yield the configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
 
     strict: only what was measured for exactly this shape, device and software.
     """
@@ -194,13 +201,17 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
     for reuse in Reuse:
         same = table.of_shape(reuse, shape)
         yield Rung(reuse), [] if same is None else [_candidate(Rung(reuse), same)]
+    same = table.of_shape(None, shape)
+    predicted = [] if same is None else [_candidate(Rung.PREDICTED, same)]
     expected = _expected(table, shape, limits)
     if expected:
+        if predicted:  # by the same decision, which knew the compiled code
+            yield Rung.PREDICTED, predicted
+            predicted = []
         yield Rung.EXPECTED, expected
     yield Rung.NEAREST, [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(shape)]
-    same = table.of_shape(None, shape)
-    ranked = ([] if same is None else [same]) + table.neighbours(shape, predicted=True)
-    yield Rung.PREDICTED, [_candidate(Rung.PREDICTED, row) for row in ranked]
+    near = [_candidate(Rung.PREDICTED, row) for row in table.neighbours(shape, predicted=True)]
+    yield Rung.PREDICTED, predicted + near
     yield (
         Rung.DEFAULT,
         [
@@ -241,7 +252,7 @@ def _candidate(rung: Rung, row: TunedConfig, origin: Origin | None = None) -> Ca
 
 
 def _misfit(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-    """Why the config cannot run this shape here, or None.
+    """Return why the config cannot run this shape here, or None.
 
     A stored config may hold any number, or lack a parameter: whatever a kernel's rules raise over it is a reason too.
     """

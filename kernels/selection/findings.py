@@ -37,7 +37,7 @@ def findings_path() -> Path | None:
 
 
 def store_finding(finding: Finding) -> None:
-    """Adds a finding to the file. A place that cannot be written costs a line of the log, never a call."""
+    """Add a finding to the file. A place that cannot be written costs a line of the log, never a call."""
     path = findings_path()
     try:
         if path is not None:

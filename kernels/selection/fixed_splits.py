@@ -16,7 +16,7 @@ FORWARD = "flash_fwd_general"
 
 
 def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) -> Iterator[Candidate | Rejection]:
-    """The config with this number of splits, or why there is none: the default of this shape with a batch of one,
+    """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one,
     whatever was measured. A row is then computed in the same steps whatever else is in the batch. Without a cache there
     are no splits."""
     kernel, alone = get_kernel(DECODING if shape.features.cached else FORWARD), replace(shape, batch=1)

@@ -34,8 +34,8 @@ Miss = tuple[str, AttentionShape]
 
 
 def miss_path() -> Path | None:
-    """BLOCKTUNE_MISSES, or `blocktune/misses.jsonl` in the user's state directory. None is nowhere: the variable says
-    `off`, or the user has no home.
+    """Return BLOCKTUNE_MISSES, or `blocktune/misses.jsonl` in the user's state directory. None is nowhere: the variable
+    says `off`, or the user has no home.
 
     Raises:
         UsageError: the variable names a home directory that is not known.
@@ -50,7 +50,7 @@ def miss_path() -> Path | None:
 
 
 def state_directory() -> Path | None:
-    """`blocktune` in the user's state directory, or None for a user without a home."""
+    """Return `blocktune` in the user's state directory, or None for a user without a home."""
     try:
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
@@ -93,7 +93,7 @@ def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
 
 
 def append_private_line(path: Path, line: str, max_bytes: int) -> None:
-    """Adds a line to a file that no other user can read, unless it has grown to a bound. Makes a missing directory.
+    """Add a line to a file that no other user can read, unless it has grown to a bound. Makes a missing directory.
 
     Raises:
         OSError: the place cannot be written, or another process writes at this moment.
@@ -126,7 +126,8 @@ def read_misses(path: Path) -> Counter[Miss]:
 
 @contextmanager
 def _locked(path: Path, flags: int, kind: int) -> Iterator[IO[bytes]]:
-    """The file, which other users of this module leave alone meanwhile. Nothing here waits for a lock or a pipe."""
+    """Yield the file, which other users of this module leave alone meanwhile. Nothing here waits for a lock or a
+    pipe."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -50,7 +50,7 @@ class MissLog:
         self._forget()
 
     def _forget(self) -> None:
-        """As new; what a forked child begins with, which has neither the thread nor a right to its parent's counts."""
+        """Begin as new, as a forked child does, which has neither the thread nor a right to its parent's counts."""
         self._lock = threading.Lock()  # held for moments: never while a file is written
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,7 +58,7 @@ class MissLog:
         self._counts: Counter[Miss] = Counter()
 
     def watch(self, plan: Watched) -> None:
-        """Counts the calls of this plan from now on."""
+        """Count the calls of this plan from now on."""
         if self._path is None:
             return
         with self._lock:
@@ -69,7 +69,7 @@ class MissLog:
                 self._thread = self._started()
 
     def write(self) -> None:
-        """Adds what was counted since the last time to the file. A place that cannot be written ends the counting."""
+        """Add what was counted since the last time to the file. A place that cannot be written ends the counting."""
         counts = self._taken()
         if self._path is None or not counts:
             return
@@ -83,14 +83,14 @@ class MissLog:
             self._path = None
 
     def close(self) -> None:
-        """Writes for the last time."""
+        """Write for the last time."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)  # it may be writing
         self.write()
 
     def _started(self) -> threading.Thread | None:
-        """The thread that writes; None where the process may have no more: then its end writes all."""
+        """Return the thread that writes; None where the process may have no more: then its end writes all."""
         thread = threading.Thread(target=self._write_now_and_then, name="blocktune-misses", daemon=True)
         try:
             thread.start()
@@ -129,7 +129,7 @@ def miss_of(explanation: Explanation) -> Miss | None:
 
 @cache
 def _log() -> MissLog:
-    """That of the process, which begins with its first miss."""
+    """Return that of the process, which begins with its first miss."""
     log = _new_log()
     atexit.register(log.close)
     os.register_at_fork(after_in_child=log._forget)
@@ -137,7 +137,7 @@ def _log() -> MissLog:
 
 
 def _new_log() -> MissLog:
-    """A log that writes to the user's file, or counts nothing where that cannot be named."""
+    """Return a log that writes to the user's file, or counts nothing where that cannot be named."""
     try:
         return MissLog(miss_path())
     except UsageError as error:
@@ -146,13 +146,13 @@ def _new_log() -> MissLog:
 
 
 def watch(plan: Watched) -> None:
-    """Counts the calls of a plan in this process's log, if they miss. Takes a moment, and waits for nothing."""
+    """Count the calls of a plan in this process's log, if they miss. Takes a moment, and waits for nothing."""
     if miss_of(plan.explanation) is not None:
         _log().watch(plan)
 
 
 def work_of(device: DeviceSpec, source: ConfigSource, misses: Mapping[Miss, int]) -> list[AttentionShape]:
-    """The shapes that were missed on this device and can be tuned, most frequent first.
+    """Return the shapes that were missed on this device and can be tuned, most frequent first.
 
     Left out is what the source has a measurement of by now (with another driver it counts, with another Triton it does
     not), and what no kernel computes.

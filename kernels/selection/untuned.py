@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from blocktune.kernels.base.kernel import AttentionKernel
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.selection.correction import Correction, shipped_correction
 from blocktune.kernels.selection.expectation import Estimator, Expectation, Guess
@@ -26,7 +26,7 @@ about 0.1 ms for each."""
 HOPELESS = 0.1
 """A kernel whose default is surely slower than the first one's by this share, as a logarithm, offers that alone."""
 
-STEPS = (-2, -1, 1, 2)
+STEPS = (-1, 1)
 """How far from the default's number of splits others are tried, of which nothing may have been measured."""
 
 OTHER_DEVICE = 1.0
@@ -38,17 +38,21 @@ KEY_BITS = 4
 Predict = Callable[[AttentionKernel, KernelConfig, AttentionShape, DeviceSpec], float]
 """The model's time of a config in microseconds."""
 
+Serving = Callable[[AttentionShape, ComputeLimits], Sequence[AttentionKernel]]
+"""Which kernels compute a shape, the one that mostly is the fastest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
     """Decides for the shapes of one device.
 
-    correction: what was measured there. predict: the model.
+    correction: what was measured there. predict: the model. serving: the kernels that compete for a shape.
     """
 
     device: DeviceSpec
     correction: Correction
     predict: Predict
+    serving: Serving = kernels_for
 
     def choices(self, shape: AttentionShape, near: Sequence[TunedConfig] = ()) -> list[Expectation]:
         """Return the candidates for a shape, the one to take first; none where no kernel computes it.
@@ -60,7 +64,7 @@ class Untuned:
             near: winners of shapes of its kind.
         """
         shape = representative(shape)
-        kernels = kernels_for(shape, self.device.limits)
+        kernels = self.serving(shape, self.device.limits)
         if not kernels:
             return []
         found: dict[KernelConfig, tuple[float, Expectation]] = {}

@@ -12,8 +12,9 @@ from blocktune.tuner.occupancy.calculator import registers_for
 REGISTERS_BESIDE_TILES = {False: 60, True: 48}
 """A thread's registers besides its tiles, by whether other warps copy for it.
 
-Warps that copy spare it the addresses of the tiles. Read off Hopper's code: for 4 and 8 warps without copying warps,
-for 8 and 16 computing warps with them."""
+Warps that copy spare it the addresses of the tiles, and warps with keys of their own have them in their tiles. Read off
+Hopper's code: for 4 and 8 warps without copying warps, for 8 and 16 computing warps with them, and for 4 and 8 warps
+that walk alone."""
 
 COPYING_REGISTERS = 24
 """What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
@@ -27,9 +28,7 @@ def estimated_resources(
     What exceeds the registers that a thread can have is taken as spilled.
     """
     warps, copying = kernel.total_warps(config), kernel.softmax_cost(config).copying_warps
-    needed = (
-        _held(config, shape, device.limits) // (WARP_SIZE * (warps - copying)) + REGISTERS_BESIDE_TILES[copying > 0]
-    )
+    needed = _needed_registers(kernel, config, shape, device.limits)
     launched = available = MAX_REGISTERS_PER_THREAD
     if copying:  # the block starts with all registers of the SM, spread evenly, and then redistributes them
         launched = registers_for(1, warps, device.limits) or MAX_REGISTERS_PER_THREAD
@@ -60,6 +59,18 @@ def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> Kern
         num_warps=config.num_warps,
         tensor_cores=unit,
     )
+
+
+def _needed_registers(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
+) -> int:
+    """Return the registers of a thread that computes, however many it can have."""
+    softmax = kernel.softmax_cost(config)
+    tiles = kernel.own_tiles(config, shape, limits) if softmax.lone_warps else None
+    if tiles is not None:  # every warp holds queries and an output of its own
+        return tiles.least_registers + REGISTERS_BESIDE_TILES[True]
+    threads = WARP_SIZE * (kernel.total_warps(config) - softmax.copying_warps)
+    return _held(config, shape, limits) // threads + REGISTERS_BESIDE_TILES[softmax.copying_warps > 0]
 
 
 def _held(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -64,6 +64,7 @@ class KeyIterations:
     ) -> None:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
+        self._known_cycles: dict[tuple[int, float], float] = {}
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self.visits: VisitCounts = visits_of(shape, config.block_m, config.block_n)
         share = self._computed_share()
@@ -176,7 +177,14 @@ class KeyIterations:
         return late
 
     def _cycles_of_iteration(self, blocks: int, late: float) -> float:
-        """Compute and loads together. A strand is one warp on each scheduler; it has its part of every tile."""
+        """Return the cycles of compute and loads together, which a launch needs several times for the same blocks."""
+        found = self._known_cycles.get((blocks, late))
+        if found is None:
+            found = self._known_cycles[blocks, late] = self._computed_cycles(blocks, late)
+        return found
+
+    def _computed_cycles(self, blocks: int, late: float) -> float:
+        """Return the same, computed. A strand is one warp on each scheduler; it has its part of every tile."""
         per_block = self._warps / self._device.limits.sub_partitions
         # warpgroups that a copying warp feeds wait for tiles, not for each other
         apart = self._softmax.copying_warps or self._softmax.lone_warps

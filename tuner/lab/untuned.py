@@ -13,16 +13,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from statistics import fmean, geometric_mean
 from typing import Any, Self
 
 from blocktune.db.records.records import Best
+from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.selection.correction import Correction, Measured, Trust
+from blocktune.kernels.selection.correction import Correction, Measured, Ratio, Trust
 from blocktune.kernels.selection.expectation import Estimator
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
@@ -32,7 +34,7 @@ from blocktune.tuner.lab.measured_shapes import promising, recorded_best, record
 from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
 
-GRID = {"shift": (0.25, 0.5, 0.75, 1.0), "drift": (0.03, 0.06, 0.1, 0.15), "doubt": (0.05, 0.1, 0.15)}
+GRID = {"drift": (0.04, 0.06, 0.08, 0.1), "shift": (0.5, 0.75, 1.0), "doubt": (0.1, 0.15, 0.2)}
 """The constants that are fitted, and their choices; `prior` is half of `doubt`. The others are of measuring."""
 
 JUDGED = 8
@@ -126,9 +128,13 @@ class UntunedStudy:
         for sweep in self.sweeps:
             if sweep.shape in shapes:
                 others = self._knowledge([one for one in recorded if one.shape != sweep.shape])
-                for trust in surprise:
-                    correction = Correction(device=self.device.key, trust=trust, measured=others.measured)
-                    surprise[trust] += _surprise(self._measured[sweep.shape], Estimator(sweep.shape, correction))
+                correction = Correction(device=self.device.key, measured=others.measured)
+                estimator = Estimator(sweep.shape, correction)  # once: its distances take most of the time
+                measured = self._measured[sweep.shape].configs
+                judged = {kernel: estimator.most_promising(kernel, JUDGED) for kernel in measured}
+                for trust in surprise:  # the same configs for all
+                    estimator.trust(trust)
+                    surprise[trust] += _surprise(measured, judged, estimator)
         return min(surprise, key=lambda trust: surprise[trust]) if any(surprise.values()) else Trust()
 
     def case(self, sweep: _Scored, trust: Trust, others: Sequence[Measured]) -> Case:
@@ -159,7 +165,7 @@ class UntunedStudy:
     def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
         """Return the first choice that the sweep has a time of, and how many came before it."""
         correction = Correction(device=self.device.key, trust=trust, measured=knowledge.measured)
-        untuned = Untuned(self.device, correction, self._predict)
+        untuned = Untuned(self.device, correction, self._predict, partial(_timed_kernels, sweep))
         choices = [one.config for one in untuned.choices(sweep.shape, knowledge.winners.neighbours(sweep.shape))]
         config = _first_timed(sweep, (*choices, *_defaults(sweep)))
         return config, choices.index(config) if config in choices else len(choices)
@@ -194,11 +200,15 @@ def _grid() -> Iterator[Trust]:
         yield replace(trust, prior=trust.doubt / 2)
 
 
-def _surprise(measured: Measured, estimator: Estimator) -> float:
+def _surprise(
+    measured: Mapping[str, Mapping[RelativeConfig, Ratio]],
+    judged: Mapping[str, Sequence[RelativeConfig]],
+    estimator: Estimator,
+) -> float:
     """Return the mean negative logarithm of the likelihood of what was measured for a shape, by guesses from others."""
     found = []
-    for kernel, ratios in measured.configs.items():
-        for config in estimator.most_promising(kernel, JUDGED):
+    for kernel, ratios in measured.items():
+        for config in judged[kernel]:
             if config in ratios:
                 guess, _ = estimator.config_over_default(kernel, config, ratios[config].predicted)
                 off = min(ratios[config].measured, HIGHEST) - guess.mean
@@ -209,6 +219,12 @@ def _surprise(measured: Measured, estimator: Estimator) -> float:
 def _first_timed(sweep: _Scored, configs: Iterable[KernelConfig]) -> KernelConfig:
     """Return the first of these that a sweep has a time of. A sweep is recorded from the defaults on."""
     return next(config for config in configs if config in sweep.scores)
+
+
+def _timed_kernels(sweep: _Scored, shape: AttentionShape, limits: ComputeLimits) -> list[AttentionKernel]:
+    """Return the kernels of a shape that a sweep has times of: it cannot judge a choice of later ones."""
+    timed = {config.kernel for config in sweep.scores}
+    return [kernel for kernel in kernels_for(shape, limits) if kernel.name in timed]
 
 
 def _defaults(sweep: _Scored) -> Iterator[KernelConfig]:

@@ -1,6 +1,6 @@
 """Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +33,7 @@ class Contenders:
     expected: what the dispatcher takes while the shape is not tuned, whichever kernels are searched, which takes part
     to the end, so that tuning never makes a call slower; then what it expects to be next. default: of the
     first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
-    winners of near shapes.
+    winners of near shapes. near: the rows of these.
     """
 
     space: SearchSpace
@@ -41,6 +41,7 @@ class Contenders:
     default: KernelConfig
     paper: KernelConfig | None
     neighbours: tuple[KernelConfig, ...]
+    near: tuple[TunedConfig, ...] = ()
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
@@ -95,7 +96,31 @@ def find_contenders(
         default=default,
         paper=paper,
         neighbours=tuple(dict.fromkeys(neighbours)),
+        near=tuple(rows),
     )
+
+
+def expected_of_compiled(
+    predicted_us: Mapping[KernelConfig, float], shape: AttentionShape, device: DeviceSpec, near: Sequence[TunedConfig]
+) -> KernelConfig | None:
+    """Return which of some compiled configs a dispatcher that knew their code would take for a shape that was not
+    measured; None where nothing was measured on such a device, or none of them is compared.
+
+    Args:
+        predicted_us: the model's times of the compiled configs.
+        shape: what is computed.
+        device: on what.
+        near: stored winners of shapes like this one.
+    """
+    untuned = shipped_untuned(device)
+    if untuned is None:
+        return None
+
+    def predict(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
+        return predicted_us.get(config) or untuned.predict(kernel, config, shape, device)
+
+    compared = replace(untuned, predict=predict).choices(shape, near)
+    return next((one.config for one in compared if one.config in predicted_us), None)
 
 
 def _expected(

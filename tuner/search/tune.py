@@ -45,7 +45,7 @@ from blocktune.tuner.search.report import (
     disturbance_notes,
     effective_budget,
 )
-from blocktune.tuner.search.starting_configs import find_contenders
+from blocktune.tuner.search.starting_configs import expected_of_compiled, find_contenders
 from blocktune.tuner.search.strategies import DEFAULT, require_strategy
 from blocktune.tuner.search.verdict import decide_predicted
 
@@ -245,9 +245,12 @@ class _Run:
 
     def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
         predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
-        winner = decide_predicted(predicted, self._contenders.default)
+        subject, contenders = self._subject, self._contenders
+        expected = expected_of_compiled(predicted, subject.shape, subject.device, contenders.near)
+        winner = expected or decide_predicted(predicted, contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
-        reason = f"the fastest of {len(predicted)} by the model; nothing was measured"
+        by = "the model" if expected is None else "the model and what was measured for other shapes"
+        reason = f"the fastest of {len(predicted)} by {by}; nothing was measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
     def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:

@@ -17,6 +17,7 @@ from blocktune.kernels.selection.correction import (
     correction_document,
     shipped_correction,
 )
+from blocktune.kernels.selection.expectation import distance_between
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.selection.relative import config_from, relative_config
@@ -136,10 +137,36 @@ def test_the_nearest_shape_counts_most() -> None:
     assert ratio_up < 1 < ratio_down
 
 
-def test_other_head_dimensions_say_nothing() -> None:
-    near = prefill_shape(4096, head_dim=64)
-    choices = decision(measured(near, {other_than_default(near, num_stages=2): 0.5})).choices(prefill_shape())
-    assert choices[0].config == default_of(prefill_shape())
+def test_other_head_dimensions_say_less() -> None:
+    shape, config = prefill_shape(), other_than_default(prefill_shape(), keep_p=1)
+    ratios = []
+    for head_dim in (128, 64):
+        near = prefill_shape(3000, head_dim)
+        same = KernelConfig.of(config.kernel, config.parameters)
+        choices = decision(measured(near, {same: 0.9})).choices(shape)
+        ratios.append(next(one.ratio for one in choices if one.config == config))
+    assert 0.9 < ratios[0] < ratios[1] < 1.0
+
+
+def test_a_few_queries_at_the_end_of_many_keys_are_near_with_a_causal_mask_and_without() -> None:
+    full, square = decode_shape(seqlen_q=4), prefill_shape(4096)
+    causal = dataclasses.replace(full, causal=Causal.LOWER_RIGHT)
+    assert distance_between(full, causal) < 0.01
+    assert distance_between(square, dataclasses.replace(square, causal=Causal.NONE)) == pytest.approx(3.0, abs=0.01)
+
+
+def test_far_shapes_on_the_same_side_do_not_make_sure() -> None:
+    shape, config = prefill_shape(4096), other_than_default(prefill_shape(4096), keep_p=1)
+    lengths = range(2500, 2508)
+    spreads = [
+        next(one.spread for one in found if one.config == config)
+        for found in (
+            decision(*(measured(prefill_shape(seqlen), {config: 0.9}) for seqlen in lengths[:count])).choices(shape)
+            for count in (1, 8)
+        )
+    ]
+    nearest = math.sqrt(TRUST.noise**2 + 1.4 * TRUST.drift**2)
+    assert spreads[0] > spreads[1] > nearest / 2
 
 
 def test_a_stored_winners_splits_are_not_copied() -> None:
@@ -223,6 +250,19 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
     table = ConfigTable([known], lambda: decision(measured(near, {config: 0.9})))
     step = next(step for step in climb_down(table, shape, H200.limits) if isinstance(step, Candidate))
     assert (step.rung, step.config) == (Rung.EXACT, known.config)
+
+
+def test_a_stored_prediction_of_the_shape_comes_before_what_is_expected_and_one_of_another_after() -> None:
+    shape = prefill_shape(4096)
+    own, near = other_than_default(shape, split_release=0), other_than_default(shape, keep_p=1)
+    rows = [
+        TunedConfig(shape=shape, config=own, origin=Origin.PREDICTED),
+        TunedConfig(shape=prefill_shape(3000), config=near, origin=Origin.PREDICTED),
+    ]
+    found = list(climb_down(ConfigTable(rows, decision), shape, H200.limits))
+    steps = [(step.rung, step.config) for step in found if isinstance(step, Candidate)]
+    assert steps[:2] == [(Rung.PREDICTED, own), (Rung.EXPECTED, default_of(shape))]
+    assert [config for rung, config in steps if rung is Rung.PREDICTED] == [own, near]
 
 
 def test_a_model_that_decodes_is_decided_for_eight_times_until_its_keys_have_doubled() -> None:

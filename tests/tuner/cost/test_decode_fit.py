@@ -11,8 +11,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import load_sweep
+from blocktune.tuner.occupancy.calculator import occupancy
 
 RESULTS = Path(__file__).parents[3] / "results"
 H200 = device_named("h200")
@@ -81,3 +83,20 @@ def test_the_kernel_is_preferred_that_was_faster(row: dict, resources: Mapping[K
         for kernel in (HOPPER, PORTABLE)
     }
     assert favourite[HOPPER] < favourite[PORTABLE]
+
+
+@pytest.mark.parametrize("name", ["b8-h64-4-s1-8192", "b4-h64-8-s1-32768", "b16-h32-4-s2-1024"])
+def test_blocks_of_a_multiprocessor_are_known_before_warps_of_their_own_are_compiled(name: str) -> None:
+    """The registers of such warps decide it, of which every one holds keys, queries and an output."""
+    (path,) = (RESULTS / "dense-sweeps").glob(f"h200-{name}-d128-*.gz")
+    sweep = load_sweep(path)
+    kernel, checked = get_kernel(HOPPER), 0
+    for trial in sweep.trials:
+        if trial.config.kernel == HOPPER and trial.resources is not None:
+            estimate = estimated_resources(kernel, trial.config, sweep.shape, H200)
+            assert estimate.registers == pytest.approx(trial.resources.registers, rel=0.1)
+            assert (
+                occupancy(estimate, H200.limits).blocks_per_sm == occupancy(trial.resources, H200.limits).blocks_per_sm
+            )
+            checked += 1
+    assert checked >= 20

@@ -1,5 +1,6 @@
 """What untuned shapes get, judged by sweeps that are left out: what is known of others, and of others alone."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -107,6 +108,15 @@ def test_the_left_out_shape_itself_is_not_known() -> None:
     alone = list(UntunedStudy([*ordinary, sweep(LENGTHS[3])]).cases(Without.SHAPE))[-1]
     case = list(UntunedStudy([*ordinary, odd]).cases(Without.SHAPE))[-1]
     assert case.config == alone.config
+
+
+def test_a_kernel_that_a_sweep_does_not_hold_is_no_choice_there() -> None:
+    """It came later than the sweep, which cannot judge it."""
+    one = sweep(4096)
+    without = dataclasses.replace(one, shape=dataclasses.replace(one.shape, seqlen_q=512, seqlen_k=512))
+    assert kernels_for(without.shape, H200.limits)[0].name != KERNEL.name
+    (case,) = UntunedStudy([without]).cases(Without.SHAPE)
+    assert (case.config.kernel, case.passed_over) == (KERNEL.name, 0)
 
 
 def test_a_winner_says_how_much_faster_than_the_default_it_is(winner_like: Callable[..., object]) -> None:

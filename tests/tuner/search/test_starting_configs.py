@@ -1,4 +1,4 @@
-"""What is told where no config can run."""
+"""What a search begins with, what it takes of compiled configs, and what is told where no config can run."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from blocktune.kernels.registry import competing, get_kernel, kernels_for
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.search.starting_configs import find_contenders
+from blocktune.tuner.search.starting_configs import expected_of_compiled, find_contenders
 
 H200 = device_named("h200")
 
@@ -55,3 +55,14 @@ def test_the_paper_s_rule_is_of_the_first_kernel_with_a_tile_as_small(dim: int, 
     assert found.paper is not None
     assert (found.paper.kernel, found.paper.block_m) == (kernel, block_m)
     assert found.paper in found.first
+
+
+def test_of_compiled_configs_the_one_is_taken_that_measurements_of_others_speak_for() -> None:
+    shape = complete_shape(1, 128, seq_k=8192, batch=4, heads=64, kv_heads=8)
+    expected = find_contenders(shape, H200, kernels_for(shape, H200.limits), ()).expected
+    times = dict.fromkeys(expected, 50.0)
+    assert expected_of_compiled(times, shape, H200, ()) in expected
+    slow = expected_of_compiled(times | {expected[0]: 500.0}, shape, H200, ())
+    assert slow in expected[1:]  # the compiled code spills, say
+    assert expected_of_compiled({}, shape, H200, ()) is None
+    assert expected_of_compiled(times, shape, device_named("a100"), ()) is None

@@ -80,8 +80,8 @@ def test_default_splits_fill_a_large_gpu() -> None:
 
 
 def test_keys_leave_the_cache_first_unless_they_are_many() -> None:
-    few, many = shape_of(batch=1), shape_of(batch=64)
-    assert [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in (few, many)] == [1, 0]
+    shapes = [shape_of(batch=batch, seqlen_k=8192) for batch in (1, 8, 9)]  # 8: exactly 256 MiB
+    assert [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in shapes] == [1, 1, 0]
 
 
 def test_a_warp_has_a_whole_tile_that_fits_its_registers() -> None:
