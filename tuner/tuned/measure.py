@@ -1,8 +1,11 @@
 """The measuring of a call: compile what is new, drop what cannot win, race the rest."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+
+import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -22,6 +25,8 @@ from blocktune.tuner.turns.isolated import IsolatedLaunches
 from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
 from blocktune.tuner.turns.outputs import OutputCheck
 from blocktune.tuner.turns.race import Standing, race
+
+logger = logging.getLogger("blocktune")
 
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
@@ -83,7 +88,12 @@ class Measuring:
 
     def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
         """The end of the race after steps around the winner, until none is faster or the budget is spent."""
-        check, left = OutputCheck(self._call), self._call.settings.expand
+        try:
+            check = OutputCheck(self._call)
+        except torch.OutOfMemoryError:
+            logger.warning("%s keeps to its list: there is no memory for two copies of its tensors.", self._call.name)
+            return standing
+        left = self._call.settings.expand
         while left:
             tried = {*self._known, *self.endings}
             new = [config for config in neighbours(standing.winner) if config not in tried][:left]

@@ -48,7 +48,8 @@ def tuned_choice(call: Call, device: DeviceSpec) -> Choice:
         NoFeasibleConfigError: no config compiles and runs.
     """
     started, tools = time.monotonic(), machine()
-    monitor = GpuMonitor(device.uuid, own_processes=1)
+    # compile workers import the kernel's library, and many of those look at the GPU, which makes them users of it
+    monitor = GpuMonitor(device.uuid, own_processes=1 + tools.compiler.workers)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
     measuring = Measuring(call, device, results.known(), tools.compiler, tools.isolated_command)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))

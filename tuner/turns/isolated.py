@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
@@ -60,6 +62,7 @@ class IsolatedLaunches:
             "grids": grids_of(call),
             "configs": [config.to_json() for config in call.configs],
             "l2": call.settings.l2,
+            "device": torch.cuda.current_device() if torch.cuda.is_available() else None,
         }
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
