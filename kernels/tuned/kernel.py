@@ -26,6 +26,9 @@ Decide = Callable[[Call], Choice]
 MAX_CHOICES = 4096
 """Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
 
+_WRITTEN = "_blocktune_written"
+"""The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
+
 kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 """Those that this process has launched."""
 
@@ -59,7 +62,7 @@ class TunedKernel:
         self.choices: dict[Problem, Choice] = {}
         self._decide = decide
         self._fast: dict[tuple[Any, ...], Choice] = {}
-        self._told: set[tuple[Any, ...]] = set()  # what this wrote into the tuner's own cache
+        self._written: dict[tuple[Any, ...], Any] = tuner.__dict__.setdefault(_WRITTEN, {})
         self._key = CallKey(self._params, tuner.keys, settings.buckets)
         self._lock = threading.RLock()
         kernels.add(self)
@@ -90,11 +93,22 @@ class TunedKernel:
             )
         return known or self._choice(args, {"warmup": False, **kwargs})
 
+    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Return a launch with these arguments, its grid included, and the configs that it may have.
+
+        Raises:
+            UsageError: it gives a parameter that is tuned.
+        """
+        return self._call(self._key.problem(args, kwargs), args, kwargs)
+
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
         with self._lock:
-            self.choices, self._fast, self._told = {}, {}, set()
-            self.tuner.cache.clear()
+            self.choices, self._fast = {}, {}
+            for key, config in self._written.items():
+                if self.tuner.cache.get(key) is config:
+                    del self.tuner.cache[key]
+            self._written.clear()
 
     @cached_property
     def source_hash(self) -> str:
@@ -125,8 +139,8 @@ class TunedKernel:
 
     def _decided(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
         stock_key, started = self._stock_key(args, kwargs), time.monotonic()
-        preset = None if stock_key in self._told else self.tuner.cache.get(stock_key)  # a library's own, if any
-        if preset is not None:
+        preset = self.tuner.cache.get(stock_key)
+        if preset is not None and preset is not self._written.get(stock_key):  # a library's own
             return _unmeasured(preset, problem)
         call = self._call(problem, args, kwargs)
         if self.is_interpreted or (len(call.configs) == 1 and not self.settings.expand):
@@ -139,8 +153,7 @@ class TunedKernel:
         self.misses += 1
         choice = self._decide(call)
         self.seconds += time.monotonic() - started
-        self.tuner.cache[stock_key] = choice.config  # where programs look for it
-        self._told.add(stock_key)
+        self.tuner.cache[stock_key] = self._written[stock_key] = choice.config  # where programs look for it
         return choice
 
     def _call(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
