@@ -63,7 +63,8 @@ class TunedKernel:
         self._decide = decide
         self._fast: dict[tuple[Any, ...], Choice] = {}
         self._written: dict[tuple[Any, ...], Any] = tuner.__dict__.setdefault(_WRITTEN, {})
-        self._key = CallKey(self._params, tuner.keys, settings.buckets)
+        has_hooks = any(config.pre_hook is not None for config in tuner.configs)
+        self._key = CallKey(self._params, tuner.keys, settings.buckets, sets_blocks=has_hooks)
         self._lock = threading.RLock()
         kernels.add(self)
 

@@ -44,6 +44,15 @@ def faulty_kernel(x, n, BLOCK: tl.constexpr):
         tl.store(x + far + offsets, 1.0)
 
 
+@triton.jit
+def row_kernel(rows, out, n, BLOCK: tl.constexpr):
+    """Add up a row, which a descriptor loads in blocks."""
+    row, total = tl.program_id(0), 0.0
+    for start in range(0, n, BLOCK):
+        total += tl.sum(rows.load([row, start]))
+    tl.store(out + row, total)
+
+
 def scale_arguments(n: int = 1000) -> dict[str, Any]:
     """Arguments of `scale_kernel`, as a user makes them for `tune run`."""
     x = torch.ones(n)

@@ -1,6 +1,9 @@
 """The commands know kernels that are not ours: by `module:function`, tuned here or by their program."""
 
+import base64
+import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,18 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     configs = tmp_path / "configs.py"
     assert tuned("export", configs, "--format", "triton", *device).exit_code == 0
     assert KERNEL in configs.read_text()
+
+
+def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python")
+    monkeypatch.setenv("BLOCKTUNE_MISSES", "off")
+    out = tmp_path / "report.html"
+    assert json.loads(tuned("report", "--out", out, "--json").stdout)["kernels"] == 2
+    code = re.search(r'id="data">([A-Za-z0-9+/=]*)<', out.read_text(encoding="utf-8"))
+    assert code is not None
+    shown = json.loads(gzip.decompress(base64.b64decode(code[1])))["kernels"]
+    assert [(each["kernel"], each["time_us"], each["configs"]) for each in shown] == [(KERNEL, 110.0, 6)] * 2
+    assert {each["key"] for each in shown} == {"n=1000 (fp32 float)", "n=2048 (fp32 float)"}
 
 
 def test_a_winner_is_measured_again_and_its_results_compared(tuned: Any, gpu: FakeGpu) -> None:
