@@ -71,7 +71,7 @@ class Measuring:
         new = [config for config in self._call.configs if config not in self._known]
         runnable = self._distinct(self._compiled(new))
         contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
-        if len(contenders) == 1 and contenders[0] in self._known:
+        if len(contenders) == 1 and contenders[0] in self._known and not self._call.settings.expand:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with alone:
             return self._raced(contenders, self._launches(make_clock), monitor)
