@@ -41,8 +41,6 @@ PENDING = (
     "kernels/dispatch",
     "kernels/selection",
     "kernels/stored",
-    "kernels/tuned",
-    "tuner/tuned",
     "cli/explain/occupancy.py",
     "cli/explain/store_checks.py",
     "cli/lab/calibrate.py",

@@ -75,7 +75,7 @@ class Choice:
 
 
 def jitted_function(fn: Any) -> Any:
-    """The function of `triton.jit` inside of decorators.
+    """Return the function of `triton.jit` inside of decorators.
 
     Raises:
         UsageError: there is none.
@@ -93,7 +93,7 @@ def jitted_function(fn: Any) -> Any:
 
 
 def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
+    """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
     from blocktune.kernels.tuned.triton_config import user_config
 
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
@@ -108,8 +108,10 @@ def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: M
 
 
 def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, Plain]) -> None:
-    """Raises:
-    UsageError: the call gives a parameter that is tuned.
+    """Require that a call gives no parameter that is tuned.
+
+    Raises:
+        UsageError: the call gives a parameter that is tuned.
     """
     tuned = {parameter for config in configs.values() for parameter in config.all_kwargs()}
     conflicts = sorted(tuned & given.keys())

@@ -51,7 +51,7 @@ class CallKey:
         self._keys = tuple(name for name in keys if name in self._roles)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The key in this process of a call. This runs at every launch; values count as they are, grouped or not."""
+        """Return the key of a call in this process. It is made at every launch, of values as they are, grouped or not."""
         parts: list[Any] = []
         add = parts.append
         for role, value in zip(self._ordered, args, strict=False):
@@ -74,7 +74,7 @@ class CallKey:
         return tuple(parts)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
-        """The key in the store of a call.
+        """Return the key in the store of a call.
 
         Raises:
             UsageError: it is too long.
@@ -97,8 +97,10 @@ class CallKey:
 
 
 def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], kernel: str) -> None:
-    """Raises:
-    UsageError: a name is none of the kernel's arguments; such a key would never change.
+    """Require that names are those of the kernel's arguments.
+
+    Raises:
+        UsageError: a name is none of the kernel's arguments; such a key would never change.
     """
     unknown = [name for name in names if name not in arg_names]
     if unknown:
@@ -115,7 +117,7 @@ def _role(param: Any, keys: Sequence[str]) -> int:
 
 
 def _specialised(value: int) -> Any:
-    """What Triton compiles a number by."""
+    """Return what Triton compiles a number by."""
     return 2 if value == 1 else value % _ALIGNMENT == 0
 
 
@@ -138,7 +140,7 @@ def _kind(value: Any, blocks: bool) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """The value, or its text where a dictionary cannot hold it."""
+    """Return the value, or its text where a dictionary cannot hold it."""
     try:
         hash(value)
     except TypeError:
@@ -147,13 +149,13 @@ def _hashable(value: Any) -> Any:
 
 
 def _counts(role: int, value: Any) -> bool:
-    """Whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
+    """Return whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
     return role == _SPECIALISED or isinstance(value, Tensor)
 
 
 def _type(value: Any, blocks: bool) -> str:
-    """A short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`, `=1`,
-    `i` for other numbers, `none`."""
+    """Return a short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`,
+    `=1`, `i` for other numbers, `none`."""
     if isinstance(value, Tensor):
         return dtype_word(value) + ("" if value.data_ptr() % _ALIGNMENT == 0 else "!")
     base = getattr(value, "base", None)
@@ -165,7 +167,7 @@ def _type(value: Any, blocks: bool) -> str:
 
 
 def dtype_word(tensor: Tensor) -> str:
-    """Triton's word for a tensor's data type, such as `bf16`."""
+    """Return Triton's word for a tensor's data type, such as `bf16`."""
     name = str(tensor.dtype).removeprefix("torch.")
     for long, short in _SHORT.items():
         if name.startswith(long) and name[len(long) :].isdigit():

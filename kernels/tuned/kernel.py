@@ -81,7 +81,7 @@ class TunedKernel:
         return tuner.fn.run(*args, **kwargs, **choice.options)
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
-        """What serves a call with these arguments, and why; a new kind of call is decided as if it were launched.
+        """Return what serves a call with these arguments, and why; a new kind of call is decided as at its launch.
 
         Raises:
             UsageError: the call is new, and has no `grid` to be measured with.
@@ -129,7 +129,7 @@ class TunedKernel:
         return [SimpleNamespace(name=name, is_constexpr=False, do_not_specialize=True) for name in names]
 
     def _choice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
-        """The choice of a call that is new to this process in some way; it is kept."""
+        """Return the choice of a call that is new to this process in some way; it is kept."""
         with self._lock:
             problem = self._key.problem(args, kwargs)
             choice = self.choices.get(problem) or self._decided(problem, args, kwargs)
@@ -158,7 +158,7 @@ class TunedKernel:
         return choice
 
     def _call(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """A call with the configs that it may be launched with."""
+        """Return a call with the configs that it may be launched with."""
         configs = pruned_configs(self.tuner, self.name, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
         return Call(
@@ -174,7 +174,7 @@ class TunedKernel:
         )
 
     def _stock_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The key that Triton's own autotuner keeps the winner under."""
+        """Return the key that Triton's own autotuner keeps the winner under."""
         names = self.tuner.arg_names
         given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in kwargs if name in names}}
         types = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
@@ -182,5 +182,5 @@ class TunedKernel:
 
 
 def _unmeasured(config: Any, problem: Problem) -> Choice:
-    """The choice where there is nothing to choose."""
+    """Return the choice where there is nothing to choose."""
     return Choice(config=config, options=config.all_kwargs(), rung=UserRung.DEFAULT, problem=problem, label=str(config))

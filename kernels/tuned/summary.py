@@ -51,7 +51,7 @@ def _differs(kernel: TunedKernel, choice: Choice) -> bool:
 
 
 def _gain(choices: Iterable[Choice]) -> str:
-    """How much faster than the list's first config the winners of this process are, where both were timed."""
+    """Return how much faster than the list's first config the winners of this process are, where both were timed."""
     ratios = [
         choice.default_time_us / choice.time_us for choice in choices if choice.default_time_us and choice.time_us
     ]

@@ -10,6 +10,7 @@ from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
+from blocktune.tuner.tuned.autotune import TunedAutotuner
 from blocktune.tuner.tuned.decide import decide
 from tests.support.fake_triton import FakeGpu, active
 
@@ -18,23 +19,29 @@ OnCall = Callable[[TunedKernel, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def handed_over(on_call: OnCall) -> Iterator[None]:
-    """Hand over the first call of each kind of every autotuned kernel, before it is launched as Triton would."""
-    stock, seen = Autotuner.run, set[Any]()
+    """Hand over the first call of each kind of every autotuned kernel, before it is launched as it would be."""
+    seen = set[Any]()
     kernels: dict[int, TunedKernel] = {}
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = kernels.setdefault(id(self), TunedKernel(self, Settings(), decide))
-        problem = kernel._key.problem(args, kwargs)
-        if (kernel.name, problem) not in seen:
-            seen.add((kernel.name, problem))
-            on_call(kernel, args, kwargs)
-        return stock(self, *args, **kwargs)
+    def watched(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            kernel = kernels.setdefault(id(self), TunedKernel(self, Settings(), decide))
+            problem = kernel._key.problem(args, kwargs)
+            if (kernel.name, problem) not in seen:
+                seen.add((kernel.name, problem))
+                on_call(kernel, args, kwargs)
+            return stock(self, *args, **kwargs)
 
-    Autotuner.run = run
+        return run
+
+    before = {tuner: tuner.__dict__["run"] for tuner in (Autotuner, TunedAutotuner)}
+    for tuner, stock in before.items():
+        tuner.run = watched(stock)
     try:
         yield
     finally:
-        Autotuner.run = stock
+        for tuner, stock in before.items():
+            tuner.run = stock
 
 
 @contextlib.contextmanager

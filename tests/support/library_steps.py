@@ -141,13 +141,21 @@ def liger_moe(device: str) -> None:
 
 
 def example(module: str, function: str, *shapes: tuple[int, ...]) -> Step:
-    """Return the pass of an example's function on random matrices."""
+    """Return the pass of an example's function on random tensors."""
 
     def step(device: str) -> None:
         made = [torch.randn(shape, device=device, dtype=BF16) for shape in shapes]
         getattr(import_module(f"examples.{module}"), function)(*made)
 
     return step
+
+
+def grouped_matmul(device: str) -> None:
+    from examples.autotuned_grouped_matmul import COLUMNS, EXPERTS, INNER, grouped_matmul
+
+    a, b = torch.randn(TOKENS, INNER, device=device, dtype=BF16), torch.randn(EXPERTS, INNER, COLUMNS, device=device)
+    ends = torch.linspace(0, TOKENS, EXPERTS + 1, device=device).to(torch.int32)[1:].contiguous()
+    grouped_matmul(a, b.to(BF16), ends)
 
 
 FLA: dict[str, Step] = {
@@ -162,7 +170,13 @@ FLA: dict[str, Step] = {
     "fla rotary": fla_rotary,
 }
 LIGER: dict[str, Step] = {"liger dyt": liger_dyt, "liger mlp": liger_mlp, "liger moe": liger_moe}
-STEPS: dict[str, Step] = FLA | LIGER
+EXAMPLES: dict[str, Step] = {
+    "example matmul": example("autotuned_matmul", "matmul", (4096, 4096), (4096, 4096)),
+    "example softmax": example("autotuned_softmax", "softmax", (8192, 4000)),
+    "example attention": example("autotuned_attention", "attention", *[(32, 4096, 128)] * 3),
+    "example grouped matmul": grouped_matmul,
+}
+STEPS: dict[str, Step] = FLA | LIGER | EXAMPLES
 
 
 def model_step(name: str, device: str) -> None:

@@ -47,7 +47,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
         return self.kernel.run(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
-        """What serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
+        """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
         return self.kernel.explain(*args, **kwargs)
 
 
@@ -74,7 +74,7 @@ def autotune(
     expand: bool | int = False,
     buckets: Mapping[str, Bucket | str] | None = None,
 ) -> Callable[[Any], TunedAutotuner]:
-    """Makes a jitted function choose its config by what was measured, here or earlier, as `triton.autotune` does.
+    """Make a jitted function choose its config by what was measured, here or earlier, as `triton.autotune` does.
 
     Args:
         configs: the choices, of which the first one serves where nothing may be measured.
@@ -143,7 +143,7 @@ def autotune(
 
 
 def space(**choices: "Iterable[Any]") -> list[Config]:
-    """All combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
+    """Return all combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
 
     Raises:
         UsageError: there are no choices for a parameter, or too many combinations.

@@ -61,7 +61,7 @@ class Measuring:
     def run(
         self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor, alone: AbstractContextManager[None]
     ) -> Standing | None:
-        """The end of the race among new configs and the best known ones; None if no config runs.
+        """Return the end of the race among new configs and the best known ones; None if no config runs.
 
         Args:
             make_clock: of the GPU.
@@ -87,7 +87,7 @@ class Measuring:
         return standing
 
     def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
-        """The end of the race after steps around the winner, until none is faster or the budget is spent."""
+        """Return the end of the race after steps around the winner, until none is faster or the budget is spent."""
         try:
             check = OutputCheck(self._call)
         except torch.OutOfMemoryError:
@@ -120,7 +120,7 @@ class Measuring:
         self._call = replace(self._call, configs={**self._call.configs, **made})
 
     def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
-        """Whether a config runs and computes what the list's first one does."""
+        """Return whether a config runs and computes what the list's first one does."""
         if not launches.rounds([config], 1):
             self.endings[config] = Ending(Outcome.RUN_ERROR, error=launches.failures[config])
             return False
@@ -130,14 +130,14 @@ class Measuring:
         return problem is None
 
     def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
-        """What times the configs of this call."""
+        """Return what times the configs of this call."""
         if self._call.settings.isolate:
             return IsolatedLaunches(self._call, self._isolated_command)
         make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
         return make(self._call, make_clock)
 
     def choice(self, standing: Standing, seconds: float) -> Choice:
-        """The choice of the winner, as this process has measured it."""
+        """Return the choice of the winner, as this process has measured it."""
         call, default = self._call, self._call.default
         found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
         return replace(
@@ -170,7 +170,7 @@ class Measuring:
         return tuple(config for config, time_us in times.items() if time_us <= KNOWN_MARGIN * min(times.values()))
 
     def _compiled(self, configs: Sequence[UserConfig]) -> dict[UserConfig, Compiled | None]:
-        """The configs that can run, with what they compiled to; None where that is not known."""
+        """Return the configs that can run, with what they compiled to; None where that is not known."""
         cc = self._device.limits.cc
         found = {config: specialization_of(self._call, config, cc) for config in configs}
         ended = self._compiler.compile(self._call.name, [each for each in found.values() if each is not None], cc)
@@ -190,7 +190,7 @@ class Measuring:
                 self.endings[config] = Ending(Outcome.INFEASIBLE, error=error, seconds=compiled.seconds)
 
     def _without_spills(self, runnable: dict[UserConfig, Compiled | None]) -> dict[UserConfig, Compiled | None]:
-        """The configs that spill no more than the settings allow; all of them if all spill more."""
+        """Return the configs that spill no more than the settings allow; all of them if all spill more."""
         bound = self._call.settings.max_spill_bytes
         spills = {
             config: compiled.resources.spill_bytes
@@ -205,7 +205,7 @@ class Measuring:
         return {config: compiled for config, compiled in runnable.items() if config not in spills}
 
     def _distinct(self, runnable: Mapping[UserConfig, Compiled | None]) -> list[UserConfig]:
-        """One config of those that launch equal code in an equal way, since it stands for all."""
+        """Return one config of those that launch equal code in an equal way, since it stands for all."""
         first: dict[tuple[object, ...], UserConfig] = {}
         for config, compiled in runnable.items():
             code = "" if compiled is None or compiled.resources is None else compiled.resources.code_sha256

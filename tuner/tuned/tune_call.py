@@ -36,7 +36,7 @@ class Tools:
 
 
 def machine() -> Tools:
-    """The tools of this process."""
+    """Return the tools of this process."""
     return Tools()
 
 
