@@ -51,7 +51,7 @@ class CallKey:
         self._keys = tuple(name for name in keys if name in self._roles)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the key of a call in this process. It is made at every launch, of values as they are, grouped or not."""
+        """Return the key of a call in this process, made at every launch of values as they are, grouped or not."""
         parts: list[Any] = []
         add = parts.append
         for role, value in zip(self._ordered, args, strict=False):
