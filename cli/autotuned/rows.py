@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 KernelName = Annotated[
     str | None,
-    typer.Argument(metavar="[MODULE:KERNEL]", help="An autotuned kernel instead of a shape.", show_default=False),
+    typer.Argument(metavar="MODULE:KERNEL", help="An autotuned kernel instead of a shape.", show_default=False),
 ]
 
 WINNERS = ("kernel", "key", "config", "time", "against the first", "configs")
