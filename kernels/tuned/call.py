@@ -52,7 +52,7 @@ class Choice:
 
     options: what the launch gets as keywords. rung: what the choice rests on. time_us: as it was measured, if it was.
     tuned: whether this process measured it, which took `seconds`. dropped: configs that were not measured or failed, by
-    their label, with the reason.
+    their label, with the reason. rates: what was moved and computed a second, in words, as far as it is known.
     """
 
     config: "triton.Config"
@@ -67,10 +67,12 @@ class Choice:
     seconds: float = 0.0
     dropped: Mapping[str, str] | None = None
     times_us: "Mapping[triton.Config, float] | None" = None
+    rates: str = ""
 
     def __str__(self) -> str:
         measured = "" if self.time_us is None else f", {self.time_us:.1f} us"
         lines = [f"{self.problem.label}: {self.rung}: {self.label}{measured}"]
+        lines += [f"  {self.rates}"] if self.rates else []
         return "\n".join(lines + [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()])
 
 

@@ -17,6 +17,7 @@ from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
 from blocktune.tuner.jitted.specialization import specialization_of
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.tuned.costs import costs_of
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.neighbours import neighbours
 from blocktune.tuner.tuned.results import Ending
@@ -27,6 +28,9 @@ from blocktune.tuner.turns.outputs import OutputCheck
 from blocktune.tuner.turns.race import Standing, race
 
 logger = logging.getLogger("blocktune")
+
+AT_THE_LIMIT = 1.03
+"""A search ends at a config that takes no more than this times the least that the device needs."""
 
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
@@ -94,7 +98,12 @@ class Measuring:
             logger.warning("%s keeps to its list: there is no memory for two copies of its tensors.", self._call.name)
             return standing
         left = self._call.settings.expand
+        costs = costs_of(self._call, standing.winner)
+        if costs is None:
+            logger.info("%s: nothing tells what it moves: the search goes by resources and times.", self._call.name)
         while left:
+            if costs is not None and costs.least_us(self._device) * AT_THE_LIMIT >= standing.time_us(standing.winner):
+                break
             tried = {*self._known, *self.endings}
             new = [config for config in neighbours(standing.winner) if config not in tried][:left]
             left -= len(new)
@@ -140,8 +149,10 @@ class Measuring:
         """Return the choice of the winner, as this process has measured it."""
         call, default = self._call, self._call.default
         found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
+        costs = None if call.settings.isolate else costs_of(call, standing.winner)
         return replace(
             found,
+            rates="" if costs is None or not found.time_us else costs.words(found.time_us, self._device),
             default_time_us=standing.time_us(default) if default in standing.samples_us else None,
             tuned=True,
             seconds=seconds,

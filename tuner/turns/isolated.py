@@ -118,12 +118,12 @@ def grids_of(call: Call) -> dict[str, Any]:
     names = sorted({name for config in call.configs.values() for name in config.kwargs})
     rows = {}
     for config in call.configs.values():
-        meta = _meta(call, config.all_kwargs())
+        meta = meta_of(call, config.all_kwargs())
         rows[tuple(meta.get(name) for name in names)] = tuple(grid(meta) if callable(grid) else grid)
     return {"names": names, "rows": [[list(values), list(found)] for values, found in rows.items()]}
 
 
-def _meta(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
+def meta_of(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a grid function is given: all arguments by name, defaults and heuristics included."""
     defaults = {
         name: param.default
