@@ -68,9 +68,11 @@ class CallKey:
         roles = self._roles
         for name, value in kwargs.items():
             role = roles.get(name, _OTHER)
-            if role != _OTHER or isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                parts += (name, value.dtype, value.data_ptr() % _ALIGNMENT == 0)
+            elif role != _OTHER:
                 add(name)
-                add(_part(role, value, self._blocks))
+                add(value if role == _KEY and type(value) is int else _part(role, value, self._blocks))
         return tuple(parts)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
