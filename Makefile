@@ -38,7 +38,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test fuzz fuzz-cli sanitize fault-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test model-bench fuzz fuzz-cli sanitize fault-test check results docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -65,6 +65,10 @@ test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
+
+# Steps of whole models with our attention and with PyTorch's, in turns.
+model-bench: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.end_to_end --out $(RECORD).models.json
 
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \

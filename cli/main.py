@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
+from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
 from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
@@ -106,6 +106,8 @@ app.command("rematch")(rematch.rematch)
 app.command("report")(report.report)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
+app.command("profile")(profile.profile)
+app.command("roofline")(roofline.roofline)
 app.command("ladder")(ladder.ladder)
 app.command("devices")(devices.devices)
 app.command("doctor")(doctor.doctor)

@@ -2,6 +2,7 @@
 
 Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
 interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
+Worker processes take turns with the GPUs.
 """
 
 import os
@@ -11,10 +12,12 @@ import pytest
 from blocktune.kernels.hardware.driver import read_driver
 from tests.support.recording import pytest_addoption, pytest_configure
 from tests.support.triton_modes import ABSENT
+from tests.support.worker_gpus import take_turns
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # --record
 
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
+take_turns()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,27 +14,22 @@ if TYPE_CHECKING:
     from blocktune.tuner.jitted.offline import OfflineCode
 
 
-def show_occupancy(
-    name: str,
-    signature: str | None,
-    options: Mapping[str, int | None],
-    param: Sequence[str],
-    limits: "ComputeLimits",
-    *,
-    as_json: bool,
-) -> None:
-    """Compile a function of `triton.jit` by its name and say how many of its blocks fit a multiprocessor."""
+def compiled_by_name(
+    name: str, signature: str | None, options: Mapping[str, int | None], param: Sequence[str], limits: "ComputeLimits"
+) -> "OfflineCode":
+    """Return a function of `triton.jit`, found by its name, compiled with these types and constants.
+
+    Raises:
+        UsageError: there is no such function, or a type or constant is missing.
+        NoFeasibleConfigError: it does not compile.
+    """
     from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
     from blocktune.tuner.jitted.specialization import function_named
 
     with importable_from_here():
         function = function_named(name)
     types = positional_signature(function, _types(signature))
-    code = compiled_offline(function, types, _given(options, param), limits)
-    if as_json:
-        print_json(_code_json(code))
-    else:
-        say(str(code))
+    return compiled_offline(function, types, _given(options, param), limits)
 
 
 def explain_kernel(
@@ -61,7 +56,7 @@ def explain_kernel(
     given, explained = _given(options, param), []
     for best, trials in found:
         code = _compiled_winner(function, best, signature, given, device.limits)
-        explained.append({"key": dict(best.problem.arguments), "time_us": best.time_us, **_code_json(code)})
+        explained.append({"key": dict(best.problem.arguments), "time_us": best.time_us, **code_json(code)})
         if not as_json:
             say(f"{best.config.kernel} {best.problem.label} on {device.name}: {_source(best, given)}")
             say(str(code))
@@ -98,6 +93,7 @@ def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str,
     return {key: value for key, value in options.items() if value is not None} | dict(map(parameter, param))
 
 
-def _code_json(code: "OfflineCode") -> dict[str, Any]:
+def code_json(code: "OfflineCode") -> dict[str, Any]:
+    """Return compiled code and its occupancy as plain values."""
     kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
     return kernel | code.occupancy.to_json() | {"explanation": str(code)}

@@ -1,15 +1,15 @@
 """`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.autotuned.occupancy import show_occupancy
+from blocktune.cli.autotuned.occupancy import code_json, compiled_by_name
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal, Signature
-from blocktune.cli.shared.render import print_json, say
+from blocktune.cli.shared.render import print_json, print_styled, say, terminal_width
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -51,6 +51,7 @@ def occupancy(
     seq: Annotated[int, typer.Option("--seq", min=1, help="Sequence length to compile for.")] = 8192,
     dtype: Dtype = "bf16",
     causal: IsCausal = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the blocks over each resource of a block, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain how many blocks fit an SM, and why.
@@ -59,7 +60,7 @@ def occupancy(
     for features needs a shape of its own: see `tune explain`.
 
     \b
-    tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
+    tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
     """
@@ -69,7 +70,13 @@ def occupancy(
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
-        show_occupancy(autotuned, signature, options, param or [], _where(cc, device)[0], as_json=as_json)
+        code = compiled_by_name(autotuned, signature, options, param or [], _where(cc, device)[0])
+        if as_json:
+            print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})
+            return
+        say(str(code))
+        if plot:
+            _draw(code.occupancy)
         return
     limits, num_sms = _where(cc, device)
     if kernel is None:
@@ -84,9 +91,26 @@ def occupancy(
     result = compute(resources, limits, carveout_percent=carveout)
     text = explain(result) if request is None else _explain(request, result, num_sms)
     if as_json:
-        print_json(({} if request is None else request.to_json()) | result.to_json() | {"explanation": text})
-    else:
-        say(text)
+        print_json(({} if request is None else request.to_json()) | _json(result, plot) | {"explanation": text})
+        return
+    say(text)
+    if plot:
+        _draw(result)
+
+
+def _json(result: "Occupancy", plot: bool) -> dict[str, Any]:
+    from blocktune.tuner.occupancy.curves import curves_of
+
+    curves = {name: curve.to_json() for name, curve in curves_of(result).items()} if plot else {}
+    return result.to_json() | ({"curves": curves} if plot else {})
+
+
+def _draw(result: "Occupancy") -> None:
+    from blocktune.cli.explain.occupancy_plot import plot_lines
+    from blocktune.tuner.occupancy.curves import curves_of
+
+    say("")
+    print_styled(plot_lines(curves_of(result), terminal_width()))
 
 
 def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
+from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
@@ -58,7 +60,9 @@ def with_results(page: str, folder: Path) -> str:
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        if shipped_tables.is_shipped(path):
+        if path.name == FLEET:
+            block = fleet_table(path)
+        elif shipped_tables.is_shipped(path):
             block = shipped_tables.block(path)
         elif path.name.endswith(noise_tables.SUFFIXES):
             block = noise_tables.block(path)

@@ -10,7 +10,11 @@ Seen with torch 2.11 and cuDNN 9.19 on compute capability 9.0, where PyTorch pre
 - The fused backends take a row's maximum before they scale it, so that a negative scale overflows.
 - cuDNN returns nothing for a batch of none.
 
-Seen with torch 2.13 on the CPU: the fused backend reads a float32 mask as if it had the type of a float64 query.
+Seen with torch 2.13 on the CPU:
+
+- The fused backend reads a float32 mask as if it had the type of a float64 query.
+- The fused backend takes the number of keys from the key, and reads past the end of a value that has fewer. PyTorch's
+  mathematics raise. On an H200 a process died once around a call whose value had one key more.
 
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
@@ -57,13 +61,20 @@ def torch_attention(
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
     """What leaves PyTorch the backends that answer such a call right."""
+    mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+    if _differ_in_keys(key, value):
+        return mathematics
     if query.device.type != FUSED_DEVICE:
         return nullcontext()
     is_foreign = mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
-        mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
         return mathematics
     return nullcontext() if mask is None else _without_cudnn()
+
+
+def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
+    """Return whether key and value differ in more than their last dimension."""
+    return not (key.is_nested or value.is_nested) and key.shape[:-1] != value.shape[:-1]
 
 
 def sound_attention(

@@ -21,7 +21,10 @@ def say(**message: object) -> None:
 
 def progress(done: int) -> None:
     values = {"phase": "search", "done": done, "total": 4, "compiled": 0, "outcomes": {"ok": done}, "best": None}
-    say(progress=values | {"best_us": None, "elapsed_seconds": 0.0, "eta_seconds": None, "message": ""})
+    say(
+        progress=values
+        | {"best_us": None, "elapsed_seconds": 0.0, "eta_seconds": None, "message": "", "measuring": None}
+    )
 
 
 def report(job: dict[str, Any], *, interrupted: bool = False) -> None:

@@ -19,6 +19,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare.compare import compare
+from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.peers import sdpa_problem
 from blocktune.tuner.compare.report import Comparison
 from blocktune.tuner.correctness.inputs import key_bytes
@@ -68,7 +69,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Comparison]]:
     """Compares a shape whose winner is the default of the first kernel that computes it."""
     monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "MATH"})
+    monkeypatch.setattr("blocktune.tuner.compare.compare.BACKENDS", {"cudnn": "MATH"})
     with ResultStore.open(tmp_path / "results.db") as store:
 
         def compared(shape: AttentionShape, **given: Any) -> Comparison:
@@ -92,7 +93,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 def problems(comparison: Comparison) -> dict[str, str]:
     """Of everybody but FlashAttention-4, which is not installed."""
-    return {entry.name: entry.problem for entry in comparison.entries if entry.problem and entry.name != "fa4"}
+    return {
+        entry.name: entry.problem for entry in comparison.entries if entry.problem and entry.name not in FLASH_PEERS
+    }
 
 
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
