@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from blocktune.kernels.api.torch_varlen import varlen_attn
     from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
     from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.parallel.attention import context_parallel_attention
+    from blocktune.kernels.parallel.decode import context_parallel_decode
+    from blocktune.kernels.parallel.plan.layout import SequenceLayout
+    from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
     from blocktune.kernels.selection.explanation import Explanation
     from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
     from blocktune.kernels.tuned.settings import Settings
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
         BlocktuneError,
         NoDeviceError,
         NoFeasibleConfigError,
+        RankError,
         StoreError,
         UsageError,
     )
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.tuned.autotune import autotune, space
     from blocktune.tuner.tuned.install import install, uninstall
+    from blocktune.tuner.tuned.tune_schedule import tune_schedule
 
     __version__: str
 
@@ -68,6 +74,8 @@ __all__ = [
     "KernelConfig",
     "NoDeviceError",
     "NoFeasibleConfigError",
+    "RankError",
+    "SequenceLayout",
     "Settings",
     "SqliteConfigs",
     "StoreError",
@@ -78,6 +86,8 @@ __all__ = [
     "autotune",
     "best_config",
     "block_sparse_attention",
+    "context_parallel_attention",
+    "context_parallel_decode",
     "explain",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -87,15 +97,18 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "install",
+    "join_sequence",
     "load_sweep",
     "load_trials",
     "merge_partial",
     "occupancy",
     "space",
+    "split_sequence",
     "sync_configs",
     "tree_attention",
     "tree_words",
     "tune",
+    "tune_schedule",
     "uninstall",
     "varlen_attn",
 ]
@@ -116,6 +129,8 @@ _HOMES = {
     "KernelConfig": "blocktune.kernels.values.config",
     "NoDeviceError": "blocktune.kernels.values.errors",
     "NoFeasibleConfigError": "blocktune.kernels.values.errors",
+    "RankError": "blocktune.kernels.values.errors",
+    "SequenceLayout": "blocktune.kernels.parallel.plan.layout",
     "Settings": "blocktune.kernels.tuned.settings",
     "SqliteConfigs": "blocktune.kernels.stored.sources",
     "StoreError": "blocktune.kernels.values.errors",
@@ -125,6 +140,8 @@ _HOMES = {
     "autotune": "blocktune.tuner.tuned.autotune",
     "best_config": "blocktune.kernels.dispatch.dispatcher",
     "block_sparse_attention": "blocktune.kernels.api.block_sparse",
+    "context_parallel_attention": "blocktune.kernels.parallel.attention",
+    "context_parallel_decode": "blocktune.kernels.parallel.decode",
     "explain": "blocktune.tuner.cost.explain",
     "flash_attn_func": "blocktune.kernels.api.flash_attn",
     "flash_attn_kvpacked_func": "blocktune.kernels.api.flash_packed",
@@ -134,15 +151,18 @@ _HOMES = {
     "flash_attn_varlen_qkvpacked_func": "blocktune.kernels.api.flash_packed",
     "flash_attn_with_kvcache": "blocktune.kernels.api.kv_cache",
     "install": "blocktune.tuner.tuned.install",
+    "join_sequence": "blocktune.kernels.parallel.sequence",
     "load_sweep": "blocktune.tuner.report.frames",
     "load_trials": "blocktune.tuner.report.frames",
     "merge_partial": "blocktune.kernels.api.partial_results",
     "occupancy": "blocktune.tuner.occupancy.of_block",
     "space": "blocktune.tuner.tuned.autotune",
+    "split_sequence": "blocktune.kernels.parallel.sequence",
     "sync_configs": "blocktune.kernels.api.rank_sync",
     "tree_attention": "blocktune.kernels.api.kv_cache",
     "tree_words": "blocktune.kernels.values.tree_mask",
     "tune": "blocktune.tuner.search.tune",
+    "tune_schedule": "blocktune.tuner.tuned.tune_schedule",
     "uninstall": "blocktune.tuner.tuned.install",
     # not public: what one room takes from another that it must not import is bound here, where all of them meet
     "pictures_of": "blocktune.cli.report.notebook",

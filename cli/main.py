@@ -121,12 +121,12 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning for the person at the terminal: what it says, not where in the code it was raised."""
+    """Show a warning to the person at the terminal: what it says, not where in the code it was raised."""
     note(f"warning: {message}")
 
 
 def main() -> None:
-    """Entry point of the console commands."""
+    """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
     app()
 

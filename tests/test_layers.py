@@ -31,6 +31,7 @@ TIERS = {
         ("dispatch",),
         ("tuned",),
         ("api",),
+        ("parallel",),
     ),
     "kernels/portable": (("forward",), ("backward", "decode")),
     "kernels/hopper": (("common",), ("forward", "backward", "decode"), ("fp8",)),

@@ -20,12 +20,23 @@ from blocktune.kernels.api.rank_sync import sync_configs
 from blocktune.kernels.api.torch_varlen import varlen_attn
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.parallel.attention import context_parallel_attention
+from blocktune.kernels.parallel.decode import context_parallel_decode
+from blocktune.kernels.parallel.plan.layout import SequenceLayout
+from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.kernels.values.errors import (
+    BlocktuneError,
+    NoDeviceError,
+    NoFeasibleConfigError,
+    RankError,
+    StoreError,
+    UsageError,
+)
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
@@ -37,6 +48,7 @@ from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.tuned.autotune import autotune, space
 from blocktune.tuner.tuned.install import install, uninstall
+from blocktune.tuner.tuned.tune_schedule import tune_schedule
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
@@ -57,6 +69,8 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "KernelConfig": KernelConfig,
         "NoDeviceError": NoDeviceError,
         "NoFeasibleConfigError": NoFeasibleConfigError,
+        "RankError": RankError,
+        "SequenceLayout": SequenceLayout,
         "Settings": Settings,
         "SqliteConfigs": SqliteConfigs,
         "StoreError": StoreError,
@@ -66,6 +80,8 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "autotune": autotune,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
+        "context_parallel_attention": context_parallel_attention,
+        "context_parallel_decode": context_parallel_decode,
         "explain": explain,
         "flash_attn_func": flash_attn_func,
         "flash_attn_kvpacked_func": flash_attn_kvpacked_func,
@@ -75,15 +91,18 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
         "flash_attn_with_kvcache": flash_attn_with_kvcache,
         "install": install,
+        "join_sequence": join_sequence,
         "load_sweep": load_sweep,
         "load_trials": load_trials,
         "merge_partial": merge_partial,
         "occupancy": occupancy,
         "space": space,
+        "split_sequence": split_sequence,
         "sync_configs": sync_configs,
         "tree_attention": tree_attention,
         "tree_words": tree_words,
         "tune": tune,
+        "tune_schedule": tune_schedule,
         "uninstall": uninstall,
         "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),
@@ -91,7 +110,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
 
 
 def test_errors_can_be_caught_by_their_public_names() -> None:
-    for error in (UsageError, NoDeviceError, NoFeasibleConfigError, StoreError):
+    for error in (UsageError, NoDeviceError, NoFeasibleConfigError, RankError, StoreError):
         assert issubclass(error, blocktune.BlocktuneError)
     with pytest.raises(blocktune.BlocktuneError):
         blocktune.best_config(blocktune.AttentionShape(batch=1, num_heads=1, seqlen_q=64, head_dim=64), device="h2000")

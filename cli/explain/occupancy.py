@@ -158,7 +158,7 @@ def _refuse_resources(regs: int | None, shared: int | None, static_shared: int, 
 
 
 def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":
-    """In the direction that the kernel computes."""
+    """Return the shape in the direction that the kernel computes."""
     from blocktune.kernels.registry import get_kernel
 
     if dim is None:
@@ -167,7 +167,7 @@ def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal
 
 
 def _explain(request: CompileRequest, result: "Occupancy", num_sms: int | None) -> str:
-    """The occupancy in words, with what smaller parameters would change and the waves on a device."""
+    """Return the occupancy in words, with what smaller parameters would change and the waves on a device."""
     from blocktune.tuner.cost.analysis import steps_down
     from blocktune.tuner.cost.roofline import waves_of
     from blocktune.tuner.occupancy.text import explain

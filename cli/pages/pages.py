@@ -50,7 +50,8 @@ NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.jso
 
 
 def with_results(page: str, folder: Path) -> str:
-    """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
+    """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
+    folder/FILE.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows.
 
@@ -104,18 +105,18 @@ def _replay(path: Path, part: str | None, folder: Path) -> str:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages that may hold blocks: the README and the documents."""
+    """Return the pages that may hold blocks: the README and the documents."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def pictures(root: Path) -> dict[Path, Path]:
-    """The file of results that each picture of the documents shows, by the picture."""
+    """Return the file of results that each picture of the documents shows, by the picture."""
     drawn = sorted((root / "docs").rglob(f"*{speed_picture.SUFFIX}"))
     return {path: root / "results" / path.with_suffix(".json").name for path in drawn}
 
 
 def drawn(results: Path) -> str:
-    """The picture of a file of results.
+    """Return the picture of a file of results.
 
     Raises:
         UsageError: the file is no bench.
@@ -124,7 +125,7 @@ def drawn(results: Path) -> str:
 
 
 def main() -> None:
-    """Brings the pages and pictures of the working folder up to date with results/ and the commands."""
+    """Bring the pages and pictures of the working folder up to date with results/ and the commands."""
     if not Path("README.md").exists():
         sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
     for path in pages(Path()):

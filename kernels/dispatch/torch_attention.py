@@ -53,14 +53,15 @@ def torch_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are right."""
+    """Return PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are
+    right."""
     query, key, value = _realigned(query, key, value)
     with _right_backends(query, key, value, attn_mask):
         return sound_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
-    """What leaves PyTorch the backends that answer such a call right."""
+    """Return what leaves PyTorch the backends that answer such a call right."""
     mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
     if _differ_in_keys(key, value):
         return mathematics
@@ -88,7 +89,7 @@ def sound_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
+    """Return PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
     query, scale = with_positive_scale(query, scale)
     dtype = query.dtype
     if attn_mask is not None and attn_mask.dtype is torch.float32 and dtype is torch.float64:
@@ -104,8 +105,8 @@ def sound_attention(
 
 
 def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Query and scale with the same products, and a scale above 0 (None stays None): what a negative scale does is done
-    to the query, exactly, and its gradient goes the same way."""
+    """Return the query and scale with the same products, and a scale above 0 (None stays None): what a negative scale
+    does is done to the query, exactly, and its gradient goes the same way."""
     if scale is None or scale > 0:
         return query, scale
     if scale < 0:
@@ -114,7 +115,7 @@ def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, flo
 
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
-    """A mask that all keys share, with an element for each of them in memory; other masks as they are."""
+    """Return a mask that all keys share, with an element for each of them in memory; other masks as they are."""
     if mask.dim() < 2 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
         return mask
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
@@ -123,7 +124,7 @@ def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
 
 @contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """No cuDNN; and the mathematics, in case that it was the only backend allowed."""
+    """Leave out cuDNN, and allow the mathematics in case that it was the only backend allowed."""
     before = backends.cudnn_sdp_enabled(), backends.math_sdp_enabled()
     backends.enable_cudnn_sdp(False)
     backends.enable_math_sdp(True)
@@ -135,7 +136,7 @@ def _without_cudnn() -> Iterator[None]:
 
 
 def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, copied where 16 does not divide their addresses and strides in bytes."""
+    """Return the tensors, copied where 16 does not divide their addresses and strides in bytes."""
     if dispatch_modes() or functorch_transform() is not None or not all(map(_is_plain, tensors)):
         return tensors
     if any(tensor.stride(-1) != 1 for tensor in tensors):
@@ -146,7 +147,7 @@ def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it has an address and strides."""
+    """Return whether it has an address and strides."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == FUSED_DEVICE

@@ -14,7 +14,8 @@
     │   ├── StoreCorruptError             5   not a database, or a damaged one
     │   ├── ForeignStoreError             5   a database of another program
     │   └── SchemaTooNewError             5   written by a newer blocktune
-    └── VerificationError                 7   a result that differs from the reference
+    ├── VerificationError                 7   a result that differs from the reference
+    └── RankError                         1   another rank of a group does not take part
 
 A message has three parts: the rule, the values that broke it, the way out.
 
@@ -99,3 +100,7 @@ class VerificationError(BlocktuneError):
     """A computed result differs from the reference."""
 
     exit_code = 7
+
+
+class RankError(BlocktuneError, RuntimeError):
+    """Another rank of a group ended, or does something else; a RuntimeError as well, as torch.distributed raises."""

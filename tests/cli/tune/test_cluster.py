@@ -115,7 +115,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 @pytest.mark.triton_free
 def test_two_kinds_of_gpu_meet_in_one_store(tune, fleet: RayFleet) -> None:
     fleet.add_node()

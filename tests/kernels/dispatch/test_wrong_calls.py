@@ -237,6 +237,7 @@ def test_on_the_way_through_pytorchs_fused_backends(monkeypatch: pytest.MonkeyPa
     assert_same(answer(Dispatcher(ListSource()), CALLS[name]), theirs(name))
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_with_plans_for_the_tensors(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """The short way to a plan compares the options: what equals a bool or is false like 0.0 must not take it."""

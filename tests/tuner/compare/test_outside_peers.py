@@ -40,6 +40,7 @@ def problem_of(shape: AttentionShape, make: Any) -> str | None:
 
 
 @pytest.mark.usefixtures("uncompiled")
+@pytest.mark.few(5)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
 @pytest.mark.parametrize("words", WORDS)
 def test_flex_computes_the_features(words: str, causal: Causal) -> None:

@@ -44,7 +44,7 @@ def test_two_jobs_are_made_and_their_trials_are_in_the_driver_s_store(fleet: Ray
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 def test_a_node_that_is_lost_costs_nothing_and_one_that_joins_late_takes_over(fleet: RayFleet) -> None:
     fleet.script(seconds=0.1)
     node, job = fleet.add_node(), fleet.job(1, trials=40)
@@ -68,7 +68,7 @@ def test_a_node_that_is_lost_costs_nothing_and_one_that_joins_late_takes_over(fl
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 def test_configs_that_kill_or_hang_a_worker_are_remembered_and_not_tried_again(fleet: RayFleet) -> None:
     fleet.add_node()
     fleet.script(seconds=0, kill=[3], hang=[6])
@@ -86,7 +86,7 @@ def test_configs_that_kill_or_hang_a_worker_are_remembered_and_not_tried_again(f
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 def test_each_kind_tunes_for_itself_and_excluded_software_measures_nothing(fleet: RayFleet) -> None:
     fleet.add_node(driver="535.104")
     fleet.add_node(driver="550.54")
@@ -104,7 +104,7 @@ def test_each_kind_tunes_for_itself_and_excluded_software_measures_nothing(fleet
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 @pytest.mark.parametrize("killed", ["driver", "head"])
 def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(fleet: RayFleet, killed: str) -> None:
     fleet.script(seconds=0.05)
@@ -128,7 +128,7 @@ def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(f
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
     fleet.script(seconds=0.1)
     fleet.add_node()
@@ -151,7 +151,7 @@ def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
     fleet.require_order()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.cluster
 def test_workers_write_a_server_themselves(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = pytest.importorskip("tests.support.postgres_server")
     if servers.missing_part():

@@ -1,0 +1,1 @@
+"""Attention over several GPUs: each rank holds a part of the sequence."""

@@ -1,0 +1,1 @@
+"""Attention over some of the keys, added to attention over others."""

@@ -1,0 +1,76 @@
+"""Attention over some keys is added to attention over others, row by row, in float32.
+
+With lse the log-sum-exp over the earlier keys and lse' that over the new ones, the sum over both has the log-sum-exp
+log(exp(lse) + exp(lse')), and the output is the mean of both outputs, weighted with exp(lse) and exp(lse').
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from blocktune.kernels.base.flash_kernel import padded_width
+
+MOST_ROWS = 64
+WARPS = 4
+
+
+@triton.jit(do_not_specialize=["num_heads", "rows", "tiles"])
+def add_partial_kernel(
+    Out, Lse, Part, PartLse, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, stride_pb, stride_ph, stride_pm,
+    num_heads, rows, tiles, HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of a head): BLOCK_M rows of Out float32 [batch, num_heads, rows, HEAD_DIM_V] and Lse float32
+    [batch, num_heads, rows] are written again with Part, of any type, and PartLse float32 contiguous. The last
+    dimension of each is contiguous. A row that saw no key stays as it is."""
+    tile = tl.program_id(0) % tiles
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = batch_head // num_heads, batch_head % num_heads
+    positions = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = positions < rows
+    places = Lse + batch * stride_lb + head * stride_lh + positions
+    before = tl.load(places, mask=inside, other=float("-inf"))
+    after = tl.load(PartLse + batch_head * rows + positions, mask=inside, other=float("-inf"))
+    top = tl.maximum(before, after)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    own, new = tl.exp(before - base), tl.exp(after - base)
+    total = own + new
+    total = tl.where(total == 0.0, 1.0, total)  # neither saw a key
+    columns = tl.arange(0, WIDTH_V)
+    tokens = positions.to(tl.int64)[:, None]
+    mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
+    sums = Out + batch * stride_ob + head * stride_oh + tokens * stride_om + columns[None, :]
+    parts = Part + batch * stride_pb + head * stride_ph + tokens * stride_pm + columns[None, :]
+    # [BLOCK_M, WIDTH_V]
+    out = tl.load(sums, mask=mask, other=0.0) * (own / total)[:, None]
+    out += tl.load(parts, mask=mask, other=0.0).to(tl.float32) * (new / total)[:, None]
+    tl.store(sums, out, mask=mask)
+    tl.store(places, tl.where(top == float("-inf"), top, base + tl.log(total)), mask=inside)
+
+
+def add_partial(out: Any, lse: Any, part: Any, part_lse: Any) -> None:
+    """Add attention over further keys to out [batch, num_heads, rows, head_dim_v] and lse [batch, num_heads, rows], in
+    place. out and lse are float32, or float64 on a CPU; part may be of fewer bits."""
+    if not out.numel():
+        return
+    if out.is_cuda:
+        launch_add_partial(out, lse, part, part_lse)
+        return
+    total = torch.logaddexp(lse, part_lse)
+    finite = total.masked_fill(total.isneginf(), 0.0)  # -inf minus -inf is no number
+    out.mul_((lse - finite).exp().unsqueeze(-1)).add_(part * (part_lse - finite).exp().unsqueeze(-1))
+    lse.copy_(total)
+
+
+def launch_add_partial(out: Any, lse: Any, part: Any, part_lse: Any) -> None:
+    """Do what `add_partial` does by one kernel."""
+    batch, num_heads, rows, head_dim_v = out.shape
+    block_m = min(MOST_ROWS, 1 << (rows - 1).bit_length())
+    tiles = -(-rows // block_m)
+    part = part if part.stride(-1) == 1 else part.contiguous()
+    add_partial_kernel[(tiles * batch * num_heads,)](
+        out, lse, part, part_lse.contiguous(), *out.stride()[:3], *lse.stride()[:2], *part.stride()[:3],
+        num_heads, rows, tiles,
+        HEAD_DIM_V=head_dim_v, WIDTH_V=padded_width(head_dim_v), BLOCK_M=block_m, num_warps=WARPS,
+    )  # fmt: skip
