@@ -103,10 +103,12 @@ class UserKernelStore:
         found = self._read(query, lambda row: user_best_of(row, device))
         return next(iter(found), None)
 
-    def bests(self, device: DeviceSpec) -> list[UserBest]:
-        """Return all winners on this device, by kernel, source and problem."""
+    def bests(self, device: DeviceSpec | None = None) -> list[UserBest]:
+        """Return all winners on this device, or on every one, by kernel, source and problem."""
         order = (UserBestRow.kernel, UserBestRow.source_hash, UserBestRow.problem)
-        query = select(UserBestRow).where(UserBestRow.device_id == id_of(DeviceRow, key=device.key)).order_by(*order)
+        query = select(UserBestRow).order_by(*order)
+        if device is not None:
+            query = query.where(UserBestRow.device_id == id_of(DeviceRow, key=device.key))
         return self._read(query, lambda row: user_best_of(row, device))
 
     def close(self) -> None:

@@ -33,16 +33,10 @@ VERBS = frozenset(
     )
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
-PENDING = (
-    "kernels/tuned",
-    "tuner/tuned",
-)
-"""Places whose older docstrings still begin with a noun."""
 PATHS = sorted(
     path
     for room in ("blocktune", "kernels", "tuner", "db", "cli")
     for path in (ROOT / room).rglob("*.py")
-    if not path.relative_to(ROOT).as_posix().startswith(PENDING)
 )
 LEFT_ALONE = re.compile("jit|constexpr_function|property|setter|overload")
 """Decorators. Stored results are keyed by the text of jitted functions; a property is described like a value."""

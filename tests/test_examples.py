@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
 PRINTED = {
+    "autotuned_attention.py": r"__main__:attention_kernel HEAD_DIM=128 .*num_stages=3\n(?s:.*)blocks",
+    "autotuned_grouped_matmul.py": r"__main__:grouped_matmul_kernel .* EXPERTS=8 num_warps=8 .*\n(?s:.*)blocks",
     "autotuned_matmul.py": r"__main__:matmul_kernel BLOCK_M=128 .*num_stages=3\n(?s:.*)blocks",
     "autotuned_softmax.py": r"largest difference: (?P<difference>\S+)\n12 configs, tuned for each columns\n",
     "explain_config.py": r"(?s)bf16 causal: \w+: flash_.*\nPredicted [\d,.]+ µs.*\nwith 64 registers a thread: \d",

@@ -5,10 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.autotuned.occupancy import explain_kernel
+from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.lookup import look_up
-from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.options import (
+    AsJson,
+    Database,
+    DeviceName,
+    ShapeFlags,
+    Signature,
+    kernel_instead,
+    require_flags,
+    with_optional_shape_flags,
+)
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.cli.shared.winners import shape_json
@@ -36,9 +47,11 @@ ALGORITHMS = {
 """Names of `Analysis.traffic` for people."""
 
 
-@with_shape_flags
+@with_optional_shape_flags
 def explain(
-    flags: ShapeFlags,
+    flags: ShapeFlags | None,
+    autotuned: KernelName = None,
+    signature: Signature = None,
     kernel: Annotated[
         str | None,
         typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
@@ -54,6 +67,9 @@ def explain(
 ) -> None:
     """Explain a config: where its time goes by the models, what binds it, what would lift that.
 
+    Of an autotuned kernel the winner of each key is compiled: how many of its blocks fit, what limits them, and what
+    the other configs took. Constants of a call that are no key values are given by --param.
+
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
     It is compiled here, which needs no GPU. A measured time, where there is one, is shown next to the prediction,
     and so is the config of the paper's block rule. Where the measured and the predicted time differ by more than a
@@ -64,7 +80,13 @@ def explain(
     tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
     tune explain --seq 8192 --dim 128 --direction backward
     tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
+    tune explain my_kernels:softmax
     """
+    if autotuned is not None:
+        name, options = kernel_instead(flags, autotuned), {"num_warps": warps, "num_stages": stages}
+        explain_kernel(name, choose_device(device), db, signature, options, param or [], as_json=as_json)
+        return
+    flags = require_flags(flags)
     shape, spec = flags.shape(), choose_device(device)
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:

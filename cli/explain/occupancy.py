@@ -1,19 +1,15 @@
 """`tune occupancy`: how many blocks of a kernel fit a multiprocessor, what limits them, what would lift the limit."""
 
-import contextlib
-import os
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.autotuned.occupancy import code_json, compiled_by_name
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
-from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
+from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal, Signature
 from blocktune.cli.shared.render import print_json, print_styled, say, terminal_width
-from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -30,10 +26,7 @@ def occupancy(
         str | None,
         typer.Argument(metavar="MODULE:KERNEL", help="Compile a jitted function that can be imported from here."),
     ] = None,
-    signature: Annotated[
-        str | None,
-        typer.Option("--signature", help="Types of its arguments: *bf16,*bf16,i32:16; `:16` says that 16 divides it."),
-    ] = None,
+    signature: Signature = None,
     cc: Annotated[str | None, typer.Option("--cc", help="Compute capability, such as 9.0.")] = None,
     device: DeviceName = None,
     warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a block.")] = None,
@@ -77,9 +70,13 @@ def occupancy(
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
-        _explain_autotuned(
-            autotuned, signature, options, param or [], _limits_given(cc, device), plot=plot, as_json=as_json
-        )
+        code = compiled_by_name(autotuned, signature, options, param or [], _where(cc, device)[0])
+        if as_json:
+            print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})
+            return
+        say(str(code))
+        if plot:
+            _draw(code.occupancy)
         return
     limits, num_sms = _where(cc, device)
     if kernel is None:
@@ -114,52 +111,6 @@ def _draw(result: "Occupancy") -> None:
 
     say("")
     print_styled(plot_lines(curves_of(result), terminal_width()))
-
-
-def _limits_given(cc: str | None, device: str | None) -> "ComputeLimits":
-    return _where(cc, device)[0]
-
-
-def _explain_autotuned(
-    name: str,
-    signature: str | None,
-    options: Mapping[str, int | None],
-    param: Sequence[str],
-    limits: "ComputeLimits",
-    *,
-    plot: bool,
-    as_json: bool,
-) -> None:
-    """Compile a function of `triton.jit` by its name and say how many of its blocks fit a multiprocessor."""
-    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
-    from blocktune.tuner.jitted.specialization import function_named
-
-    sys.path.insert(0, os.getcwd())  # where a user's own modules are, as `python -m` has it
-    function = function_named(name)
-    types = positional_signature(function, [kind.strip() for kind in (signature or "").split(",") if kind.strip()])
-    given = {key: value for key, value in options.items() if value is not None}
-    code = compiled_offline(function, types, given | dict(map(_constant, param)), limits)
-    if as_json:
-        kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
-        print_json(kernel | _json(code.occupancy, plot) | {"explanation": str(code)})
-        return
-    say(str(code))
-    if plot:
-        _draw(code.occupancy)
-
-
-def _constant(text: str) -> tuple[str, Plain]:
-    """Return a parameter NAME=VALUE; a value is an integer, a number, `true`, `false`, `none` or a text."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise UsageError(f"`--param` is NAME=VALUE, but got {text!r}.")
-    words: dict[str, Plain] = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return name, words[value.lower()]
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return name, number(value)
-    return name, value
 
 
 def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:

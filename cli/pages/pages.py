@@ -22,6 +22,7 @@ from blocktune.cli.pages import (
     differential_tables,
     fault_tables,
     gpu_test_tables,
+    library_tables,
     noise_tables,
     shipped_tables,
     speed_picture,
@@ -70,6 +71,8 @@ def with_results(page: str, folder: Path) -> str:
             block = fault_tables.block(path)
         elif path.name.endswith(differential_tables.SUFFIX):
             block = differential_tables.block(path)
+        elif path.name.endswith(library_tables.SUFFIX):
+            block = library_tables.block(path)
         elif path.name.endswith(gpu_test_tables.SUFFIXES):
             block = gpu_test_tables.block(path)
         elif path.name.endswith(LADDER):

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.report.document_views import VIEWS, view_of
-from blocktune.cli.report.shape_views import difference_view, misses_view, rungs, winner_view
+from blocktune.cli.report.shape_views import difference_view, kernel_view, misses_view, rungs, winner_view
 from blocktune.cli.report.sources import Sources
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "throttled": {str(bit): words for bit, words in THROTTLED.items()},
         "sweeps": [_headline(sweep) for sweep in sources.sweeps],
         "winners": [winner_view(best) for best in sources.winners],
+        "kernels": [kernel_view(best) for best in sources.kernels],
         "rungs": _rungs(sources, layers),
         "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
         "differences": _differences(sources),

@@ -16,6 +16,7 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
+    from blocktune.db.records.user_records import UserBest
     from blocktune.db.store import ResultStore
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.values.shape import AttentionShape
@@ -45,10 +46,10 @@ def report(
 ) -> None:
     """Write one HTML file that shows what was measured, what the models say, and why.
 
-    It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, and
-    a map of the shapes. It opens from disk and asks for nothing from a network. Without a place it shows your database
-    and what ships with the package; with places these and nothing else. The flags
-    of a shape leave the sweeps of other shapes out.
+    It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, a
+    map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for nothing from a network.
+    Without a place it shows your database and what ships with the package; with places these and nothing else. The
+    flags of a shape leave the sweeps of other shapes out.
 
     \b
     tune report
@@ -61,6 +62,7 @@ def report(
         store = None if places else stack.enter_context(existing_store(db))
         if not places:
             _add_own(sources, store)
+            sources.kernels += _autotuned(db) if store is not None else []
         if flags is not None:
             _keep_only(sources, flags.shape())
         if against is not None:
@@ -98,6 +100,13 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     sources.documents += shipped_documents()
     path = miss_path()
     sources.misses = {} if path is None else read_misses(path)
+
+
+def _autotuned(db: str | None) -> "list[UserBest]":
+    from blocktune.db.user_store import UserKernelStore
+
+    with UserKernelStore.open_to_read(db) as store:
+        return store.bests()
 
 
 def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
@@ -153,6 +162,7 @@ def _say_what(out: Path, sources: Sources, size_bytes: int, *, as_json: bool) ->
         "bytes": size_bytes,
         "sweeps": len(sources.sweeps),
         "winners": len(sources.winners),
+        "kernels": len(sources.kernels),
         "documents": len(sources.documents),
     }
     if as_json:

@@ -19,6 +19,7 @@ from blocktune.kernels.values.shape import AttentionShape
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
+    from blocktune.db.records.user_records import UserBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.lab.sweep_file import Sweep
 
@@ -39,6 +40,7 @@ class Document:
 class Sources:
     """All that goes into one report.
 
+    kernels: the winners of autotuned kernels.
     misses: how often the user's own calls found no measurement, by device and shape.
     before: the winners of another store to compare with, None for no comparison.
     """
@@ -46,6 +48,7 @@ class Sources:
     sweeps: "list[Sweep]" = field(default_factory=list)
     winners: "list[Best]" = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
+    kernels: "list[UserBest]" = field(default_factory=list)
     misses: Mapping[Miss, int] = field(default_factory=dict)
     before: "list[Best] | None" = None
 

@@ -2,17 +2,33 @@
 
 from dataclasses import fields
 
+from blocktune.cli.autotuned.best import show_best
+from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.shared.lookup import Answer, look_up, show_answer
-from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.options import (
+    AsJson,
+    Database,
+    DeviceName,
+    ShapeFlags,
+    kernel_instead,
+    require_flags,
+    with_optional_shape_flags,
+)
 from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 
 
-@with_shape_flags
-def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_json: AsJson = False) -> None:
-    """Show the best known config for a shape.
+@with_optional_shape_flags
+def best(
+    flags: ShapeFlags | None,
+    autotuned: KernelName = None,
+    device: DeviceName = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best known config for a shape, or the winners of an autotuned kernel.
 
     It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
     Ends with exit code 3 when no result is near, and says what would run then.
@@ -20,7 +36,12 @@ def best(flags: ShapeFlags, device: DeviceName = None, db: Database = None, as_j
     \b
     tune best --seq 8192 --dim 64
     tune best --seq 8192 --dim 64 --causal --device h200 --json
+    tune best my_kernels:softmax
     """
+    if autotuned is not None:
+        show_best(kernel_instead(flags, autotuned), choose_device(device), db, as_json=as_json)
+        return
+    flags = require_flags(flags)
     shape, spec = flags.shape(), choose_device(device)
     with existing_store(db) as store:
         answer = look_up(store, db, spec, shape)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.autotuned.rows import WINNERS, winner_row
+from blocktune.cli.autotuned.rows import winner_json as kernel_json
 from blocktune.cli.results.foreign_exports import write_configs, write_sweeps
 from blocktune.cli.results.studies import read_studies, write_trials
 from blocktune.cli.results.trial_tables import write_table
@@ -22,6 +24,7 @@ from blocktune.tuner.measure.device_choice import choose_device
 if TYPE_CHECKING:
     from blocktune.db.exchange.merging import ImportCounts
     from blocktune.db.records.records import Best
+    from blocktune.db.records.user_records import UserBest
     from blocktune.kernels.hardware.device import DeviceSpec
 
 OutputFile = Annotated[
@@ -39,7 +42,7 @@ def list_bests(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the stored winners; without any, those that ship with the package.
+    """List the stored winners; without any, those that ship with the package. Autotuned kernels follow.
 
     \b
     tune list
@@ -53,8 +56,10 @@ def list_bests(
     source = "database" if found else "shipped"
     found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
     bests = [with_todays_rivals(best) for best in found]
+    kernels = [] if shipped else _stored_kernels(db, only)
     if as_json:
-        print_json({"bests": [winner_json(best) | {"source": source} for best in bests]})
+        listed = [winner_json(best) | {"source": source} for best in bests]
+        print_json({"bests": listed, "kernels": [kernel_json(best, []) for best in kernels]})
         return
     rows = [
         (source, best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us),
@@ -62,6 +67,8 @@ def list_bests(
         for best in bests
     ]  # fmt: skip
     print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
+    if kernels:
+        print_table(("device", *WINNERS), [(best.device.name, *winner_row(best)) for best in kernels], title=" ")
 
 
 _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
@@ -70,6 +77,17 @@ _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against th
 def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
     with existing_store(db) as store:
         return store.bests(only) if store else []
+
+
+def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[UserBest]":
+    """Return the winners of autotuned kernels on this device, or on all."""
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.db.user_store import UserKernelStore
+
+    if StoreTarget.of(db).is_missing:
+        return []
+    with UserKernelStore.open_to_read(db) as store:
+        return store.bests(only)
 
 
 def export(

@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.autotuned.rows import KernelName
+from blocktune.cli.autotuned.run import ArgumentsOf, Space
+from blocktune.cli.autotuned.verify import measure_again, show_validity
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.progress import shown_progress
 from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
@@ -11,6 +14,8 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -20,6 +25,12 @@ COLUMNS = ("", "config", "then", "now", "now / then", "")
 
 
 def verify(
+    autotuned: KernelName = None,
+    make_args: ArgumentsOf = None,
+    grid: Annotated[
+        str | None, typer.Option("--grid", help="Sizes of MODULE:KERNEL, as in 'M=512,1024 N=4096'.")
+    ] = None,
+    param: Space = None,
     every: Annotated[
         bool, typer.Option("--all", help="Also winners that were measured with the software that is here.")
     ] = False,
@@ -36,11 +47,19 @@ def verify(
     result is replaced, and ends the command with 7 after all shapes. Ctrl-C keeps what was verified. What production
     found to be wrong (its first use of a config that is not exact is checked) is shown first.
 
+    Of autotuned kernels it says which winners still serve with the source and software that are here; with --args it
+    measures all configs again, and compares the results of the winner with those of the list's first config.
+
     \b
     tune verify
     tune verify --all --json
     tune verify --unknown-speedup
+    tune verify 'fla.*'
+    tune verify my_kernels:matmul --args my_kernels:make_args --grid "M=4096 N=4096 K=4096"
     """
+    if autotuned is not None:
+        _verify_kernel(autotuned, make_args, grid, param or [], db, as_json=as_json)
+        return
     if every and unknown_speedup:
         raise UsageError("--all and --unknown-speedup exclude each other, but got both. Leave one out.")
     _show_findings()
@@ -64,6 +83,17 @@ def verify(
         )
     if len(done) < len(due):
         raise NoFeasibleConfigError("Every winner that is due must be verified, but some could not be; see above.")
+
+
+def _verify_kernel(
+    name: str, make: str | None, grid: str | None, param: "Sequence[str]", db: str | None, *, as_json: bool
+) -> None:
+    if make is not None:
+        measure_again(name, make, grid, param, db, as_json=as_json)
+        return
+    from blocktune.tuner.measure.device_choice import choose_device
+
+    show_validity(name, choose_device(), db, as_json=as_json)
 
 
 def _show_findings() -> None:

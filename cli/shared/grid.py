@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -17,7 +17,7 @@ from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH
 NEEDED = ("seq", "dim")
 """The shape flags without a default: given as flags or by the grid."""
 
-INSTEAD = {"from_misses": "--from-misses", "shapes_file": "--shapes"}
+INSTEAD = {"from_misses": "--from-misses", "shapes_file": "--shapes", "autotuned": "MODULE:KERNEL"}
 """Parameters of a command that bring the shapes instead of the shape flags, and what they are called."""
 
 EXAMPLE = 'For example: --grid "seq=512,1024 dim=64,128 causal=0,1"'
@@ -29,10 +29,11 @@ _FLAGS = {field.name: field for field in fields(ShapeFlags)}
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The flags of every shape, the last name of the grid changing fastest; none where a command has its shapes from
-    elsewhere. many: whether --grid was given."""
+    elsewhere. many: whether --grid was given. text: of --grid, where it holds the sizes of an autotuned kernel."""
 
     flags: tuple[ShapeFlags, ...]
     many: bool
+    text: str | None = None
 
     def shapes(self) -> tuple[AttentionShape, ...]:
         """Return the shapes, each once, in order.
@@ -129,7 +130,9 @@ def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:
         instead = [flag for name, flag in INSTEAD.items() if values.get(name)]
         if len(instead) > 1:
             raise UsageError(f"The shapes come from one place, but got {' and '.join(instead)}. Leave one out.")
-        chosen = Grid.none(given, grid, instead[0]) if instead else Grid.of(given, grid)
+        own_sizes = grid if values.get("autotuned") else None
+        chosen = Grid.none(given, None if own_sizes else grid, instead[0]) if instead else Grid.of(given, grid)
+        chosen = replace(chosen, text=own_sizes)
         command(grid=chosen, **values)
 
     parameters = [value.replace(kind=inspect.Parameter.KEYWORD_ONLY) for value in (*shared, _GRID, *own)]

@@ -39,6 +39,12 @@ Database = Annotated[
     str | None,
     typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
 ]
+Signature = Annotated[
+    str | None,
+    typer.Option(
+        "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` says that 16 divides it."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.", autocompletion=completion.dtypes)]
 IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i, as in PyTorch.")]
@@ -127,6 +133,30 @@ def with_optional_shape_flags(command: Callable[..., None]) -> Callable[..., Non
         declared, option = get_args(shared[name].annotation)
         shared[name] = shared[name].replace(annotation=Annotated[declared | None, option], default=None)
     return _expanded(command, shared, _flags_if_any)
+
+
+def require_flags(flags: ShapeFlags | None) -> ShapeFlags:
+    """Return the flags of a shape.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if flags is None:
+        raise UsageError("A shape needs `--seq` and `--dim`, but neither is given. Add them, or name a MODULE:KERNEL.")
+    return flags
+
+
+def kernel_instead(flags: ShapeFlags | None, kernel: str) -> str:
+    """Return the name of the kernel that a command is about.
+
+    Raises:
+        UsageError: a shape is given, too.
+    """
+    if flags is not None:
+        raise UsageError(
+            f"A command is about a shape or a kernel, but got --seq and --dim and {kernel}. Leave one out."
+        )
+    return kernel
 
 
 def _flags_if_any(values: Mapping[str, Any]) -> ShapeFlags | None:

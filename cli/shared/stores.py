@@ -1,5 +1,6 @@
 """The database that a command reads."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,3 +29,19 @@ def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultS
         return
     with ResultStore.open(db) if writes else ResultStore.open_to_read(db) as store:
         yield store
+
+
+@contextmanager
+def database_of_this_process(db: str | None) -> Iterator[None]:
+    """Let kernels that are launched meanwhile find and keep what is known of them in the database that the user named:
+    they look for it where the environment says."""
+    before = os.environ.get("BLOCKTUNE_DB")
+    if db is not None:
+        os.environ["BLOCKTUNE_DB"] = db
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["BLOCKTUNE_DB"] = before
+        elif db is not None:
+            del os.environ["BLOCKTUNE_DB"]

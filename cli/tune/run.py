@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.autotuned.rows import KernelName
+from blocktune.cli.autotuned.run import ArgumentsOf, Expand, Space, run_kernel
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
@@ -36,6 +38,10 @@ _DEFAULT_SECONDS = f"{MEASURED_BUDGET.seconds:g}, predicted {PREDICTED_BUDGET.se
 @with_grid_flags
 def run(
     grid: Grid,
+    autotuned: KernelName = None,
+    make_args: ArgumentsOf = None,
+    param: Space = None,
+    expand: Expand = 0,
     trials: Annotated[
         int | None, typer.Option("--trials", help=f"Configs to try at most.  [default: {_DEFAULT_TRIALS}]")
     ] = None,
@@ -101,6 +107,7 @@ def run(
 
     For a device that is not here it is predicted, from compiled code and a cost model.
     Every trial is stored when it ends: Ctrl-C keeps what was found, and the same command goes on from there.
+    An autotuned kernel is tuned for each size of --grid, on the arguments that --args makes of them.
 
     \b
     tune run --seq 8192 --dim 64
@@ -114,7 +121,11 @@ def run(
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
     tune run --seq 8192 --dim 64 --sampler tpe --study search.db
+    tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """
+    if autotuned is not None:
+        run_kernel(autotuned, make_args, grid.text, param or [], expand, db, as_json=as_json)
+        return
     # Before heavy imports, so that wrong use fails at once.
     require_strategy(sampler)
     cluster = cluster_of(executor, address, exclude, device=device, gpus=gpus, study=study)

@@ -52,7 +52,7 @@ class Choice:
 
     options: what the launch gets as keywords. rung: what the choice rests on. time_us: as it was measured, if it was.
     tuned: whether this process measured it, which took `seconds`. dropped: configs that were not measured or failed, by
-    their label, with the reason.
+    their label, with the reason. rates: what was moved and computed a second, in words, as far as it is known.
     """
 
     config: "triton.Config"
@@ -67,15 +67,17 @@ class Choice:
     seconds: float = 0.0
     dropped: Mapping[str, str] | None = None
     times_us: "Mapping[triton.Config, float] | None" = None
+    rates: str = ""
 
     def __str__(self) -> str:
         measured = "" if self.time_us is None else f", {self.time_us:.1f} us"
         lines = [f"{self.problem.label}: {self.rung}: {self.label}{measured}"]
+        lines += [f"  {self.rates}"] if self.rates else []
         return "\n".join(lines + [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()])
 
 
 def jitted_function(fn: Any) -> Any:
-    """The function of `triton.jit` inside of decorators.
+    """Return the function of `triton.jit` inside of decorators.
 
     Raises:
         UsageError: there is none.
@@ -93,7 +95,7 @@ def jitted_function(fn: Any) -> Any:
 
 
 def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
+    """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
     from blocktune.kernels.tuned.triton_config import user_config
 
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
@@ -108,8 +110,10 @@ def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: M
 
 
 def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, Plain]) -> None:
-    """Raises:
-    UsageError: the call gives a parameter that is tuned.
+    """Require that a call gives no parameter that is tuned.
+
+    Raises:
+        UsageError: the call gives a parameter that is tuned.
     """
     tuned = {parameter for config in configs.values() for parameter in config.all_kwargs()}
     conflicts = sorted(tuned & given.keys())

@@ -37,17 +37,21 @@ class CallKey:
         params: the parameters of the jitted function, as Triton describes them.
         keys: names of the arguments whose values count.
         buckets: groups of key values by name.
+        sets_blocks: whether hooks of the configs give tensor descriptors their blocks, which then belong to a config
+            and not to the call.
     """
 
-    def __init__(self, params: Iterable[Any], keys: Sequence[str], buckets: Mapping[str, Bucket]) -> None:
+    def __init__(
+        self, params: Iterable[Any], keys: Sequence[str], buckets: Mapping[str, Bucket], sets_blocks: bool = False
+    ) -> None:
         self._roles = {param.name: _role(param, keys) for param in params}
         self._ordered = tuple(self._roles.values())
-        self._buckets = dict(buckets)
+        self._buckets, self._blocks = dict(buckets), not sets_blocks
         self._names = tuple(self._roles)
         self._keys = tuple(name for name in keys if name in self._roles)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The key in this process of a call. This runs at every launch; values count as they are, grouped or not."""
+        """Return the key of a call in this process, made at every launch of values as they are, grouped or not."""
         parts: list[Any] = []
         add = parts.append
         for role, value in zip(self._ordered, args, strict=False):
@@ -60,17 +64,19 @@ class CallKey:
                 add(value.dtype)
                 add(value.data_ptr() % _ALIGNMENT == 0)
             elif role != _OTHER:
-                add(_part(role, value))
+                add(_part(role, value, self._blocks))
         roles = self._roles
         for name, value in kwargs.items():
             role = roles.get(name, _OTHER)
-            if role != _OTHER or isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                parts += (name, value.dtype, value.data_ptr() % _ALIGNMENT == 0)
+            elif role != _OTHER:
                 add(name)
-                add(_part(role, value))
+                add(value if role == _KEY and type(value) is int else _part(role, value, self._blocks))
         return tuple(parts)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
-        """The key in the store of a call.
+        """Return the key in the store of a call.
 
         Raises:
             UsageError: it is too long.
@@ -82,7 +88,7 @@ class CallKey:
             if name in given and not isinstance(given[name], Tensor)
         }
         counting = (name for name in self._names if name in given and _counts(self._roles[name], given[name]))
-        types = " ".join(_type(given[name]) for name in counting)
+        types = " ".join(_type(given[name], self._blocks) for name in counting)
         if len(types) > MAX_TYPES_TEXT:
             types = hashlib.sha256(types.encode()).hexdigest()[:16]
         return Problem.of(values | {TYPES: types})
@@ -93,8 +99,10 @@ class CallKey:
 
 
 def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], kernel: str) -> None:
-    """Raises:
-    UsageError: a name is none of the kernel's arguments; such a key would never change.
+    """Require that names are those of the kernel's arguments.
+
+    Raises:
+        UsageError: a name is none of the kernel's arguments; such a key would never change.
     """
     unknown = [name for name in names if name not in arg_names]
     if unknown:
@@ -111,28 +119,30 @@ def _role(param: Any, keys: Sequence[str]) -> int:
 
 
 def _specialised(value: int) -> Any:
-    """What Triton compiles a number by."""
+    """Return what Triton compiles a number by."""
     return 2 if value == 1 else value % _ALIGNMENT == 0
 
 
-def _part(role: int, value: Any) -> Any:
+def _part(role: int, value: Any, blocks: bool) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % _ALIGNMENT == 0
     if role == _KEY:
         return _hashable(value)
     if role == _SPECIALISED:
-        return _specialised(value) if type(value) is int else _kind(value)
+        return _specialised(value) if type(value) is int else _kind(value, blocks)
     return None
 
 
-def _kind(value: Any) -> Any:
-    """The type of what is neither tensor nor integer, with the data type and block of a tensor descriptor."""
+def _kind(value: Any, blocks: bool) -> Any:
+    """Return the type of what is neither tensor nor integer, with the data type and block of a tensor descriptor."""
     base = getattr(value, "base", None)
-    return (base.dtype, tuple(value.block_shape)) if isinstance(base, Tensor) else type(value)
+    if not isinstance(base, Tensor):
+        return type(value)
+    return (base.dtype, tuple(value.block_shape)) if blocks else (base.dtype,)
 
 
 def _hashable(value: Any) -> Any:
-    """The value, or its text where a dictionary cannot hold it."""
+    """Return the value, or its text where a dictionary cannot hold it."""
     try:
         hash(value)
     except TypeError:
@@ -141,25 +151,25 @@ def _hashable(value: Any) -> Any:
 
 
 def _counts(role: int, value: Any) -> bool:
-    """Whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
+    """Return whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
     return role == _SPECIALISED or isinstance(value, Tensor)
 
 
-def _type(value: Any) -> str:
-    """A short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`, `=1`,
-    `i` for other numbers, `none`."""
+def _type(value: Any, blocks: bool) -> str:
+    """Return a short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`,
+    `=1`, `i` for other numbers, `none`."""
     if isinstance(value, Tensor):
         return dtype_word(value) + ("" if value.data_ptr() % _ALIGNMENT == 0 else "!")
     base = getattr(value, "base", None)
     if isinstance(base, Tensor):  # a tensor descriptor
-        return dtype_word(base) + "d" + "x".join(str(size) for size in value.block_shape)
+        return dtype_word(base) + "d" + "x".join(str(size) for size in value.block_shape if blocks)
     if type(value) is not int:
         return "none" if value is None else type(value).__name__
     return "=1" if value == 1 else "/16" if value % _ALIGNMENT == 0 else "i"
 
 
 def dtype_word(tensor: Tensor) -> str:
-    """Triton's word for a tensor's data type, such as `bf16`."""
+    """Return Triton's word for a tensor's data type, such as `bf16`."""
     name = str(tensor.dtype).removeprefix("torch.")
     for long, short in _SHORT.items():
         if name.startswith(long) and name[len(long) :].isdigit():

@@ -61,7 +61,7 @@ class UserConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_json` wrote.
+        """Return the config that `to_json` wrote.
 
         Raises:
             UsageError: a value is missing or out of range.
@@ -103,11 +103,11 @@ class Problem:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Plain]) -> Self:
-        """The problem of named values, which are kept in the order of their names."""
+        """Return the problem of named values, which are kept in the order of their names."""
         return cls(tuple((name, arguments[name]) for name in sorted(arguments)))
 
     def without(self, name: str) -> "Problem":
-        """The problem without one entry."""
+        """Return the problem without one entry."""
         return Problem(tuple(entry for entry in self.arguments if entry[0] != name))
 
     @property
@@ -139,8 +139,10 @@ class Problem:
             raise UsageError(f"Not a problem of a tuned kernel: {error}") from error
 
     def distance(self, other: "Problem") -> float | None:
-        """How far the sizes are apart, in factors of two; None where the two cannot share a config: other data types,
-        another list of configs, or key values that are no sizes."""
+        """Return how far the sizes are apart, in factors of two; None where the two cannot share a config.
+
+        That is so for other data types, another list of configs, and key values that are no sizes.
+        """
         mine, others = dict(self.arguments), dict(other.arguments)
         if mine.keys() != others.keys():
             return None
@@ -149,7 +151,7 @@ class Problem:
 
 
 def _loaded(text: object, longest: int) -> Any:
-    """The JSON value of a stored text, whose length is bounded before anything parses it.
+    """Return the JSON value of a stored text, whose length is bounded before anything parses it.
 
     Raises:
         UsageError: it is too long, or no JSON.

@@ -60,7 +60,7 @@ class UserWinner:
 def stored_winners(
     kernel: str, source_hash: str, device: DeviceSpec, path: str | Path | None = None
 ) -> list[UserWinner]:
-    """What a store (by default the user's) knows of a kernel with this very source, on devices of this compute
+    """Return what a store (by default the user's) knows of a kernel with this very source, on devices of this compute
     capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
     try:
         store = SqliteRows(user_store_path() if path is None else file_path(path), USER_DISPATCH)
@@ -78,7 +78,7 @@ def stored_winners(
 
 
 def candidates(stored: Iterable[UserWinner], problem: Problem) -> Iterator[tuple[UserRung, UserWinner]]:
-    """The stored winners that may serve the problem, best first."""
+    """Yield the stored winners that may serve the problem, best first."""
     winners = list(stored)
     ours = sorted((winner for winner in winners if winner.problem == problem), key=_weight)
     for winner in ours:

@@ -35,7 +35,7 @@ _files_read: set[Path] = set()
 
 
 def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[UserWinner]:
-    """The winners of a kernel that this process was given.
+    """Return the winners of a kernel that this process was given.
 
     Raises:
         UsageError: a file that the environment names is missing or not in order. A job that is to start with it must
@@ -83,7 +83,7 @@ def take(document: Any) -> int:
 
 
 def check(document: Any) -> list[tuple[Key, UserWinner]]:
-    """The winners of a document, with what they belong to.
+    """Return the winners of a document, with what they belong to.
 
     Raises:
         UsageError: the document is not in order.
@@ -97,8 +97,10 @@ def check(document: Any) -> list[tuple[Key, UserWinner]]:
 
 
 def known_document(device: DeviceSpec) -> dict[str, Any]:
-    """What this process knows of kernels on a device, as a document: what it was given, then what the user's store
-    holds of this device. A store that cannot be read counts as empty."""
+    """Return what this process knows of kernels on a device: what it was given, then what the user's store holds.
+
+    A store that cannot be read counts as empty.
+    """
     rows = [
         frozen_row(kernel, source_hash, winner.problem, winner.config, winner.time_us)
         for (key, kernel, source_hash), winners in _winners.items()
@@ -130,7 +132,7 @@ def forget_frozen() -> None:
 
 
 def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> dict[str, Any]:
-    """The form of a winner in a frozen document."""
+    """Return the form of a winner in a frozen document."""
     return {
         "kernel": kernel,
         "source_hash": source_hash,
@@ -141,7 +143,7 @@ def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConf
 
 
 def frozen_document(device_key: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A document of winners, in an order that follows from them."""
+    """Return a document of winners, in an order that follows from them."""
     order = sorted(rows, key=_place)
     return {"device": device_key, "kernels": [dict(row) for row in order]}
 

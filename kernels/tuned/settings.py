@@ -1,9 +1,9 @@
 """How a kernel is tuned at a miss, besides what `triton.autotune` says of it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from blocktune.kernels.tuned.call_key import Bucket
 from blocktune.kernels.tuned.fallback import UserRung
@@ -12,6 +12,7 @@ from blocktune.kernels.values.errors import UsageError
 STRICT_VARIABLE = "BLOCKTUNE_STRICT"
 """Environment variable; `1` makes every kernel refuse to tune."""
 
+CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
 Cache = Literal["cold", "warm"]
 
 
@@ -27,6 +28,7 @@ class Settings:
     wait_seconds: how long a process waits for another one that tunes the same call.
     expand: how many configs besides the listed ones may be tried; 0 keeps to the list.
     buckets: groups of key values by the argument's name.
+    costs: says what a launch moves and computes, by its arguments: `{"bytes": ..., "flops": ...}`.
 
     Raises:
         UsageError: a value is out of range.
@@ -40,6 +42,7 @@ class Settings:
     wait_seconds: float = 120.0
     expand: int = 0
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
+    costs: CostsOf | None = None
 
     def __post_init__(self) -> None:
         if self.l2 not in ("cold", "warm"):

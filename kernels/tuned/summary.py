@@ -3,24 +3,32 @@
 import atexit
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 
 VARIABLE = "BLOCKTUNE_SUMMARY"
 
+MAX_REASON = 200
+"""Characters of why a config failed."""
+
+_EXPECTED = ("infeasible", "wrong_result")
+"""How configs end that are left out on purpose."""
+
 
 def summary() -> str:
-    """Return a line for each kernel that this process launched, and one for all of them."""
+    """Return a line for each kernel that this process launched, its configs that failed, and a line for all of them."""
     launched = sorted((kernel for kernel in kernels if kernel.calls), key=lambda kernel: kernel.name)
-    lines = [_line(kernel) for kernel in launched]
+    lines = [line for kernel in launched for line in (_line(kernel), *_failures(kernel))]
     misses = sum(kernel.misses for kernel in launched)
     known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
     seconds = sum(kernel.seconds for kernel in launched)
+    others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
     lines.append(
         f"blocktune: {len(launched)} autotuned kernels, {sum(kernel.calls for kernel in launched)} launches, "
-        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before."
+        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before; {others} kernels with "
+        f"another winner than their list's first config{_saved(launched)}."
     )
     return "\n".join(lines)
 
@@ -46,12 +54,26 @@ def _line(kernel: TunedKernel) -> str:
     return f"{kernel.name}: {', '.join(words)}{_gain(choices)}"
 
 
+def _failures(kernel: TunedKernel) -> Iterator[str]:
+    """Yield a line for each config of a kernel that crashed, hung or did not compile."""
+    for choice in kernel.choices.values():
+        for label, reason in (choice.dropped or {}).items():
+            if not reason.startswith(_EXPECTED):
+                yield f"  {label} failed: {reason[:MAX_REASON]}"
+
+
+def _saved(launched: Iterable[TunedKernel]) -> str:
+    """Return the GPU time that was saved, where the list's first configs were timed in this process."""
+    saved_us = sum(served.saved_us for kernel in launched for served in kernel.served.values())
+    return f", which saved {saved_us / 1e6:.3g} s of the GPU's time" if saved_us > 0 else ""
+
+
 def _differs(kernel: TunedKernel, choice: Choice) -> bool:
     return bool(kernel.tuner.configs) and choice.config != kernel.tuner.configs[0]
 
 
 def _gain(choices: Iterable[Choice]) -> str:
-    """How much faster than the list's first config the winners of this process are, where both were timed."""
+    """Return how much faster than the list's first config the winners of this process are, where both were timed."""
     ratios = [
         choice.default_time_us / choice.time_us for choice in choices if choice.default_time_us and choice.time_us
     ]

@@ -14,14 +14,14 @@ _USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 def user_config(kernel: str, config: "triton.Config") -> UserConfig:
-    """The stored form of a config. Its hook is no part of it, and a value that is not plain is known by its text."""
+    """Return the stored form of a config. Its hook is no part of it; a value that is not plain is known by its text."""
     options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
     told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
     return UserConfig(kernel, tuple((name, _plain(value)) for name, value in {**config.kwargs, **told}.items()))
 
 
 def triton_config(config: UserConfig) -> "triton.Config":
-    """The config to launch with that a stored one stands for."""
+    """Return the config to launch with that a stored one stands for."""
     import triton
 
     parameters: dict[str, Any] = config.parameters

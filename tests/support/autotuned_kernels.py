@@ -1,5 +1,8 @@
 """Kernels under `@triton.autotune`, as a library would have them; compile workers import this module."""
 
+from typing import Any
+
+import torch
 import triton
 from triton import language as tl
 
@@ -39,3 +42,18 @@ def faulty_kernel(x, n, BLOCK: tl.constexpr):
     if BLOCK == 512:
         far = n.to(tl.int64) << 32
         tl.store(x + far + offsets, 1.0)
+
+
+@triton.jit
+def row_kernel(rows, out, n, BLOCK: tl.constexpr):
+    """Add up a row, which a descriptor loads in blocks."""
+    row, total = tl.program_id(0), 0.0
+    for start in range(0, n, BLOCK):
+        total += tl.sum(rows.load([row, start]))
+    tl.store(out + row, total)
+
+
+def scale_arguments(n: int = 1000) -> dict[str, Any]:
+    """Arguments of `scale_kernel`, as a user makes them for `tune run`."""
+    x = torch.ones(n)
+    return {"x": x, "n": n, "factor": 2.0, "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),)}

@@ -49,7 +49,7 @@ class FakeGpu:
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 232_448}
+        return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         return 1, 1, 32, 0, 1024

@@ -54,17 +54,22 @@ class CompileAhead:
     """Compiles configs at once; one serves all kernels of a process, so that workers import a library once."""
 
     def __init__(self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS) -> None:
-        self._workers, self._timeout_s = workers, timeout_s
+        self._wanted_workers, self._timeout_s = workers, timeout_s
         self._pool: WorkerPool | None = None
         self._closing: threading.Timer | None = None
         self._lock = threading.Lock()
         atexit.register(self.close)
 
+    @property
+    def workers(self) -> int:
+        """How many processes compile at once."""
+        return self._wanted_workers or default_workers()
+
     def compile(
         self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int]
     ) -> dict[UserConfig, Compiled]:
         """Return how the compiles of a kernel ended, by config."""
-        workers = self._workers or default_workers()
+        workers = self.workers
         with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
             if self._closing is not None:
                 self._closing.cancel()

@@ -15,8 +15,13 @@ from blocktune.tuner.jitted.specialization import function_named, spec_of
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the resources of what a job compiles; None where the caller has another source."""
-    spec, cc = spec_of(function_named(job["kernel"]), job["spec"]), tuple(job["cc"])
+    """Return the resources of what a job compiles; None where the caller has another source, or found it on a path that
+    it has taken since this process was started."""
+    try:
+        function = function_named(job["kernel"])
+    except Exception:  # libraries raise what they like when they are imported; the caller has imported this one
+        return {"resources": None}
+    spec, cc = spec_of(function, job["spec"]), tuple(job["cc"])
     same = compile_key(spec, cc) == job["key"]
     return {"resources": resources_of(compiled_code(spec, cc)).to_json() if same else None}
 

@@ -9,7 +9,7 @@ from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.call import jitted_function
-from blocktune.kernels.tuned.config import Plain
+from blocktune.kernels.tuned.config import TYPES, Plain, Problem
 from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.jitted.compile_ahead import compile_here
@@ -77,6 +77,63 @@ def positional_signature(kernel: Any, types: list[str]) -> dict[str, str]:
             "for example `*bf16,*bf16,i32:16`."
         )
     return dict(zip(names, types, strict=True))
+
+
+def call_of_problem(kernel: Any, problem: Problem) -> tuple[dict[str, str], dict[str, Plain]]:
+    """Return the types and constants of the calls that a stored key stands for, as far as the key tells them.
+
+    Constants that are no key values are not among them, and neither is what heuristics compute.
+
+    Raises:
+        UsageError: the key does not tell the types: they are known by a hash, or the kernel has other arguments now.
+    """
+    function, values = jitted_function(kernel), dict(problem.arguments)
+    words = str(values.pop(TYPES, "")).split()
+    typed = [param for param in function.params if _has_a_word(param, values)]
+    if len(words) != len(typed):
+        names = ", ".join(param.name for param in typed)
+        raise UsageError(
+            f"The stored key tells the types of {names}, but holds {len(words)} of them: {' '.join(words)}. Give them "
+            "by `--signature`, and constants by `--param`."
+        )
+    kinds = {param.name: word for param, word in zip(typed, words, strict=True)}
+    kinds |= {param.name: _word_of(values[param.name]) for param in function.params if param.name in values}
+    kinds |= {param.name: "i" for param in function.params if not (param.is_constexpr or param.name in kinds)}
+    constants = {param.name: values[param.name] for param in function.params if _is_constant(param, values)}
+    constants |= {name: _CONSTANT_WORDS[word] for name, word in kinds.items() if word in _CONSTANT_WORDS}
+    return {name: _typed(word) for name, word in kinds.items() if name not in constants}, constants
+
+
+_CONSTANT_WORDS: dict[str, Plain] = {"=1": 1, "none": None}
+"""Words of a key for arguments that Triton makes constants of."""
+
+_NUMBERS = {"i": "i32", "/16": "i32:16", "float": "fp32", "bool": "i1", "long": "i64", "long/16": "i64:16"}
+
+
+def _has_a_word(param: Any, values: Mapping[str, Plain]) -> bool:
+    """Return whether a key describes an argument by its type: one that is specialised by, and no key value."""
+    return not (param.is_constexpr or param.do_not_specialize or param.name in values)
+
+
+def _is_constant(param: Any, values: Mapping[str, Plain]) -> bool:
+    return bool(param.is_constexpr) and param.name in values
+
+
+def _word_of(value: Plain) -> str:
+    """Return the word for a key value, as Triton would specialise by it."""
+    if type(value) is not int:
+        return "none" if value is None else type(value).__name__
+    if value == 1:
+        return "=1"
+    long = "" if -(1 << 31) <= value < 1 << 31 else "long"
+    return f"{long}/16" if value % 16 == 0 else long or "i"
+
+
+def _typed(word: str) -> str:
+    """Return the type, as `compiled_offline` takes it, that a word of a key stands for."""
+    if word in _NUMBERS:
+        return _NUMBERS[word]
+    return f"*{word[:-1]}:1" if word.endswith("!") else f"*{word}"
 
 
 def _spec(function: Any, name: str, signature: Mapping[str, str], parameters: Mapping[str, Plain]) -> CompileSpec:

@@ -101,8 +101,10 @@ def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
     from triton import knobs
 
     found: list[dict[str, Any]] = []
-    thread = threading.get_ident()
-    launched = {**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True}
+    thread, chosen = threading.get_ident(), call.configs[config]
+    launched = {**call.kwargs, **chosen.all_kwargs(), "warmup": True}
+    if chosen.pre_hook is not None:  # it gives descriptors the blocks of this config, which are part of their type
+        chosen.pre_hook({**call.named, **chosen.all_kwargs()})
     with _hook_lock:
         earlier: Any = knobs.runtime.jit_cache_hook
 

@@ -124,9 +124,15 @@ def gpu_lock(uuid: str | None, on_wait: Callable[[str], None]) -> Iterator[None]
         yield
         return
     path = Path(platformdirs.user_cache_dir("blocktune", appauthor=False)) / "locks"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = hashlib.sha256(canonical_uuid(uuid).encode()).hexdigest()[:16]
-    with (path / f"gpu-{name}.lock").open("w") as file:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        opened = (path / f"gpu-{name}.lock").open("w")
+    except OSError as error:  # a home that cannot be written
+        on_wait(f"Nothing keeps other tuning runs off the GPU: {path} cannot be written ({error.strerror}).")
+        yield
+        return
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

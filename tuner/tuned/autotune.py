@@ -17,7 +17,7 @@ from blocktune.kernels.tuned.call import Choice, jitted_function
 from blocktune.kernels.tuned.call_key import Bucket, power_of_two, require_names
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Cache, Settings
+from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings
 from blocktune.kernels.tuned.summary import print_at_exit
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.decide import decide
@@ -47,7 +47,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
         return self.kernel.run(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
-        """What serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
+        """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
         return self.kernel.explain(*args, **kwargs)
 
 
@@ -73,8 +73,9 @@ def autotune(
     wait_seconds: float = 120.0,
     expand: bool | int = False,
     buckets: Mapping[str, Bucket | str] | None = None,
+    costs: CostsOf | None = None,
 ) -> Callable[[Any], TunedAutotuner]:
-    """Makes a jitted function choose its config by what was measured, here or earlier, as `triton.autotune` does.
+    """Make a jitted function choose its config by what was measured, here or earlier, as `triton.autotune` does.
 
     Args:
         configs: the choices, of which the first one serves where nothing may be measured.
@@ -98,6 +99,8 @@ def autotune(
         wait_seconds: how long a process waits for another one that tunes the same call.
         expand: how many configs around the listed ones may be tried in addition; True is 64.
         buckets: groups of key values by name: a function, or `power_of_two`.
+        costs: returns what a launch moves and computes by its arguments, `{"bytes": ..., "flops": ...}`; without it
+            `launch_metadata` of `triton.jit` says so, or the compiled code is counted.
 
     Raises:
         UsageError: there are no configs, a name is none of the kernel's arguments, or a setting is out of range.
@@ -111,6 +114,7 @@ def autotune(
         wait_seconds=wait_seconds,
         expand=EXPAND if expand is True else int(expand),
         buckets={name: _bucket(name, bucket) for name, bucket in (buckets or {}).items()},
+        costs=costs,
     )
     del warmup, rep, use_cuda_graph
 
@@ -143,7 +147,7 @@ def autotune(
 
 
 def space(**choices: "Iterable[Any]") -> list[Config]:
-    """All combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
+    """Return all combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
 
     Raises:
         UsageError: there are no choices for a parameter, or too many combinations.

@@ -14,7 +14,7 @@ logger = logging.getLogger("blocktune")
 
 
 def decide(call: Call) -> Choice:
-    """The choice of a call: known, or measured now.
+    """Return the choice of a call: known, or measured now.
 
     Raises:
         UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
@@ -31,7 +31,7 @@ def decide(call: Call) -> Choice:
 
 
 def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
-    """The choice that this process or, meanwhile, another one of the machine measures."""
+    """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.tuned.tune_call import tuned_choice  # with it come SQLAlchemy and the compile workers
 
     name = "\n".join((device.key, call.name, call.source_hash, listed_problem(call).document))

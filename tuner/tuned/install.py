@@ -36,7 +36,7 @@ class _Installed:
     settings: Settings
 
     def covers(self, name: str) -> bool:
-        """Whether a kernel, `module:function`, is meant."""
+        """Return whether a kernel, `module:function`, is meant."""
         named_in = not self.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only)
         return named_in and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.without)
 
@@ -52,7 +52,7 @@ def install(
     settings: Settings | None = None,
     frozen: str | None = None,
 ) -> None:
-    """Tunes every kernel under `@triton.autotune` of this process from now on; a second call changes how.
+    """Tune every kernel under `@triton.autotune` of this process from now on; a second call changes how.
 
     Args:
         only: names of the kernels that are meant, `module:function` with wildcards; all unless given.
@@ -76,7 +76,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Gives every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay."""
+    """Give every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay."""
     global _installed
     with _lock:
         if _installed is not None:
@@ -84,7 +84,7 @@ def uninstall() -> None:
 
 
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Triton's `Autotuner.run`, for every tuner of the process."""
+    """Launch as Triton's `Autotuner.run` does, for every tuner of the process."""
     installed = _installed
     if installed is None:  # uninstalled by another thread since
         return Autotuner.run(self, *args, **kwargs)
@@ -96,7 +96,7 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
-    """What stands under a tuner; None if it keeps its own way."""
+    """Return what stands under a tuner; None if it keeps its own way."""
     function = jitted_function(tuner.fn).fn
     name = f"{function.__module__}:{function.__qualname__}"
     if isinstance(tuner, TunedAutotuner) or not installed.covers(name):

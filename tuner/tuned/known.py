@@ -11,7 +11,7 @@ from blocktune.kernels.tuned.triton_config import triton_config
 
 
 def listed_problem(call: Call) -> Problem:
-    """The problem of a call with the list that its winner is chosen from: another list is another question."""
+    """Return the problem of a call with the list that its winner is chosen from: another list is another question."""
     words = "\n".join(sorted(config.document for config in call.configs))
     if call.settings.expand:
         words += f"\nexpand {call.settings.expand}"
@@ -20,7 +20,7 @@ def listed_problem(call: Call) -> Problem:
 
 
 def known_choice(call: Call, device: DeviceSpec, *, last: UserRung) -> Choice | None:
-    """The choice that is known of a call, no further down than a rung."""
+    """Return the choice that is known of a call, no further down than a rung."""
     problem = listed_problem(call)
     winners = frozen_winners(call.name, call.source_hash, device)
     for frozen in winners:
@@ -34,12 +34,12 @@ def known_choice(call: Call, device: DeviceSpec, *, last: UserRung) -> Choice | 
 
 
 def default_choice(call: Call, device: DeviceSpec) -> Choice:
-    """The choice of the list's first config, which nothing was measured of."""
+    """Return the choice of the list's first config, which nothing was measured of."""
     return choice_of(call, call.default, UserRung.DEFAULT, device, None)
 
 
 def choice_of(call: Call, config: UserConfig, rung: UserRung, device: DeviceSpec, time_us: float | None) -> Choice:
-    """The choice of a config. One of the list keeps its hook; another one has that of the list's first config."""
+    """Return the choice of a config. One of the list keeps its hook; another has that of the list's first config."""
     launched = call.configs.get(config)
     if launched is None:
         launched = triton_config(config)

@@ -1,8 +1,11 @@
 """The measuring of a call: compile what is new, drop what cannot win, race the rest."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+
+import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -14,6 +17,7 @@ from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
 from blocktune.tuner.jitted.specialization import specialization_of
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.tuned.costs import costs_of
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.neighbours import neighbours
 from blocktune.tuner.tuned.results import Ending
@@ -22,6 +26,11 @@ from blocktune.tuner.turns.isolated import IsolatedLaunches
 from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
 from blocktune.tuner.turns.outputs import OutputCheck
 from blocktune.tuner.turns.race import Standing, race
+
+logger = logging.getLogger("blocktune")
+
+AT_THE_LIMIT = 1.03
+"""A search ends at a config that takes no more than this times the least that the device needs."""
 
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
@@ -56,7 +65,7 @@ class Measuring:
     def run(
         self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor, alone: AbstractContextManager[None]
     ) -> Standing | None:
-        """The end of the race among new configs and the best known ones; None if no config runs.
+        """Return the end of the race among new configs and the best known ones; None if no config runs.
 
         Args:
             make_clock: of the GPU.
@@ -66,7 +75,7 @@ class Measuring:
         new = [config for config in self._call.configs if config not in self._known]
         runnable = self._distinct(self._compiled(new))
         contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
-        if len(contenders) == 1 and contenders[0] in self._known:
+        if len(contenders) == 1 and contenders[0] in self._known and not self._call.settings.expand:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with alone:
             return self._raced(contenders, self._launches(make_clock), monitor)
@@ -82,9 +91,19 @@ class Measuring:
         return standing
 
     def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
-        """The end of the race after steps around the winner, until none is faster or the budget is spent."""
-        check, left = OutputCheck(self._call), self._call.settings.expand
+        """Return the end of the race after steps around the winner, until none is faster or the budget is spent."""
+        try:
+            check = OutputCheck(self._call)
+        except torch.OutOfMemoryError:
+            logger.warning("%s keeps to its list: there is no memory for two copies of its tensors.", self._call.name)
+            return standing
+        left = self._call.settings.expand
+        costs = costs_of(self._call, standing.winner)
+        if costs is None:
+            logger.info("%s: nothing tells what it moves: the search goes by resources and times.", self._call.name)
         while left:
+            if costs is not None and costs.least_us(self._device) * AT_THE_LIMIT >= standing.time_us(standing.winner):
+                break
             tried = {*self._known, *self.endings}
             new = [config for config in neighbours(standing.winner) if config not in tried][:left]
             left -= len(new)
@@ -110,7 +129,7 @@ class Measuring:
         self._call = replace(self._call, configs={**self._call.configs, **made})
 
     def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
-        """Whether a config runs and computes what the list's first one does."""
+        """Return whether a config runs and computes what the list's first one does."""
         if not launches.rounds([config], 1):
             self.endings[config] = Ending(Outcome.RUN_ERROR, error=launches.failures[config])
             return False
@@ -120,18 +139,20 @@ class Measuring:
         return problem is None
 
     def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
-        """What times the configs of this call."""
+        """Return what times the configs of this call."""
         if self._call.settings.isolate:
             return IsolatedLaunches(self._call, self._isolated_command)
         make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
         return make(self._call, make_clock)
 
     def choice(self, standing: Standing, seconds: float) -> Choice:
-        """The choice of the winner, as this process has measured it."""
+        """Return the choice of the winner, as this process has measured it."""
         call, default = self._call, self._call.default
         found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
+        costs = None if call.settings.isolate else costs_of(call, standing.winner)
         return replace(
             found,
+            rates="" if costs is None or not found.time_us else costs.words(found.time_us, self._device),
             default_time_us=standing.time_us(default) if default in standing.samples_us else None,
             tuned=True,
             seconds=seconds,
@@ -160,7 +181,7 @@ class Measuring:
         return tuple(config for config, time_us in times.items() if time_us <= KNOWN_MARGIN * min(times.values()))
 
     def _compiled(self, configs: Sequence[UserConfig]) -> dict[UserConfig, Compiled | None]:
-        """The configs that can run, with what they compiled to; None where that is not known."""
+        """Return the configs that can run, with what they compiled to; None where that is not known."""
         cc = self._device.limits.cc
         found = {config: specialization_of(self._call, config, cc) for config in configs}
         ended = self._compiler.compile(self._call.name, [each for each in found.values() if each is not None], cc)
@@ -180,7 +201,7 @@ class Measuring:
                 self.endings[config] = Ending(Outcome.INFEASIBLE, error=error, seconds=compiled.seconds)
 
     def _without_spills(self, runnable: dict[UserConfig, Compiled | None]) -> dict[UserConfig, Compiled | None]:
-        """The configs that spill no more than the settings allow; all of them if all spill more."""
+        """Return the configs that spill no more than the settings allow; all of them if all spill more."""
         bound = self._call.settings.max_spill_bytes
         spills = {
             config: compiled.resources.spill_bytes
@@ -195,7 +216,7 @@ class Measuring:
         return {config: compiled for config, compiled in runnable.items() if config not in spills}
 
     def _distinct(self, runnable: Mapping[UserConfig, Compiled | None]) -> list[UserConfig]:
-        """One config of those that launch equal code in an equal way, since it stands for all."""
+        """Return one config of those that launch equal code in an equal way, since it stands for all."""
         first: dict[tuple[object, ...], UserConfig] = {}
         for config, compiled in runnable.items():
             code = "" if compiled is None or compiled.resources is None else compiled.resources.code_sha256

@@ -10,7 +10,7 @@ SIZES = (16, 1 << 14)
 
 
 def neighbours(config: UserConfig) -> Iterator[UserConfig]:
-    """The configs that differ from one in a single step of a parameter.
+    """Yield the configs that differ from one in a single step of a parameter.
 
     Blocks are sizes from 16 on that are powers of two, as `tl.arange` needs them; other parameters stay as they are,
     since only the kernel's author knows what they mean.

@@ -41,7 +41,7 @@ class Results:
     open_store: OpenStore
 
     def known(self) -> dict[UserConfig, Ending]:
-        """How configs of this call ended before; those whose compile took too long may be tried again."""
+        """Return how configs of this call ended before; those whose compile took too long may be tried again."""
         call, trials = self.call, list[UserTrial]()
         with self._warned(), self.open_store() as store:
             trials = store.trials(self.device, call.name, call.source_hash, call.problem, self.environment)

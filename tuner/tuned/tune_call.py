@@ -36,21 +36,28 @@ class Tools:
 
 
 def machine() -> Tools:
-    """The tools of this process."""
+    """Return the tools of this process."""
     return Tools()
 
 
-def tuned_choice(call: Call, device: DeviceSpec) -> Choice:
-    """The choice that is measured now; it is stored.
+def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Choice:
+    """Return the choice that is measured now; it is stored.
+
+    Args:
+        call: the call.
+        device: the GPU.
+        afresh: measure what was measured before, too.
 
     Raises:
         UsageError: an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
     """
     started, tools = time.monotonic(), machine()
-    monitor = GpuMonitor(device.uuid, own_processes=1)
+    # compile workers import the kernel's library, and many of those look at the GPU, which makes them users of it
+    monitor = GpuMonitor(device.uuid, own_processes=1 + tools.compiler.workers)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
-    measuring = Measuring(call, device, results.known(), tools.compiler, tools.isolated_command)
+    known = {} if afresh else results.known()
+    measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
     standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor, alone)
     if standing is None:

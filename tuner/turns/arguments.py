@@ -44,7 +44,7 @@ def _saved(name: str, value: Any, folder: Path) -> Any:
             f"`isolate` copies tensors and plain values to another process, but argument {name} is a "
             f"{type(value).__name__}. Tune this kernel without `isolate`."
         )
-    plain = _one_of_each(value.detach()).contiguous().cpu()
+    plain = one_of_each(value.detach()).contiguous().cpu()
     (folder / name).write_bytes(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return {
         "file": name,
@@ -81,7 +81,7 @@ def _start(description: Mapping[str, Any], dtype: torch.dtype) -> int:
     return int(description["offset"] // dtype.itemsize)
 
 
-def _one_of_each(tensor: Tensor) -> Tensor:
+def one_of_each(tensor: Tensor) -> Tensor:
     """Return the tensor without the repetitions of broadcast dimensions."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:

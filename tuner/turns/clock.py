@@ -1,13 +1,16 @@
 """How launches with hooks are timed: as tuner/measure/protocol.py has it, what hooks do is not in the time."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.tuned.settings import Cache
-from blocktune.tuner.measure.protocol import FLUSH_PER_L2, MIN_FLUSH_BYTES, rotated
+from blocktune.tuner.measure.protocol import FLUSH_PER_L2, HEAT_SECONDS, IDLE_SECONDS, MIN_FLUSH_BYTES, rotated
 
 _MAX_HEAD_START = 64
+"""Flushes: about 2 ms on an H200. A host that is not ahead after that is not ahead at all."""
+
+_FLUSHES_PER_WAIT = 16
 
 
 class HookedLaunch(Protocol):
@@ -35,7 +38,13 @@ class TurnClock(Protocol):
 
 
 class CudaTurnClock:
-    """Times launches on the current CUDA device and stream by events."""
+    """Times launches on the current CUDA device and stream by events.
+
+    Each turn has a head start of its own: flushes that keep the GPU at work while the host enqueues the hooks, the
+    events and the launch. One for a whole round would be used up after a few turns, since a launch by Triton costs the
+    host more than a short kernel takes. The host waits for its own stream alone: work of other streams may wait for
+    another process, which waits for this one to have tuned.
+    """
 
     def __init__(self, l2: Cache) -> None:
         import torch
@@ -44,12 +53,29 @@ class CudaTurnClock:
         size = FLUSH_PER_L2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush: Any = torch.empty(max(size, MIN_FLUSH_BYTES), dtype=torch.uint8, device="cuda")
         self._head_start = 2
+        self._idle_since = 0.0
 
     def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
+        self._heat()
         return [self._round(launches, rotated(len(launches), number)) for number in range(count)]
 
     def synchronize(self) -> None:
-        self._torch.cuda.synchronize()
+        self._torch.cuda.current_stream().synchronize()
+        self._idle_since = time.monotonic()
+
+    def _heat(self) -> None:
+        """Load a GPU that has been idle, as while configs were compiled: a cold one runs at another clock."""
+        end = time.monotonic() + HEAT_SECONDS
+        if end - HEAT_SECONDS < self._idle_since + IDLE_SECONDS:
+            return
+        while time.monotonic() < end:
+            self._work(_FLUSHES_PER_WAIT)
+            self.synchronize()
+
+    def _work(self, flushes: int) -> None:
+        """Keep the GPU at work, which leaves nothing of the arguments in its L2 cache."""
+        for _ in range(flushes):
+            self._flush.zero_()
 
     def _round(self, launches: Sequence[HookedLaunch], order: Sequence[int]) -> tuple[float, ...]:
         """Return one round, taken again with a longer head start while the GPU catches up with the host."""
@@ -63,13 +89,12 @@ class CudaTurnClock:
         event = self._torch.cuda.Event
         spans = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
         late = False
-        for _ in range(self._head_start):
-            self._flush.zero_()
         for index in order:
             launch, (start, end) = launches[index], spans[index]
             launch.before()
-            warming: Thunk = self._flush.zero_ if self._l2 == "cold" else launch.run
-            warming()
+            self._work(self._head_start)
+            if self._l2 == "warm":
+                launch.run()
             start.record()
             launch.run()
             end.record()

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
@@ -60,6 +62,7 @@ class IsolatedLaunches:
             "grids": grids_of(call),
             "configs": [config.to_json() for config in call.configs],
             "l2": call.settings.l2,
+            "device": torch.cuda.current_device() if torch.cuda.is_available() else None,
         }
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
@@ -115,12 +118,12 @@ def grids_of(call: Call) -> dict[str, Any]:
     names = sorted({name for config in call.configs.values() for name in config.kwargs})
     rows = {}
     for config in call.configs.values():
-        meta = _meta(call, config.all_kwargs())
+        meta = meta_of(call, config.all_kwargs())
         rows[tuple(meta.get(name) for name in names)] = tuple(grid(meta) if callable(grid) else grid)
     return {"names": names, "rows": [[list(values), list(found)] for values, found in rows.items()]}
 
 
-def _meta(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
+def meta_of(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a grid function is given: all arguments by name, defaults and heuristics included."""
     defaults = {
         name: param.default

@@ -3,7 +3,8 @@
 `python -m blocktune.tuner.turns.measure_worker PARENT`. Each line on standard input is a command and each line on
 standard output its answer, one JSON object per line. What kernels print goes to standard error.
 
-    {"kernel": "module:function", "source_hash": "…", "folder": "…", "arguments": {…}, "grids": […], "l2": "cold"}
+    {"kernel": "module:function", "source_hash": "…", "folder": "…", "arguments": {…}, "grids": […], "l2": "cold",
+     "device": 0}
     {"configs": [{…}, …], "count": 3}        {"samples_us": [[…] or null, …], "failures": ["" or "why", …]}
 """
 
@@ -14,6 +15,8 @@ from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
+
+import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.tuned.call import Call, jitted_function
@@ -31,6 +34,8 @@ MakeClock = Callable[[Cache], TurnClock]
 def serve(make_clock: MakeClock, commands: TextIO, answers: TextIO) -> None:
     """Answer commands until they end; the first one says what is measured."""
     subject = json.loads(next(commands))
+    if subject["device"] is not None:  # the caller's, to which the tensors go and on which launches run
+        torch.cuda.set_device(subject["device"])
     call = _call(subject)
     launches = OwnLaunches(call, lambda: make_clock(subject["l2"]))
     _send(answers, {"ready": True})

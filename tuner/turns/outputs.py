@@ -1,10 +1,13 @@
 """Whether a config that is in no list computes what the first one of the list does, on the arguments of the call."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.tuner.turns.arguments import one_of_each
 from blocktune.tuner.turns.launches import ConfigLaunch
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -12,11 +15,16 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-3, tor
 types must be equal."""
 
 
+_CHUNK = 1 << 24
+"""Elements that are compared at once: their copies in double precision take 256 MiB."""
+
+
 class OutputCheck:
     """Compares what configs leave in the tensors of a call, which are restored. It keeps two copies of them."""
 
     def __init__(self, call: Call) -> None:
-        self._tensors = {name: value for name, value in call.named.items() if isinstance(value, Tensor)}
+        found = {name: value for name, value in call.named.items() if isinstance(value, Tensor)}
+        self._tensors = {name: _memory_of(value) for name, value in found.items()}
         self._before = {name: value.clone() for name, value in self._tensors.items()}
         self._right = self._left_by(ConfigLaunch(call, call.default))
 
@@ -37,14 +45,30 @@ class OutputCheck:
         return left
 
 
+def _memory_of(tensor: Tensor) -> Tensor:
+    """Return each element of a tensor once, without its history: autograd must not count a restored input as changed,
+    and an expanded tensor cannot be written."""
+    return one_of_each(tensor.data)
+
+
 def _difference(name: str, found: Tensor, right: Tensor) -> str | None:
     if not right.is_floating_point():
         return None if torch.equal(found, right) else f"`{name}` differs from what the first config computes"
-    finite = torch.isfinite(right)
-    same = (found == right) | (torch.isnan(found) & torch.isnan(right))
-    if not bool(same[~finite].all()) or not bool(torch.isfinite(found[finite]).all()):
-        return f"`{name}` is not finite where the first config's is, or the other way round"
-    wrong, values = (found - right)[finite].double(), right[finite].double()
-    error = float(wrong.norm() / values.norm().clamp_min(1e-30)) if values.numel() else 0.0
+    wrong = values = 0.0
+    for ours, theirs in zip(_doubles(found), _doubles(right), strict=True):
+        finite = torch.isfinite(theirs)
+        same = (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
+        if not bool(same[~finite].all()) or not bool(torch.isfinite(ours[finite]).all()):
+            return f"`{name}` is not finite where the first config's is, or the other way round"
+        wrong += float((ours - theirs)[finite].square().sum())
+        values += float(theirs[finite].square().sum())
+    error = (wrong / max(values, 1e-60)) ** 0.5
     allowed = TOLERANCES.get(right.dtype, 0.0)
     return None if error <= allowed else f"`{name}` differs from what the first config computes by {error:.1e}"
+
+
+def _doubles(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the elements of a tensor in double precision, a part at a time. Types of 8 bits can do no more than be
+    converted."""
+    for part in tensor.reshape(-1).split(_CHUNK):
+        yield part.double()

@@ -16,6 +16,8 @@ BT.drawShapes = () => {
     BT.blockSizeParts(),
     BT.el("h3", {}, "What changed against another store"),
     BT.differenceParts(),
+    BT.el("h3", {}, "Autotuned kernels"),
+    BT.kernelParts(),
   );
   BT.drawFleet();
   BT.data.ladder.flatMap((file) => file.rows).forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
@@ -179,6 +181,15 @@ BT.differenceParts = () => {
     BT.el("div", { class: "chart", id: "differences" }),
     BT.tableOf(["shape", "change", "before", "after", "after / before"], found.map((each) => [each.label, each.change, each.before, each.after, BT.number(each.ratio, 3)])),
   ];
+};
+
+BT.kernelParts = () => {
+  const found = BT.data.kernels;
+  if (!found.length) return BT.message("No autotuned kernel is known: launch some under `blocktune.install()`, or by `tune run MODULE:KERNEL`.");
+  return BT.tableOf(
+    ["kernel", "key", "GPU", "config", "µs", "over the first", "configs"],
+    found.map((each) => [each.kernel, each.key, each.device, each.config, BT.number(each.time_us, 1), each.over_default === null ? "–" : BT.number(each.over_default, 3), String(each.configs)]),
+  );
 };
 
 BT.addView("shapes", BT.drawShapes, ["sweep"]);

@@ -31,7 +31,7 @@ def test_what_ships_is_listed_beside_a_database_when_it_is_asked_for(tune, winne
 
 def test_a_device_without_any_winner_has_an_empty_list(tune) -> None:
     result = tune("list", "--device", "t4", "--json")
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"schema": 1, "bests": []})
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"schema": 1, "bests": [], "kernels": []})
 
 
 def test_the_list_holds_every_winner_of_a_device(tune, winner) -> None:

@@ -4,7 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import triton
+
+from blocktune.kernels.tuned import summary
+from blocktune.kernels.tuned.call import Choice
+from blocktune.kernels.tuned.config import Problem
+from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.kernel import Served
 from tests.support.programs import ROOT
 
 CODE = """
@@ -32,3 +41,38 @@ def test_a_process_says_what_it_launched_and_interpreted_kernels_run_with_the_fi
     lines = done.stderr.splitlines()[-2:]
     assert lines[0].startswith("__main__:kernel: 3 launches, 1 kinds of calls, 0 tuned here")
     assert lines[1].startswith("blocktune: 1 autotuned kernels, 3 launches, 0 new kinds of calls")
+
+
+def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, winner = (triton.Config({"BLOCK": block}) for block in (16, 32))
+    choice = Choice(
+        config=winner,
+        options={},
+        rung=UserRung.EXACT,
+        problem=Problem.of({"n": 8}),
+        label="kernel BLOCK=32",
+        time_us=100.0,
+        default_time_us=300.0,
+        tuned=True,
+        dropped={"kernel BLOCK=64": "run_error: illegal memory access", "kernel BLOCK=128": "infeasible: spills"},
+    )
+    served = Served(choice)
+    served.calls = 10_000
+    kernel = SimpleNamespace(
+        name="m:kernel",
+        calls=10_000,
+        misses=1,
+        seconds=2.5,
+        served={choice.problem: served},
+        choices={choice.problem: choice},
+        tuner=SimpleNamespace(configs=[first, winner]),
+    )
+    monkeypatch.setattr(summary, "kernels", [kernel])
+    lines = summary.summary().splitlines()
+    assert "1 tuned here in 2.5 s, 1 not with the list's first config" in lines[0]
+    assert "up to 3.00 times as fast as it" in lines[0]
+    assert lines[1] == "  kernel BLOCK=64 failed: run_error: illegal memory access"
+    assert len(lines) == 3
+    assert lines[2].endswith(
+        "1 kernels with another winner than their list's first config, which saved 2 s of the GPU's time."
+    )

@@ -117,7 +117,8 @@ def test_a_worker_that_sees_another_source_leaves_it_to_this_process(compiler: C
     job = {"kernel": call.name, "spec": found.document, "key": "0" * 64, "cc": list(LIMITS.cc)}
     compiled(call, compiler)  # starts a worker
     assert compiler._pool is not None
-    assert compiler._pool.submit(job, compile_ahead._answered, compiler._lost).result() is None
+    for change in ({}, {"kernel": "no.such_module:kernel"}):
+        assert compiler._pool.submit(job | change, compile_ahead._answered, compiler._lost).result() is None
 
 
 def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,3 +103,10 @@ def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
     library.name = "NVIDIA H2000"
     assert nvml_devices() == ()
     assert "NVIDIA H2000" in caplog.text
+
+
+def test_where_no_lock_can_be_made_measuring_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    messages: list[str] = []
+    with gpu_lock(UUID, messages.append):
+        assert ["/dev/null/cache/locks cannot be written" in message for message in messages] == [True]

@@ -16,7 +16,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune, space
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
@@ -157,6 +157,27 @@ def test_the_hook_of_a_stored_config_is_that_of_the_list(gpu: FakeGpu) -> None:
     seen.clear()
     decorated(configs=configs)[grid](x, 1000, 2.0)
     assert seen == [256]
+
+
+def test_descriptors_get_the_blocks_of_each_config(gpu: FakeGpu) -> None:
+    """As libraries have it that load by host descriptors: hooks of the configs give them their blocks."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    def set_blocks(named: dict[str, Any]) -> None:
+        named["rows"].block_shape = [1, named["BLOCK"]]
+
+    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256)]
+    kernel = autotune(configs, ["n"])(row_kernel)
+    rows = TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])
+    kernel[(8,)](rows, torch.zeros(8), 1024)
+    (choice,) = kernel.kernel.choices.values()
+    assert (choice.config.kwargs["BLOCK"], choice.dropped) == (256, {})
+    assert {block for block, _ in measured(gpu)} == {64, 128, 256}
+    for descriptor in (rows, TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])):
+        kernel[(8,)](descriptor, torch.zeros(8), 1024)
+        assert descriptor.block_shape == [1, 256]
+    assert kernel.kernel.misses == 1
+    assert not measured(gpu)
 
 
 def test_what_does_not_compile_or_fit_is_dropped_with_its_reason(gpu: FakeGpu) -> None:

@@ -15,7 +15,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install, uninstall
-from tests.support.autotuned_kernels import CONFIGS, faulty_kernel, scale_kernel, sum_kernel
+from tests.support.autotuned_kernels import CONFIGS, faulty_kernel, row_kernel, scale_kernel, sum_kernel
 from tests.support.programs import ROOT, python
 
 pytestmark = pytest.mark.gpu
@@ -52,6 +52,37 @@ def test_sums_are_reset_between_measurements() -> None:
         kernel[grid](out, x, 65_536)
     graph.replay()
     assert out.item() == 2 * 65_536
+
+
+def test_the_time_of_a_short_kernel_is_not_that_of_its_launch() -> None:
+    """Triton takes tens of microseconds of the host for a launch; the kernel takes a few of the GPU. On another stream
+    than the default one, which a clock must not wait for."""
+    x = torch.ones(1024, device="cuda")
+    torch.cuda.synchronize()
+    kernel = autotune(CONFIGS, ["n"], restore_value=["x"])(scale_kernel.fn)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kernel[grid](x, 1024, 2.0)
+        torch.cuda.current_stream().synchronize()
+    (choice,) = kernel.kernel.choices.values()
+    assert torch.equal(x, torch.full_like(x, 2.0))
+    assert len(choice.times_us) == len(CONFIGS)
+    assert max(choice.times_us.values()) < 12
+
+
+def test_descriptors_get_the_blocks_of_each_config() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    def set_blocks(named: dict[str, Any]) -> None:
+        named["rows"].block_shape = [1, named["BLOCK"]]
+
+    x, out = torch.randn(64, 1024, device="cuda"), torch.zeros(64, device="cuda")
+    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256)]
+    kernel = autotune(configs, ["n"])(row_kernel)
+    for _ in range(2):
+        kernel[(64,)](TensorDescriptor.from_tensor(x, [1, 1]), out, 1024)
+        torch.testing.assert_close(out, x.sum(1), rtol=1e-4, atol=1e-3)
+    (choice,) = kernel.kernel.choices.values()
+    assert (len(choice.times_us), kernel.kernel.misses) == (3, 1)
 
 
 def test_processes_that_start_at_once_agree_on_what_one_of_them_measures(tmp_path: Path) -> None:

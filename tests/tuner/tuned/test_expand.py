@@ -50,6 +50,16 @@ def test_a_search_around_the_list_finds_the_fastest(gpu: FakeGpu) -> None:
     assert len(gpu.timed) == timed
 
 
+def test_a_search_goes_on_from_a_list_that_was_measured(gpu: FakeGpu) -> None:
+    gpu.effect = doubling
+    decorated()[grid](torch.ones(1000), 1000, 2.0)
+    timed = len(gpu.timed)
+    kernel = decorated(expand=True)
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
+    assert 2048 not in {launch.arguments["BLOCK"] for launch in gpu.timed[timed:]}  # it was slow before
+
+
 def test_a_config_that_computes_something_else_is_not_taken(gpu: FakeGpu) -> None:
     gpu.effect = wrong_with_one_warp
     kernel, x = decorated(expand=True), torch.ones(1000)

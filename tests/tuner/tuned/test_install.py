@@ -20,6 +20,7 @@ from tests.support import autotuned_kernels
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu
 from tests.support.triton_modes import compiled_here
+from tests.tuner.tuned.conftest import H200
 
 pytestmark = compiled_here
 
@@ -77,10 +78,19 @@ def test_what_a_library_has_put_into_the_cache_of_its_kernel_stays(gpu: FakeGpu)
     assert (gpu.launches[-1].arguments["BLOCK"], len(gpu.launches)) == (512, 1)
 
 
+def test_what_was_chosen_under_other_settings_is_chosen_again(gpu: FakeGpu) -> None:
+    """The winner stands in the cache of the library's tuner, too, where nothing may take it for a preset."""
+    for settings in (Settings(), Settings(accept=UserRung.EXACT)):
+        install(settings=settings)
+        scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+        assert [choice.device for choice in held(scale_kernel).choices.values()] == [H200]
+    held(scale_kernel).forget()
+    assert not scale_kernel.cache
+
+
 def test_a_frozen_file_makes_a_job_start_without_a_measurement(gpu: FakeGpu, tmp_path: Path) -> None:
     from blocktune.kernels.tuned.frozen import frozen_document, frozen_row
     from blocktune.tuner.tuned.known import listed_problem
-    from tests.tuner.tuned.conftest import H200
 
     install()
     scale_kernel[grid](torch.ones(1000), 1000, 2.0)

@@ -1,8 +1,12 @@
 """In which order a turn happens on the GPU, and when it is taken again."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from blocktune.tuner.turns import clock
 from blocktune.tuner.turns.clock import CudaTurnClock
 
 
@@ -38,6 +42,14 @@ class Event:
         return (end.place - self.place) / 1e3
 
 
+class Stream:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def synchronize(self) -> None:
+        self.gpu.log.append("wait")
+
+
 class Launch:
     def __init__(self, gpu: Gpu, name: str) -> None:
         self.gpu, self.name = gpu, name
@@ -59,7 +71,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     properties = type("Properties", (), {"L2_cache_size": 50 << 20})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(made))
+    monkeypatch.setattr(torch.cuda, "synchronize", None)  # waits for other streams, too
+    monkeypatch.setattr(clock, "HEAT_SECONDS", 0.0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", lambda size, **_: made if size == 100 << 20 else None)
     return made
@@ -69,22 +83,39 @@ def test_hooks_are_outside_of_the_time_and_turns_rotate(gpu: Gpu) -> None:
     launches = [Launch(gpu, name) for name in "ab"]
     rows = CudaTurnClock("cold").rounds(launches, 2)
     assert rows == [(1.0, 1.0)] * 2
-    turn = ["before {0}", "flush", "event", "run {0}", "event", "after {0}"]
+    turn = ["before {0}", "flush", "flush", "event", "run {0}", "event", "after {0}"]
     a, b = ([word.format(name) for word in turn] for name in "ab")
-    assert gpu.log == ["flush", "flush", *a, *b, "wait", "flush", "flush", *b, *a, "wait"]
+    assert gpu.log == [*a, *b, "wait", *b, *a, "wait"]
 
 
 def test_a_warm_cache_is_that_of_the_same_launch(gpu: Gpu) -> None:
     CudaTurnClock("warm").rounds([Launch(gpu, "a")], 1)
-    assert gpu.log[2:] == ["before a", "run a", "event", "run a", "event", "after a", "wait"]
+    assert gpu.log == ["before a", "flush", "flush", "run a", "event", "run a", "event", "after a", "wait"]
 
 
 def test_a_round_in_which_the_gpu_caught_up_is_taken_again_with_a_longer_head_start(gpu: Gpu) -> None:
     gpu.late = 2
     CudaTurnClock("cold").rounds([Launch(gpu, "a")], 1)
     assert gpu.log.count("run a") == 3
-    assert gpu.log.count("flush") == (2 + 4 + 8) + 3
+    assert gpu.log.count("flush") == 2 + 4 + 8
     gpu.late = 10**6
     gpu.log.clear()
     CudaTurnClock("cold").rounds([Launch(gpu, "a")], 1)
     assert gpu.log.count("run a") == 6  # a host that is never ahead: 2, 4, ... 64
+
+
+def test_a_gpu_that_was_idle_is_loaded_first(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "HEAT_SECONDS", 0.01)
+    now = itertools.count(100.0, 0.004)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    timed = CudaTurnClock("cold")
+    timed.rounds([Launch(gpu, "a")], 1)
+    heated = gpu.log.index("before a")
+    assert set(gpu.log[:heated]) == {"flush", "wait"}
+    gpu.log.clear()
+    timed.rounds([Launch(gpu, "a")], 1)
+    assert gpu.log[0] == "before a"  # it worked a moment ago
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: next(now) + clock.IDLE_SECONDS))
+    gpu.log.clear()
+    timed.rounds([Launch(gpu, "a")], 1)
+    assert gpu.log[0] == "flush"

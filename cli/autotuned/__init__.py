@@ -1,0 +1,1 @@
+"""Commands about kernels of other people, which `module:function` names."""

@@ -1,0 +1,99 @@
+"""`tune occupancy MODULE:KERNEL` and `tune explain MODULE:KERNEL`: a kernel that is compiled here, and explained."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.autotuned.arguments import importable_from_here, parameter
+from blocktune.cli.autotuned.rows import TRIALS, parameters, require_kernels, trial_row
+from blocktune.cli.shared.render import microseconds, print_json, print_table, say
+from blocktune.kernels.tuned.config import Plain
+
+if TYPE_CHECKING:
+    from blocktune.db.records.user_records import UserBest
+    from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
+    from blocktune.tuner.jitted.offline import OfflineCode
+
+
+def compiled_by_name(
+    name: str, signature: str | None, options: Mapping[str, int | None], param: Sequence[str], limits: "ComputeLimits"
+) -> "OfflineCode":
+    """Return a function of `triton.jit`, found by its name, compiled with these types and constants.
+
+    Raises:
+        UsageError: there is no such function, or a type or constant is missing.
+        NoFeasibleConfigError: it does not compile.
+    """
+    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+    from blocktune.tuner.jitted.specialization import function_named
+
+    with importable_from_here():
+        function = function_named(name)
+    types = positional_signature(function, _types(signature))
+    return compiled_offline(function, types, _given(options, param), limits)
+
+
+def explain_kernel(
+    name: str,
+    device: "DeviceSpec",
+    db: str | None,
+    signature: str | None,
+    options: Mapping[str, int | None],
+    param: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Compile the winner of each key of a kernel and say what limits it, next to what the others took.
+
+    Raises:
+        NoFeasibleConfigError: no winner is known, or one does not compile.
+        UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
+    """
+    from blocktune.tuner.jitted.specialization import function_named
+
+    found = require_kernels(db, device, name, with_trials=True)
+    with importable_from_here():
+        function = function_named(name)
+    given, explained = _given(options, param), []
+    for best, trials in found:
+        code = _compiled_winner(function, best, signature, given, device.limits)
+        explained.append({"key": dict(best.problem.arguments), "time_us": best.time_us, **code_json(code)})
+        if not as_json:
+            say(f"{best.config.kernel} {best.problem.label} on {device.name}: {_source(best, given)}")
+            say(str(code))
+            print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+            say("")
+    if as_json:
+        print_json({"device": device.name, "winners": explained})
+
+
+def _compiled_winner(
+    function: Any, best: "UserBest", signature: str | None, given: Mapping[str, Plain], limits: "ComputeLimits"
+) -> "OfflineCode":
+    from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
+
+    if signature is None:
+        types, constants = call_of_problem(function, best.problem)
+    else:
+        types, constants = positional_signature(function, _types(signature)), {}
+    return compiled_offline(function, types, constants | best.config.parameters | dict(given), limits)
+
+
+def _source(best: "UserBest", given: Mapping[str, Plain]) -> str:
+    own = best.config.parameters
+    if any(own.get(name, value) != value for name, value in given.items()):
+        return "the winner with the values given, which were not measured"
+    return f"{parameters(best.config.label)} took {microseconds(best.time_us)}"
+
+
+def _types(signature: str | None) -> list[str]:
+    return [kind.strip() for kind in (signature or "").split(",") if kind.strip()]
+
+
+def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:
+    return {key: value for key, value in options.items() if value is not None} | dict(map(parameter, param))
+
+
+def code_json(code: "OfflineCode") -> dict[str, Any]:
+    """Return compiled code and its occupancy as plain values."""
+    kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
+    return kernel | code.occupancy.to_json() | {"explanation": str(code)}

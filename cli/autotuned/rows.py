@@ -1,0 +1,110 @@
+"""What the database holds of autotuned kernels, as rows and as JSON."""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.shared.render import microseconds, note
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.user_records import UserBest, UserTrial
+    from blocktune.kernels.hardware.device import DeviceSpec
+
+KernelName = Annotated[
+    str | None,
+    typer.Argument(metavar="MODULE:KERNEL", help="An autotuned kernel instead of a shape.", show_default=False),
+]
+
+WINNERS = ("kernel", "key", "config", "time", "against the first", "configs")
+TRIALS = ("config", "outcome", "time", "remark")
+
+
+def stored_kernels(
+    db: str | None, device: "DeviceSpec", name: str | None = None, *, with_trials: bool = False
+) -> "list[tuple[UserBest, list[UserTrial]]]":
+    """Return the winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.db.user_store import UserKernelStore
+    from blocktune.kernels.tuned.config import CONFIGS
+
+    target = StoreTarget.of(db)
+    if target.is_missing:
+        note(f"There is no database at {target.label} yet; the first autotuned kernel makes it.")
+        return []
+    with UserKernelStore.open_to_read(db) as store:
+        bests = [best for best in store.bests(device) if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
+        if not with_trials:
+            return [(best, []) for best in bests]
+        found = []
+        for best in bests:
+            problem = best.problem.without(CONFIGS)
+            trials = store.trials(device, best.config.kernel, best.source_hash, problem, best.environment)
+            found.append((best, sorted(trials, key=lambda trial: trial.time_us or float("inf"))))
+        return found
+
+
+def require_kernels(
+    db: str | None, device: "DeviceSpec", name: str, *, with_trials: bool = False
+) -> "list[tuple[UserBest, list[UserTrial]]]":
+    """Return the winners of kernels with this name.
+
+    Raises:
+        NoFeasibleConfigError: there are none on this device.
+    """
+    found = stored_kernels(db, device, name, with_trials=with_trials)
+    if not found:
+        raise NoFeasibleConfigError(
+            f"No kernel {name} was tuned on {device.name}. Launch it under `blocktune.install()`, or run "
+            f"`tune run {name} --args MODULE:FUNCTION`; `tune kernels` lists what is known."
+        )
+    return found
+
+
+def winner_row(best: "UserBest") -> tuple[str, ...]:
+    """Return the row of a winner, in the columns `WINNERS`."""
+    return (
+        best.config.kernel,
+        best.problem.label,
+        parameters(best.config.label),
+        microseconds(best.time_us),
+        "-" if best.speedup_over_default is None else f"{best.speedup_over_default:.3f}",
+        str(best.trials),
+    )
+
+
+def trial_row(trial: "UserTrial") -> tuple[str, ...]:
+    """Return the row of a trial, in the columns `TRIALS`."""
+    return parameters(trial.config.label), str(trial.outcome), microseconds(trial.time_us), trial.error
+
+
+def parameters(label: str) -> str:
+    """Return the label of a config without the kernel's name."""
+    return label.partition(" ")[2]
+
+
+def winner_json(best: "UserBest", trials: "list[UserTrial]") -> Mapping[str, Any]:
+    """Return a winner and its trials as plain values."""
+    return {
+        "kernel": best.config.kernel,
+        "source_hash": best.source_hash,
+        "key": dict(best.problem.arguments),
+        "config": best.config.parameters,
+        "time_us": best.time_us,
+        "default": best.default.parameters,
+        "default_time_us": best.default_time_us,
+        "configs": best.trials,
+        "environment": best.environment.to_json(),
+        "created_at": best.created_at.isoformat(),
+        "trials": [
+            {
+                "config": trial.config.parameters,
+                "outcome": str(trial.outcome),
+                "time_us": trial.time_us,
+                "remark": trial.error,
+            }
+            for trial in trials
+        ],
+    }

@@ -1,0 +1,125 @@
+"""`tune run MODULE:KERNEL`: a kernel tuned without its program, on arguments that a function of the user's makes."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.autotuned.arguments import (
+    Sizes,
+    arguments_for,
+    choices,
+    function_of,
+    grid_of,
+    importable_from_here,
+)
+from blocktune.cli.autotuned.rows import parameters
+from blocktune.cli.shared.render import microseconds, note, print_json, say
+from blocktune.cli.shared.stores import database_of_this_process
+from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from blocktune.kernels.tuned.call import Choice
+    from blocktune.kernels.tuned.kernel import TunedKernel
+
+ArgumentsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="MODULE:FUNCTION",
+        help="Makes the arguments of MODULE:KERNEL by name, from the sizes of --grid.",
+    ),
+]
+Space = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE,VALUE", help="Choices of MODULE:KERNEL in the place of its list."),
+]
+Expand = Annotated[
+    int, typer.Option("--expand", min=0, help="Configs around the list of MODULE:KERNEL to try in addition.")
+]
+
+
+def run_kernel(
+    name: str,
+    make: str | None,
+    grid: str | None,
+    param: Sequence[str],
+    expand: int,
+    db: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Tune a kernel for each size of a grid.
+
+    Raises:
+        UsageError: a name is none, or the arguments do not fit.
+        NoDeviceError: there is no GPU.
+    """
+    from blocktune.kernels.hardware.device import current_device
+
+    device = current_device()
+    with importable_from_here(), database_of_this_process(db):
+        kernel, calls = kernel_and_calls(name, make, grid, param, expand)
+        found = []
+        for sizes, arguments in calls:
+            choice = _tuned(kernel, arguments)
+            found.append(choice_json(sizes, choice))
+            if not as_json:
+                _show(sizes, choice)
+    if as_json:
+        print_json({"device": device.name, "kernel": kernel.name, "tuned": found})
+
+
+def kernel_and_calls(
+    name: str, make: str | None, grid: str | None, param: Sequence[str], expand: int
+) -> "tuple[TunedKernel, list[tuple[Sizes, dict[str, Any]]]]":
+    """Return a kernel, and its arguments for each size of a grid.
+
+    Raises:
+        UsageError: a name is none, or the arguments do not fit.
+    """
+    from blocktune.tuner.tuned.autotune import space
+    from blocktune.tuner.tuned.named import kernel_named
+
+    if make is None:
+        raise UsageError(
+            f"{name} is measured on arguments, but nothing makes them. Name a function: `--args my_module:make_args`, "
+            'which returns them by name, `{"x": x, "n": n, "grid": (128,)}`.'
+        )
+    sizes, named = grid_of(grid), choices(param)
+    kernel = kernel_named(name, space(**named) if named else (), list(sizes[0]), expand)
+    function = function_of(make)
+    return kernel, [(each, arguments_for(make, function, each)) for each in sizes]
+
+
+def _tuned(kernel: "TunedKernel", arguments: Mapping[str, Any]) -> "Choice":
+    from blocktune.tuner.tuned.named import positional
+
+    args, kwargs = positional(kernel, arguments)
+    return kernel.explain(*args, **kwargs)
+
+
+def choice_json(sizes: Sizes, choice: "Choice") -> dict[str, Any]:
+    """Return the choice of a call as plain values."""
+    return {
+        "sizes": dict(sizes),
+        "key": dict(choice.problem.arguments),
+        "config": choice.label,
+        "rung": str(choice.rung),
+        "time_us": choice.time_us,
+        "default_time_us": choice.default_time_us,
+        "measured_now": choice.tuned,
+        "seconds": choice.seconds,
+        "dropped": dict(choice.dropped or {}),
+    }
+
+
+def _show(sizes: Sizes, choice: "Choice") -> None:
+    words = " ".join(f"{name}={value}" for name, value in sizes.items())
+    gain = ""
+    if choice.time_us and choice.default_time_us:
+        gain = f", {choice.default_time_us / choice.time_us:.3f} times as fast as the first of the list"
+    say(f"{words or choice.problem.label}: {parameters(choice.label)}, {microseconds(choice.time_us)}{gain}")
+    note(f"measured now in {choice.seconds:.1f} s" if choice.tuned else f"known before: {choice.rung}")
+    for label, reason in (choice.dropped or {}).items():
+        note(f"dropped {parameters(label)}: {reason}")

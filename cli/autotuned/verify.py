@@ -1,0 +1,127 @@
+"""`tune verify MODULE:KERNEL`: which winners of autotuned kernels still serve, and how they do today."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.autotuned.arguments import Sizes, importable_from_here
+from blocktune.cli.autotuned.rows import parameters, require_kernels
+from blocktune.cli.autotuned.run import choice_json, kernel_and_calls
+from blocktune.cli.shared.render import microseconds, print_json, print_table, say
+from blocktune.cli.shared.stores import database_of_this_process
+from blocktune.kernels.values.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.user_records import UserBest
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.tuned.named import Remeasured
+
+_COLUMNS = ("kernel", "key", "config", "measured with", "serves as")
+
+
+def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: bool) -> None:
+    """Say of each winner on which rung it serves with the source and the software that are here.
+
+    Raises:
+        NoFeasibleConfigError: there are none.
+    """
+    found = require_kernels(db, device, name)
+    with importable_from_here():
+        rows = [(best, _serves_as(best, device)) for best, _ in found]
+    if as_json:
+        kernels = [
+            {"kernel": best.config.kernel, "key": dict(best.problem.arguments), "serves_as": rung}
+            for best, rung in rows
+        ]
+        print_json({"device": device.name, "kernels": kernels})
+        return
+    print_table(
+        _COLUMNS,
+        [
+            (best.config.kernel, best.problem.label, parameters(best.config.label), _software(best), rung)
+            for best, rung in rows
+        ],
+    )
+
+
+def measure_again(
+    name: str, make: str | None, grid: str | None, param: Sequence[str], db: str | None, *, as_json: bool
+) -> None:
+    """Measure a kernel's configs again for each size of a grid, and say whether the winner stays.
+
+    Raises:
+        UsageError: a name is none, or the arguments do not fit.
+        NoDeviceError: there is no GPU.
+        VerificationError: a winner computes something else than the list's first config.
+    """
+    from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.tuned.named import remeasured
+
+    device, wrong, found = current_device(), [], []
+    with importable_from_here(), database_of_this_process(db):
+        kernel, calls = kernel_and_calls(name, make, grid, param, 0)
+        for sizes, arguments in calls:
+            before = _stored(kernel, arguments, device)
+            after = remeasured(kernel, arguments, device)
+            found.append(choice_json(sizes, after.choice) | {"before": _before_json(before), "problem": after.problem})
+            wrong += [after.problem] if after.problem else []
+            if not as_json:
+                say(_words(sizes, before, after))
+    if as_json:
+        print_json({"device": device.name, "kernel": kernel.name, "verified": found})
+    if wrong:
+        raise VerificationError(
+            f"A winner of {kernel.name} must compute what the first config of its list does, but {wrong[0]}. Take the "
+            "config out of the list, or correct the kernel."
+        )
+
+
+def _stored(kernel: Any, arguments: Any, device: "DeviceSpec") -> "UserBest | None":
+    from blocktune.db.user_store import UserKernelStore
+    from blocktune.tuner.tuned.known import listed_problem
+    from blocktune.tuner.tuned.named import positional
+
+    args, kwargs = positional(kernel, arguments)
+    call = kernel.call_of(args, {"warmup": False, **kwargs})
+    with UserKernelStore.open() as store:
+        return store.best(device, call.name, call.source_hash, listed_problem(call))
+
+
+def _words(sizes: Sizes, before: "UserBest | None", after: "Remeasured") -> str:
+    words = " ".join(f"{name}={value}" for name, value in sizes.items()) or after.choice.problem.label
+    now = f"{parameters(after.winner.label)}, {microseconds(after.choice.time_us)}"
+    if before is None:
+        return f"{words}: {now}; nothing was known before"
+    if before.config == after.winner:
+        return f"{words}: the winner stays: {now}, {microseconds(before.time_us)} before"
+    return f"{words}: the winner is now {now}; it was {parameters(before.config.label)}, {microseconds(before.time_us)}"
+
+
+def _before_json(before: "UserBest | None") -> dict[str, Any] | None:
+    return None if before is None else {"config": before.config.parameters, "time_us": before.time_us}
+
+
+def _serves_as(best: "UserBest", device: "DeviceSpec") -> str:
+    """Return the rung on which a winner serves here, or why it serves no call."""
+    from blocktune.kernels.base.source_hash import hash_of_sources
+    from blocktune.kernels.stored.provenance import Identity, present_identity, reuse_of
+    from blocktune.tuner.jitted.specialization import function_named
+
+    try:
+        source = hash_of_sources(function_named(best.config.kernel))
+    except UsageError:
+        return "unknown: its module cannot be imported from here"
+    if source != best.source_hash:
+        return f"nothing: the source is {source} now"
+    environment = best.environment
+    measured = Identity(
+        device_key=best.device.key,
+        kernel_hash=source,
+        triton=environment.triton,
+        ptxas=environment.ptxas,
+        driver=environment.driver,
+    )
+    return str(reuse_of(measured, present_identity(device, source)) or "nothing")
+
+
+def _software(best: "UserBest") -> str:
+    return f"triton {best.environment.triton}, ptxas {best.environment.ptxas}"

@@ -1,0 +1,116 @@
+"""The tables that are made of results/DEVICE.libraries.json, which tests/support/programs/library_bench.py writes."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.shared.json_files import read_document
+
+SUFFIX = ".libraries.json"
+"""How the names of such files in results/ end."""
+
+FORMAT, SCHEMA = "blocktune-libraries", 1
+
+NO_LIBRARIES = (
+    "Kernels of libraries were not measured yet: `python -m tests.support.programs.library_bench winners --out "
+    "results/DEVICE.libraries.json` measures them on a GPU, `make results` shows them."
+)
+
+_KERNELS = (
+    "kernel",
+    "configs",
+    "first of the list",
+    "best of all",
+    "ours over it",
+    "Triton's over it",
+    "the same in 10",
+)
+_STARTS = ("first step of", "Triton's tuner", "this tuner", "times as fast")
+
+
+def block(path: Path) -> str:
+    """Return the tables of a file, or how it would come about.
+
+    Raises:
+        UsageError: it holds nothing of the kind that its name says.
+    """
+    if not path.exists():
+        return NO_LIBRARIES
+    document = read_document(path, "results", FORMAT, SCHEMA)
+    parts = [_caption(document)]
+    for part in (_kernels(document["kernels"]), _starts(document["starts"]), _processes(document["processes"])):
+        parts += [part] if part else []
+    return "\n\n".join(parts)
+
+
+def _caption(document: Mapping[str, Any]) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
+    return f"Run on one {document['device']}, {document['date']}, with {software}."
+
+
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    losses = {name: [row[name]["over_best"] for row in rows] for name in ("winner", "stock")}
+    gains = [row["expanded"]["gain"] for row in rows]
+    lines = (
+        f"Of {len(rows)} kinds of calls the winner is {statistics.median(losses['winner']):.2%} slower than the best "
+        f"config of an exhaustive measurement in the median and {max(losses['winner']):.2%} at most; that of Triton's "
+        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. With `expand` "
+        f"{sum(gain >= 1.1 for gain in gains)} of them are at least 1.10 times as fast as with Triton's choice, "
+        f"{max(gains):.2f} times at most. {sum(bool(row['wrong']) for row in rows)} results differ from those of the "
+        "first config.",
+        _table(_KERNELS, map(_kernel_row, rows)),
+    )
+    return "\n\n".join(lines)
+
+
+def _kernel_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    first = "-" if row["first_us"] is None else f"{row['first_us']:,.1f} µs"
+    return (
+        f"`{row['kernel'].rpartition(':')[2]}` ({row['step']})",
+        str(row["configs"]),
+        first,
+        f"{row['best']['time_us']:,.1f} µs",
+        f"{row['winner']['over_best']:.2%}",
+        f"{row['stock']['over_best']:.2%}",
+        str(row["same_of_repeats"]),
+    )
+
+
+def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
+    found = {(row["model"], row["start"], row["tuner"]): row for row in rows}
+    lines = []
+    for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
+        stock, ours = (found.get((model, start, tuner)) for tuner in ("stock", "blocktune"))
+        lines.append((f"{model}, {start} start", _seconds(stock), _seconds(ours), _ratio(stock, ours)))
+    return _table(_STARTS, lines) if lines else ""
+
+
+def _seconds(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    seconds = row["step_seconds"]
+    return f"more than {row['longest_seconds']:.0f} s" if seconds is None else f"{seconds:.1f} s"
+
+
+def _ratio(stock: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
+    if stock is None or ours is None or ours["step_seconds"] is None:
+        return "-"
+    least = stock["step_seconds"] or stock["longest_seconds"]
+    return f"{'' if stock['step_seconds'] else 'more than '}{least / ours['step_seconds']:.1f}"
+
+
+def _processes(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "\n\n".join(
+        f"{row['processes']} processes that started the {row['model']} step at once with empty caches tuned "
+        f"{row['kinds_of_calls']} kinds of calls {row['tuned_in_all']} times in all, and disagree on "
+        f"{row['disagreements']}; {row['ended']} of them ended."
+        for row in rows
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    marks = ["---"] + ["---:"] * (len(columns) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows))

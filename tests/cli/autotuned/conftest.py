@@ -1,0 +1,21 @@
+"""A fake H200 under Triton, as the tests of the tuner have it, and a command line on its store."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Tune
+from tests.support.fake_triton import FakeGpu
+from tests.tuner.tuned.conftest import H200, compiler, gpu, path
+
+__all__ = ["compiler", "gpu", "path"]
+
+
+@pytest.fixture
+def tune(path: Path, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs commands on the store that the kernels of this process use, where the GPU is the one that is here."""
+    monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: H200)
+    made = Tune(path.parent)
+    made.db = path
+    return made

@@ -1,0 +1,147 @@
+"""The commands know kernels that are not ours: by `module:function`, tuned here or by their program."""
+
+import base64
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_triton import FakeGpu, Launch
+from tests.support.triton_modes import compiled_here
+
+pytestmark = compiled_here
+
+KERNEL = "tests.support.autotuned_kernels:scale_kernel"
+ARGS = ("--args", "tests.support.autotuned_kernels:scale_arguments")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def tuned(tune: Any) -> Any:
+    """Commands on a store in which the kernel was tuned for two sizes."""
+    done = tune("run", KERNEL, *ARGS, "--grid", "n=1000,2048")
+    assert done.exit_code == 0, done.output
+    tune.said = words(done.output)
+    return tune
+
+
+def test_a_kernel_is_tuned_without_its_program(tuned: Any, gpu: FakeGpu) -> None:
+    assert (
+        "n=1000: BLOCK=256 num_stages=3 num_warps=2, 110.0 µs, 2.164 times as fast as the first of the list"
+        in tuned.said
+    )
+    assert tuned.said.count("measured now in") == 2
+    timed = len(gpu.timed)
+    again = json.loads(tuned("run", KERNEL, *ARGS, "--grid", "n=1000", "--json").stdout)
+    assert [(each["sizes"], each["rung"], each["measured_now"]) for each in again["tuned"]] == [
+        ({"n": 1000}, "exact", False)
+    ]
+    assert len(gpu.timed) == timed
+
+
+def test_choices_take_the_place_of_the_list(tune: Any, gpu: FakeGpu) -> None:
+    choices = ("--param", "BLOCK=256,1024", "--param", "num_warps=1,2")
+    found = json.loads(tune("run", KERNEL, *ARGS, *choices, "--json").stdout)
+    assert found["tuned"][0]["config"] == "scale_kernel BLOCK=256 num_stages=3 num_warps=1"
+    assert {launch.arguments["BLOCK"] for launch in gpu.timed} == {256, 1024}
+    plain = "tests.support.autotuned_kernels:scaled"
+    assert "has no list. Name choices" in words(tune("run", plain, *ARGS).output)
+
+
+def test_a_kernel_of_a_users_own_folder_is_found(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_kernels_of_a_test.py").write_text(
+        "import torch, triton\nfrom triton import language as tl\n"
+        "@triton.jit\ndef fill(x, n, BLOCK: tl.constexpr):\n"
+        "    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(x + offsets, 1.0, offsets < n)\n"
+        "def arguments(n):\n    return {'x': torch.zeros(n), 'n': n, 'grid': lambda meta: (n // meta['BLOCK'],)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = ("own_kernels_of_a_test:fill", "--args", "own_kernels_of_a_test:arguments", "--param", "BLOCK=128,256")
+    done = tune("run", *own, "--grid", "n=512,2048", "--json")
+    assert done.exit_code == 0, done.exception or done.output
+    found = json.loads(done.stdout)
+    sys.modules.pop("own_kernels_of_a_test")
+    assert [each["key"]["n"] for each in found["tuned"]] == [512, 2048]  # the sizes are its key
+    assert {each["config"] for each in found["tuned"]} == {"fill BLOCK=256 num_stages=3 num_warps=4"}
+
+
+def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
+    device = ("--device", "h200")
+    assert f"{KERNEL} n=1000 (fp32 float) BLOCK=256" in words(tuned("list", *device).output)
+    assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
+    best = words(tuned("best", KERNEL, *device).output)
+    assert "BLOCK=256 num_stages=3 num_warps=2: 110.0 µs, 2.164 times as fast as the first of its list" in best
+    assert "BLOCK=512 num_stages=3 num_warps=4 ok" in best
+    explained = words(tuned("explain", KERNEL, *device).output)
+    assert "n=2048 (fp32 float) on NVIDIA H200: BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs" in explained
+    assert "blocks/SM on compute capability 9.0" in explained
+    changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
+    assert "with the values given, which were not measured" in changed
+    assert "exact" in words(tuned("verify", KERNEL).output)
+    configs = tmp_path / "configs.py"
+    assert tuned("export", configs, "--format", "triton", *device).exit_code == 0
+    assert KERNEL in configs.read_text()
+
+
+def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python")
+    monkeypatch.setenv("BLOCKTUNE_MISSES", "off")
+    out = tmp_path / "report.html"
+    assert json.loads(tuned("report", "--out", out, "--json").stdout)["kernels"] == 2
+    code = re.search(r'id="data">([A-Za-z0-9+/=]*)<', out.read_text(encoding="utf-8"))
+    assert code is not None
+    shown = json.loads(gzip.decompress(base64.b64decode(code[1])))["kernels"]
+    assert [(each["kernel"], each["time_us"], each["configs"]) for each in shown] == [(KERNEL, 110.0, 6)] * 2
+    assert {each["key"] for each in shown} == {"n=1000 (fp32 float)", "n=2048 (fp32 float)"}
+
+
+def test_a_winner_is_measured_again_and_its_results_compared(tuned: Any, gpu: FakeGpu) -> None:
+    timed = len(gpu.timed)
+    done = words(tuned("verify", KERNEL, *ARGS, "--grid", "n=1000").output)
+    assert "the winner stays: BLOCK=256 num_stages=3 num_warps=2, 110.0 µs, 110.0 µs before" in done
+    assert len(gpu.timed) > timed
+
+    def wrong_with_few_warps(launch: Launch) -> None:
+        launch.arguments["x"].fill_(launch.arguments["BLOCK"])
+
+    gpu.effect = wrong_with_few_warps
+    done = tuned("verify", KERNEL, *ARGS, "--grid", "n=1000")
+    assert done.exit_code == 7
+    assert "`x` differs from what the first config computes" in words(done.output)
+
+
+def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktune.kernels.base.source_hash.hash_of_sources", lambda function: "0" * 16)
+    found = json.loads(tuned("verify", KERNEL, "--json").stdout)
+    assert {each["serves_as"] for each in found["kernels"]} == {"nothing: the source is 0000000000000000 now"}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("best",), "A shape needs `--seq` and `--dim`, but neither is given"),
+        (("best", "a:b", "--seq", 8, "--dim", 64), "is about a shape or a kernel, but got"),
+        (("best", "no:such"), "No kernel no:such was tuned on"),
+        (("explain", "no:such"), "No kernel no:such was tuned on"),
+        (("run", KERNEL), "nothing makes them. Name a function: `--args"),
+        (("run", KERNEL, "--seq", 8), "`MODULE:KERNEL` brings the shapes, but --seq is given too"),
+        (("run", "no.module:f", *ARGS), "importable from here, but no.module:f is not"),
+        (("run", KERNEL, "--args", "json:nothing"), "`--args` names a function `module:function`"),
+        (("run", KERNEL, "--args", "json:dumps"), "takes the sizes of --grid by name, but not no sizes"),
+        (("run", KERNEL, *ARGS, "--grid", "m=3"), "by name, but not m=3"),
+        (("run", KERNEL, *ARGS, "--grid", "n"), "Choices are words NAME=VALUE,VALUE"),
+        (("run", KERNEL, "--args", "platform:machine"), "returns the kernel's arguments by name and its `grid`"),
+    ],
+)
+def test_wrong_use_is_refused(tune: Any, command: tuple[Any, ...], message: str) -> None:
+    done = tune(*command)
+    assert done.exit_code in (2, 3), done.output
+    assert message in words(done.output)

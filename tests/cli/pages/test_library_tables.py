@@ -1,0 +1,62 @@
+"""The tables of libraries' kernels are those of the bench's file, or say how it comes about."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.pages.pages import with_results
+from tests.support.programs.library_bench import FORMAT, SCHEMA
+
+PAGE = "<!-- results gpu.libraries.json -->\nbefore\n<!-- /results -->"
+
+
+def kernel(name: str, best_us: float, winner: float, stock: float, gain: float) -> dict[str, Any]:
+    return {
+        "step": "fla gla",
+        "kernel": f"fla.ops:{name}",
+        "key": "n=1",
+        "configs": 12,
+        "first_us": 2 * best_us,
+        "best": {"config": "a", "time_us": best_us},
+        "winner": {"config": "a", "time_us": best_us, "over_best": winner},
+        "stock": {"config": "b", "time_us": best_us, "over_best": stock},
+        "same_of_repeats": 9,
+        "wrong": "",
+        "expanded": {"config": "c", "time_us": best_us, "gain": gain},
+    }
+
+
+def start(tuner: str, kind: str, seconds: float | None) -> dict[str, Any]:
+    return {"model": "fla", "tuner": tuner, "start": kind, "step_seconds": seconds, "longest_seconds": 450.0}
+
+
+def test_without_a_file_the_page_says_how_it_comes_about(tmp_path: Path) -> None:
+    assert "were not measured yet" in with_results(PAGE, tmp_path)
+
+
+def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
+    document = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "device": "NVIDIA H200",
+        "date": "2026-11-23",
+        "software": {"triton": "3.6.0"},
+        "kernels": [kernel("one", 10.0, 0.0, 0.02, 1.2), kernel("two", 20.0, 0.005, 0.0, 1.0)],
+        "starts": [
+            start("stock", "cold", None),
+            start("blocktune", "cold", 45.0),
+            start("stock", "second", 50.0),
+            start("blocktune", "second", 4.0),
+        ],
+        "processes": [
+            {"model": "fla", "processes": 8, "kinds_of_calls": 9, "tuned_in_all": 9, "disagreements": 0, "ended": 8}
+        ],
+    }
+    (tmp_path / "gpu.libraries.json").write_text(json.dumps(document))
+    page = with_results(PAGE, tmp_path)
+    assert "the winner is 0.25% slower than the best config" in page
+    assert "1 of them are at least 1.10 times as fast as with Triton's choice, 1.20 times at most" in page
+    assert "| `one` (fla gla) | 12 | 20.0 µs | 10.0 µs | 0.00% | 2.00% | 9 |" in page
+    assert "| fla, cold start | more than 450 s | 45.0 s | more than 10.0 |" in page
+    assert "| fla, second start | 50.0 s | 4.0 s | 12.5 |" in page
+    assert "8 processes that started the fla step at once" in page

@@ -1,0 +1,125 @@
+"""A process that starts and runs one training step of a library's operators; and such processes, timed.
+
+python -m tests.support.programs.library_starts MODEL TUNER     prints the seconds of the imports and of the step
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.programs import ROOT, program
+
+TUNERS = ("stock", "blocktune")
+
+
+def environment(folder: str) -> dict[str, str]:
+    """Return the environment of a process whose caches and store are in a folder."""
+    places = {
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "BLOCKTUNE_DB": f"{folder}/store.db",
+        "XDG_CACHE_HOME": f"{folder}/cache",
+    }
+    return {**os.environ, **places, "BLOCKTUNE_AUTOTUNE": "0"}
+
+
+def started(model: str, tuner: str, folder: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*program("library_starts"), model, tuner],
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def answer_of(process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any] | None:
+    """Return what a process says; None if it takes longer than this.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    try:
+        out, error = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    if process.returncode:
+        raise RuntimeError(f"A start must end well, but this one did not: {error[-2000:]}")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def timed_start(model: str, tuner: str, folder: str, seconds: float) -> dict[str, Any]:
+    """Return the seconds of one start; of the step they are None where it takes longer than `longest_seconds`."""
+    begun = time.monotonic()
+    answer = answer_of(started(model, tuner, folder), seconds)
+    whole = time.monotonic() - begun
+    step = None if answer is None else answer["step_seconds"]
+    return {
+        "process_seconds": whole,
+        "step_seconds": step,
+        "longest_seconds": seconds,
+        "tuned": (answer or {}).get("tuned"),
+    }
+
+
+def agreement(model: str, count: int, seconds: float) -> dict[str, Any]:
+    """Return how many processes that start at once tune each kernel, and how many kernels they disagree on."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.monotonic()
+        processes = [started(model, "blocktune", folder) for _ in range(count)]
+        answers = [answer_of(process, max(1.0, seconds - time.monotonic() + begun)) for process in processes]
+    ended = [answer for answer in answers if answer is not None]
+    chosen = {key: {answer["choices"].get(key) for answer in ended} for answer in ended for key in answer["choices"]}
+    return {
+        "processes": count,
+        "ended": len(ended),
+        "kinds_of_calls": len(chosen),
+        "tuned_in_all": sum(answer["tuned"] for answer in ended),
+        "disagreements": sum(len(configs) > 1 for configs in chosen.values()),
+        "seconds": max((answer["step_seconds"] for answer in ended), default=None),
+    }
+
+
+def choices() -> Mapping[str, str]:
+    """Return what each kind of call of this process was launched with."""
+    from blocktune.kernels.tuned.kernel import kernels
+
+    return {
+        f"{kernel.name} {problem.document}": choice.label
+        for kernel in kernels
+        for problem, choice in kernel.choices.items()
+    }
+
+
+def main(model: str, tuner: str) -> None:
+    import torch
+
+    from tests.support.library_steps import model_step
+
+    if tuner == "blocktune":
+        import blocktune
+
+        blocktune.install()
+    torch.zeros(1, device="cuda")
+    begun = time.monotonic()
+    model_step(model, "cuda")
+    torch.cuda.synchronize()
+    seconds, chosen, tuned = time.monotonic() - begun, {}, 0
+    if tuner == "blocktune":
+        from blocktune.kernels.tuned.kernel import kernels
+
+        chosen, tuned = dict(choices()), sum(choice.tuned for kernel in kernels for choice in kernel.choices.values())
+    sys.stdout.write(json.dumps({"step_seconds": seconds, "choices": chosen, "tuned": tuned}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,98 @@
+"""What a launch moves and computes, and the least time that the device needs for it.
+
+The author says it: a function given to `autotune(costs=...)`, else `launch_metadata` of `triton.jit`, as profilers read
+it. Else the compiled code is counted, where it has no loop. Else nothing is known but the resources.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.cost.roofline import peak_tflops
+from blocktune.tuner.jitted.counts import counts_in
+from blocktune.tuner.turns.isolated import meta_of
+
+logger = logging.getLogger("blocktune")
+
+NAMES = ("bytes", "flops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one launch moves and computes. source: who says so."""
+
+    bytes: float
+    flops: float
+    source: str
+
+    def least_us(self, device: DeviceSpec) -> float:
+        """Return the time that no launch can beat on a device; 0 where its rates are unknown. Products in 8 bits are
+        twice as fast as those in 16, and may be among these."""
+        if device.memory_gbs is None:
+            return 0.0
+        try:
+            peak = 2 * peak_tflops(device, "bfloat16", device.limits.mma)
+        except UsageError:
+            return 0.0
+        return max(self.bytes / device.memory_gbs / 1e3, self.flops / peak / 1e6)
+
+    def words(self, time_us: float, device: DeviceSpec) -> str:
+        """Return the rates of a launch that takes this long, for people."""
+        share = self.least_us(device) / time_us
+        rates = f"{self.bytes / time_us / 1e3:,.0f} GB/s, {self.flops / time_us / 1e6:,.1f} TFLOP/s by {self.source}"
+        return f"{rates}, {share:.0%} of what {device.name} allows" if share else rates
+
+
+def costs_of(call: Call, config: UserConfig) -> Costs | None:
+    """Return what a launch with a config costs, or None where nothing tells. The config must have been launched.
+
+    Raises:
+        UsageError: the function that was given for it returns something else than numbers.
+    """
+    options = call.configs[config].all_kwargs()
+    if call.settings.costs is not None:
+        found = call.settings.costs({**call.named, **options})
+        costs = _as_costs(found, "its `costs`")
+        if costs is None:
+            raise UsageError(
+                f"Costs are numbers by name, `bytes` and `flops`, but the `costs` of {call.name} gives {found!r:.200}. "
+                'Return for example {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
+            )
+        return costs
+    compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
+    if compiled is None:  # a hook keeps Triton from having it
+        return None
+    meta, grid = meta_of(call, options), call.kwargs["grid"]
+    blocks = tuple(grid(meta) if callable(grid) else grid)
+    if call.function.launch_metadata is not None:
+        return _of_metadata(call, blocks, compiled, meta)
+    counts = counts_in(compiled.asm.get("ptx", ""), compiled.metadata.num_warps)
+    if counts is None:
+        return None
+    launched = math.prod(blocks)
+    return Costs(bytes=counts.bytes * launched, flops=counts.flops * launched, source="its compiled code")
+
+
+def _of_metadata(call: Call, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
+    """Return what `launch_metadata` says. Triton calls it only for profilers, so its errors are none of a launch."""
+    try:
+        found = call.function.launch_metadata(blocks, compiled.metadata, meta)
+        flops = sum(value for name, value in found.items() if name.startswith("flops"))
+        return _as_costs({"bytes": found.get("bytes", 0), "flops": flops}, "its `launch_metadata`")
+    except Exception as error:  # whatever a library's function raises without a profiler
+        logger.info("`launch_metadata` of %s does not tell its costs: %s", call.name, error)
+        return None
+
+
+def _as_costs(found: Any, source: str) -> Costs | None:
+    """Return costs of numbers by name; None if they are anything else."""
+    values = [found.get(name, 0) if isinstance(found, Mapping) else None for name in NAMES]
+    if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in values):
+        return None
+    return Costs(bytes=float(values[0] or 0), flops=float(values[1] or 0), source=source)
