@@ -44,7 +44,7 @@ TIERS = {
         ("compare", "fleet", "upkeep", "lab", "tuned"),
         ("report",),
     ),
-    "cli": (("shared",), ("tune", "results", "explain", "lab"), ("report",), (".",), ("pages",)),
+    "cli": (("shared",), ("tune", "results", "explain", "lab"), ("report",), ("ui",), (".",), ("pages",)),
 }
 """A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
 FAMILIES = ("kernels/portable", "kernels/hopper")
