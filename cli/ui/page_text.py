@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,24 @@ from blocktune.cli.ui.forms import shape_fields
 from blocktune.cli.ui.live_store import LiveStore
 from blocktune.db.records.records import Best
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.sources import ConfigSource, JsonConfigs, SqliteConfigs
+from blocktune.kernels.stored.tuned_config import TunedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class WinnerConfigs:
+    """The winners of a database as the dispatcher wants them."""
+
+    winners: Sequence[Best]
+
+    def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        """Return those of a device."""
+        return [
+            TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+            for best in self.winners
+            if best.device.key == device.key
+        ]
 
 
 class PageText:
@@ -45,10 +63,11 @@ class PageText:
             documents=[*named.documents, *shipped_documents()],
             misses=named.misses,
         )
-        data = page_data(sources, self._layers(has_own=bool(winners)), now=datetime.now(UTC))
+        data = page_data(sources, self._layers(winners), now=datetime.now(UTC))
         return data | {"fields": shape_fields()}
 
-    def _layers(self, *, has_own: bool) -> list[ConfigSource]:
-        """Return where the dispatcher would look for configs."""
+    def _layers(self, winners: Sequence[Best]) -> list[ConfigSource]:
+        """Return where the dispatcher would look for configs: the database, then what ships."""
         path = self._target.path
-        return [SqliteConfigs(path), JsonConfigs()] if has_own and path is not None else [JsonConfigs()]
+        own: list[ConfigSource] = [WinnerConfigs(winners) if path is None else SqliteConfigs(path)]
+        return [*own, JsonConfigs()] if winners else [JsonConfigs()]
