@@ -1,9 +1,11 @@
 // A shape picked by fields: its sweep is shown where there is one, and its configs can be compiled in any case.
 BT.fieldOf = ({ name, help, kind, default: value, needed, choices }) => {
   const id = `shape-${name}`;
-  if (choices.length) return BT.selectOf(id, help, choices.map((choice) => [choice, choice]), value, () => {});
+  const flag = name.replaceAll("_", "-");
+  const words = `${flag}: ${help[0].toLowerCase()}${help.slice(1).replace(/\.$/, "")}`;
+  if (choices.length) return BT.selectOf(id, flag, choices.map((choice) => [choice, choice]), value, () => {});
   const type = { int: "number", bool: "checkbox", str: "text" }[kind];
-  return BT.el("label", { class: "field", for: id }, help, BT.el("input", { id, type, name, required: needed, checked: value === true, ...(kind === "int" ? { min: 1, step: 1 } : {}) }));
+  return BT.el("label", { class: "field", for: id }, words, BT.el("input", { id, type, name, required: needed, checked: value === true, ...(kind === "int" ? { min: 1, step: 1 } : {}) }));
 };
 
 BT.flagsOf = () => {
