@@ -8,6 +8,7 @@
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the tests of a store under fire with their full counts, and their record in results/
+# make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
@@ -38,18 +39,19 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test fuzz fuzz-cli sanitize fault-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive"
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive and not cluster"
 
 test-all: test
-	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive"
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and exhaustive" tests/kernels
+	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive and not cluster"
 
 width-test: $(VENV)/.installed-test
 	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py
@@ -60,11 +62,15 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu" tests/kernels
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive" tests/kernels tests/tuner
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
+
+# Steps of whole models with our attention and with PyTorch's, in turns.
+model-bench: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.end_to_end --out $(RECORD).models.json
 
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
@@ -81,6 +87,10 @@ sanitize:
 fault-test: $(VENV)/.installed-test
 	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json
+
+# Ray clusters of this machine, whose nodes, drivers and workers are killed.
+cluster-test: $(VENV)/.installed-test
+	$(PYTEST) -m cluster
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages

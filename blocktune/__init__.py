@@ -145,13 +145,14 @@ _HOMES = {
     "tune": "blocktune.tuner.search.tune",
     "uninstall": "blocktune.tuner.tuned.install",
     # not public: what one room takes from another that it must not import is bound here, where all of them meet
+    "pictures_of": "blocktune.cli.report.notebook",
     "usefulness": "blocktune.tuner.cost.ranking",
     "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, and keeps it."""
+    """Load a public name when it is first used, and keep it."""
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:

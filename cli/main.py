@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy
+from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
 from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
@@ -108,6 +108,8 @@ app.command("report")(report.report)
 app.command("ui")(ui.ui)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
+app.command("profile")(profile.profile)
+app.command("roofline")(roofline.roofline)
 app.command("ladder")(ladder.ladder)
 app.command("devices")(devices.devices)
 app.command("doctor")(doctor.doctor)
@@ -121,12 +123,12 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning for the person at the terminal: what it says, not where in the code it was raised."""
+    """Show a warning to the person at the terminal: what it says, not where in the code it was raised."""
     note(f"warning: {message}")
 
 
 def main() -> None:
-    """Entry point of the console commands."""
+    """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
     app()
 

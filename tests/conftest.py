@@ -2,6 +2,8 @@
 
 Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
 interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
+Worker processes take turns with the GPUs.
+Every test draws its own random numbers (`same_draws`), whichever ran before it.
 """
 
 import os
@@ -9,15 +11,21 @@ import os
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
+from tests.support.few_cases import mark_others_exhaustive
 from tests.support.recording import pytest_addoption, pytest_configure
+from tests.support.same_draws import pytest_runtest_setup
 from tests.support.triton_modes import ABSENT
+from tests.support.worker_gpus import take_turns
 
-__all__ = ["pytest_addoption", "pytest_configure"]  # --record
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --record, and the same draws in every run
 
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
+take_turns()
 
 
+@pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_others_exhaustive(items)
     _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
     _skip_without_gpu(items)
 

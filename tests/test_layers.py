@@ -41,7 +41,7 @@ TIERS = {
         ("cost", "measure"),
         ("sampling", "jitted"),
         ("search", "turns"),
-        ("compare", "fleet", "upkeep", "lab", "tuned"),
+        ("compare", "fleet", "upkeep", "lab", "tuned", "profile"),
         ("report",),
     ),
     "cli": (("shared",), ("tune", "results", "explain", "lab"), ("report",), ("ui",), (".",), ("pages",)),

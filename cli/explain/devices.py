@@ -1,25 +1,38 @@
 """`tune devices`: the GPUs in this machine and those that the catalogue knows."""
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from blocktune.cli.shared.options import AsJson
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import note, print_json, print_table, say
+from blocktune.tuner.fleet.ray_cluster import resources_of
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import CatalogueEntry, DeviceSpec
 
 
-def devices(as_json: AsJson = False) -> None:
+def devices(
+    as_json: AsJson = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Print the GPUs here as resources of a Ray node, for `ray start --resources`.")
+    ] = False,
+) -> None:
     """List the GPUs here and those known by name. One that only NVML sees is hidden from CUDA.
 
     \b
     tune devices
     tune devices --json
+    ray start --address=head:6379 --resources="$(tune devices --ray)"
     """
     from blocktune.kernels.hardware.device import catalogue, present_devices
     from blocktune.tuner.measure.telemetry import nvml_devices
 
     present = present_devices()
+    if ray:
+        say(json.dumps(resources_of(present)))
+        return
     usable = {device.uuid for device in present}
     present += tuple(device for device in nvml_devices() if device.uuid not in usable)
     known = catalogue()

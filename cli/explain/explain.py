@@ -68,12 +68,12 @@ def explain(
     shape, spec = flags.shape(), choose_device(device)
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
-        chosen = _choose(store, db, spec, shape, kernel, choices, param or [])
+        chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
         paper = _paper_rule(store, spec, chosen)
 
     from blocktune.tuner.cost.text import explain as words
 
-    analysis = _analyse(chosen, spec)
+    analysis = analysed(chosen, spec)
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
         more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": words(analysis)}
@@ -89,7 +89,7 @@ def explain(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
+class Choice:
     """The config to explain, why this one, and what it took on this device. winner: the stored result for this very
     shape that it comes from, if any."""
 
@@ -109,10 +109,10 @@ class _Rival:
     problem: str = ""
 
     @classmethod
-    def of(cls, choice: _Choice, device: "DeviceSpec") -> "_Rival":
+    def of(cls, choice: Choice, device: "DeviceSpec") -> "_Rival":
         """Compile it."""
         try:
-            breakdown = _analyse(choice, device).breakdown
+            breakdown = analysed(choice, device).breakdown
         except NoFeasibleConfigError as error:
             return cls(config=choice.request.config, problem=str(error))
         predicted_us = None if breakdown is None else breakdown.total_us
@@ -136,7 +136,7 @@ class _Rival:
         return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
 
 
-def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
+def analysed(choice: Choice, device: "DeviceSpec") -> "Analysis":
     """Compile a config and ask every model about it.
 
     Raises:
@@ -152,7 +152,7 @@ def _analyse(choice: _Choice, device: "DeviceSpec") -> "Analysis":
     )  # fmt: skip
 
 
-def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choice) -> _Choice | None:
+def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choice) -> Choice | None:
     """Return the paper's block rule as the explained kernel can express it; None where it has no config, or gives this
     one."""
     from blocktune.kernels.base.paper_rule import paper_config
@@ -165,7 +165,7 @@ def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: _Choi
     measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
     if measured_us is None:
         measured_us = _measured_us(store, device, paper)
-    return _Choice(request=paper, source="the paper's rule", measured_us=measured_us)
+    return Choice(request=paper, source="the paper's rule", measured_us=measured_us)
 
 
 def _measured_us(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
@@ -177,7 +177,7 @@ def _measured_us(store: "ResultStore | None", device: "DeviceSpec", request: Com
     return measured_time_us(store, device, request.shape, request.config, request.kernel.source_hash)
 
 
-def _choose(
+def choose_config(
     store: "ResultStore | None",
     db: str | None,
     device: "DeviceSpec",
@@ -185,7 +185,7 @@ def _choose(
     kernel: str | None,
     choices: dict[str, int | None],
     own: list[str],
-) -> _Choice:
+) -> Choice:
     """Return the config that the flags name, else the one that a call of this shape would get."""
     found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
     request = found.request.with_choices(choices, own)
@@ -194,16 +194,16 @@ def _choose(
     if measured_us is None:
         measured_us = _measured_us(store, device, request)
     source = "as given" if changed else found.source
-    return _Choice(request=request, source=source, measured_us=measured_us, winner=found.winner)
+    return Choice(request=request, source=source, measured_us=measured_us, winner=found.winner)
 
 
-def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
-    return _Choice(
+def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
+    return Choice(
         request=default_request(kernel, shape, device.limits), source="the kernel's default", measured_us=None
     )
 
 
-def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> _Choice:
+def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
     """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
     shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
@@ -218,7 +218,7 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
             f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
             "PyTorch's scaled_dot_product_attention would."
         )
-    return _Choice(
+    return Choice(
         request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
         source=Explanation.of(candidate, shape, device=device).reason,
         measured_us=candidate.time_us if candidate.rung in of_this_shape else None,

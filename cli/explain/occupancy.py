@@ -5,14 +5,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal
-from blocktune.cli.shared.render import print_json, say
+from blocktune.cli.shared.render import print_json, print_styled, say, terminal_width
 from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -58,6 +58,7 @@ def occupancy(
     seq: Annotated[int, typer.Option("--seq", min=1, help="Sequence length to compile for.")] = 8192,
     dtype: Dtype = "bf16",
     causal: IsCausal = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the blocks over each resource of a block, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain how many blocks fit an SM, and why.
@@ -66,7 +67,7 @@ def occupancy(
     for features needs a shape of its own: see `tune explain`.
 
     \b
-    tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712
+    tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
     """
@@ -76,7 +77,9 @@ def occupancy(
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
-        _explain_autotuned(autotuned, signature, options, param or [], _limits_given(cc, device), as_json=as_json)
+        _explain_autotuned(
+            autotuned, signature, options, param or [], _limits_given(cc, device), plot=plot, as_json=as_json
+        )
         return
     limits, num_sms = _where(cc, device)
     if kernel is None:
@@ -91,9 +94,26 @@ def occupancy(
     result = compute(resources, limits, carveout_percent=carveout)
     text = explain(result) if request is None else _explain(request, result, num_sms)
     if as_json:
-        print_json(({} if request is None else request.to_json()) | result.to_json() | {"explanation": text})
-    else:
-        say(text)
+        print_json(({} if request is None else request.to_json()) | _json(result, plot) | {"explanation": text})
+        return
+    say(text)
+    if plot:
+        _draw(result)
+
+
+def _json(result: "Occupancy", plot: bool) -> dict[str, Any]:
+    from blocktune.tuner.occupancy.curves import curves_of
+
+    curves = {name: curve.to_json() for name, curve in curves_of(result).items()} if plot else {}
+    return result.to_json() | ({"curves": curves} if plot else {})
+
+
+def _draw(result: "Occupancy") -> None:
+    from blocktune.cli.explain.occupancy_plot import plot_lines
+    from blocktune.tuner.occupancy.curves import curves_of
+
+    say("")
+    print_styled(plot_lines(curves_of(result), terminal_width()))
 
 
 def _limits_given(cc: str | None, device: str | None) -> "ComputeLimits":
@@ -107,6 +127,7 @@ def _explain_autotuned(
     param: Sequence[str],
     limits: "ComputeLimits",
     *,
+    plot: bool,
     as_json: bool,
 ) -> None:
     """Compile a function of `triton.jit` by its name and say how many of its blocks fit a multiprocessor."""
@@ -120,13 +141,15 @@ def _explain_autotuned(
     code = compiled_offline(function, types, given | dict(map(_constant, param)), limits)
     if as_json:
         kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
-        print_json(kernel | code.occupancy.to_json() | {"explanation": str(code)})
-    else:
-        say(str(code))
+        print_json(kernel | _json(code.occupancy, plot) | {"explanation": str(code)})
+        return
+    say(str(code))
+    if plot:
+        _draw(code.occupancy)
 
 
 def _constant(text: str) -> tuple[str, Plain]:
-    """A parameter NAME=VALUE; a value is an integer, a number, `true`, `false`, `none` or a text."""
+    """Return a parameter NAME=VALUE; a value is an integer, a number, `true`, `false`, `none` or a text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"`--param` is NAME=VALUE, but got {text!r}.")
@@ -184,7 +207,7 @@ def _refuse_resources(regs: int | None, shared: int | None, static_shared: int, 
 
 
 def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal: bool) -> "AttentionShape":
-    """In the direction that the kernel computes."""
+    """Return the shape in the direction that the kernel computes."""
     from blocktune.kernels.registry import get_kernel
 
     if dim is None:
@@ -193,7 +216,7 @@ def _shape_to_compile(kernel: str, seq: int, dim: int | None, dtype: str, causal
 
 
 def _explain(request: CompileRequest, result: "Occupancy", num_sms: int | None) -> str:
-    """The occupancy in words, with what smaller parameters would change and the waves on a device."""
+    """Return the occupancy in words, with what smaller parameters would change and the waves on a device."""
     from blocktune.tuner.cost.analysis import steps_down
     from blocktune.tuner.cost.roofline import waves_of
     from blocktune.tuner.occupancy.text import explain

@@ -33,7 +33,7 @@ _PASSWORD = Finding(
 
 
 def _results_file(path: Path) -> Finding:
-    """What the dispatcher reads in place of a database."""
+    """Return what the dispatcher reads in place of a database."""
     from blocktune.kernels.stored.export_file import rows_in_file
 
     try:

@@ -20,7 +20,7 @@ from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
 
 
 def _unfitted() -> CostConstants:
-    """The geometric middle of every bound."""
+    """Return the geometric middle of every bound."""
     return CostConstants(**{name: (low * high) ** 0.5 for name, (low, high) in BOUNDS.items()})
 
 
@@ -30,7 +30,7 @@ def _judge(title: str, sweeps: Sequence[Sweep], constants: CostConstants) -> Non
 
 
 def main() -> None:
-    """Prints the model's rows as it is, with every head dimension left out, and the constants fitted to all."""
+    """Print the model's rows as it is, with every head dimension left out, and the constants fitted to all."""
     places = [Path(word) for word in sys.argv[1:]] or [DEFAULT_PLACE]
     sweeps = [load_sweep(path) for path in sweep_files(places)]
     _judge("as it is, all sweeps", sweeps, CONSTANTS)

@@ -9,7 +9,7 @@ import typer
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.options import AsJson, DeviceName
 from blocktune.cli.shared.render import note, print_json, say
-from blocktune.cli.shared.shapes_file import flags_of_file
+from blocktune.cli.shared.shapes_file import flags_of_file, shard_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present, visible
 
@@ -47,7 +47,7 @@ def record(
     tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml
     tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml --shard 2/4 --seconds 420
     """
-    chosen, spec = _shard_of(shard), choose_device(device)
+    chosen, spec = shard_of(shard), choose_device(device)
     if not is_present(spec):
         raise UsageError(f"Sweeps are recorded on a GPU that is here, but {spec.name} is not. See `tune devices`.")
     shapes = tuple(dict.fromkeys(flags.shape() for flags in flags_of_file(shapes_file)))[chosen]
@@ -59,20 +59,6 @@ def record(
         return
     for path in written:
         say(path)
-
-
-def _shard_of(text: str) -> slice:
-    """Return which shapes `I/N` means.
-
-    Raises:
-        UsageError: it is no such pair.
-    """
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(
-            f"`--shard I/N` with 1 <= I <= N must hold, but got {text!r:.80}. Take 1/2 and 2/2 for two GPUs."
-        )
-    return slice(int(number) - 1, None, int(count))
 
 
 def _record(

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blocktune.cli.pages.bench_tables import NOTHING, REGIMES, BenchRow, means, table_line
+from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means, table_line
 from blocktune.kernels.values.shape import Causal
+from blocktune.tuner.compare.report import PEERS
 
 PART = "summary"
 """The name by which a page asks for it: `<!-- results FILE#summary -->`."""
 
 LENGTHS = (1024, 4096, 16384)
-RIVALS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2 in PyTorch"}
+RIVALS = {BEST: "the fastest peer", **PEERS}
 
 
 def summary(document: Mapping[str, Any] | None) -> str:
@@ -19,23 +20,26 @@ def summary(document: Mapping[str, Any] | None) -> str:
         return NOTHING
     rows = [BenchRow(row) for row in document["rows"]]
     shown = [row for row in rows if row.shape.seqlen_q in LENGTHS and row.shape.causal is Causal.UPPER_LEFT]
-    header = ("head_dim", "seqlen", *RIVALS.values(), "tuned", "tuned / cuDNN")
+    peers = [name for name in PEERS if any(row.timing(name) for row in shown)]
+    header = ("head_dim", "seqlen", *(GUESTS.get(name, PEERS[name]) for name in peers), "tuned", "tuned / best peer")
     lines = [table_line(header), table_line(["---:"] * len(header))]
-    lines += [table_line(_cells(row)) for row in sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))]
+    lines += [
+        table_line(_cells(row, peers)) for row in sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))
+    ]
     return "\n\n".join((_caption(document, rows[0]), "\n".join(lines), means(rows, RIVALS)))
 
 
 def _caption(document: Mapping[str, Any], row: BenchRow) -> str:
     return (
-        f"{document['device']['name']}, {document['created_at'][:10]}, {row.shape.dtype}, causal, "
-        f"{REGIMES[document['regime']]}. TFLOP/s, and the ratio with its 5th and 95th percentile:"
+        f"{absent(document)}{document['device']['name']}, {document['created_at'][:10]}, {row.shape.dtype}, causal, "
+        f"{REGIMES[document['regime']]}. TFLOP/s, and the ratio with its 5th and 95th percentile, and the fastest peer:"
     )
 
 
-def _cells(row: BenchRow) -> list[str]:
+def _cells(row: BenchRow, peers: list[str]) -> list[str]:
     return [
         str(row.shape.head_dim),
         str(row.shape.seqlen_q),
-        *(row.rate(name) for name in (*RIVALS, "tuned")),
-        row.over_cudnn,
+        *(row.rate(name) for name in (*peers, "tuned")),
+        row.over_best,
     ]

@@ -8,6 +8,7 @@ from blocktune.cli.pages.readme_rivals import left_out
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.compare.report import PEERS
 
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
@@ -16,17 +17,23 @@ NO_LOAD = (
     "No results under sustained load are here yet: those of this file do not say how the GPU worked. `tune bench "
     "--regime sustained --out results/DEVICE-sustained.bench.json` measures them, `make results` shows them."
 )
-HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / cuDNN")
-GUESTS = {"flex": "FlexAttention", "bfloat16": "16 bits"}
+HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / best peer")
+GUESTS = {"fa3": "FA3", "fa4": "FA4", "flex": PEERS["flex"], "bfloat16": "16 bits"}
+"""Contenders that take part where they are installed, or on request."""
+
+BEST = "best"
 RIVALS = {
-    "cudnn": "cuDNN",
-    "fa2": "FlashAttention-2 in PyTorch",
+    BEST: "the fastest peer",
+    **PEERS,
     "default": "the default",
     "paper": "the paper's rule",
     "triton_autotune": "stock autotune",
-    **GUESTS,
+    "bfloat16": GUESTS["bfloat16"],
 }
 """Contenders that the tuned config's mean speed is compared with."""
+
+EXPECTED = ("cudnn", "fa3", "fa4")
+"""Peers without which a table says so."""
 
 LOAD = ("SM clock, MHz", "power, W")
 """Further columns under sustained load."""
@@ -75,7 +82,7 @@ def _columns(rows: "Sequence[BenchRow]") -> list[str]:
 
 
 def _guests(rows: "Sequence[BenchRow]") -> list[str]:
-    """Return the peers that take part only on request, and were timed in some row."""
+    """Return those of `GUESTS` that were timed in some row."""
     return [name for name in GUESTS if any(row.entries.get(name, {}).get("timing") for row in rows)]
 
 
@@ -114,13 +121,25 @@ class BenchRow:
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
         load = self._load_cells() if with_load else ()
         columns = (self._rate_of(name) for name in further)
-        return table_line([length, MASKS[self.shape.causal], *rates, self.over_cudnn, *columns, *load])
+        return table_line([length, MASKS[self.shape.causal], *rates, self.over_best, *columns, *load])
 
     @property
-    def over_cudnn(self) -> str:
-        """The tuned config's speed over cuDNN's, with its 5th and 95th percentile."""
-        over = (self.timing("tuned") or {}).get("over_cudnn")
-        return f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else "-"
+    def best_peer(self) -> str | None:
+        """The name of the fastest peer; None where none was timed."""
+        times = {name: timing["median_us"] for name in PEERS if (timing := self.timing(name))}
+        return min(times, key=lambda name: times[name]) if times else None
+
+    @property
+    def over_best(self) -> str:
+        """The tuned config's speed over the fastest peer's, with its 5th and 95th percentile where rounds were paired
+        with that peer, and the peer."""
+        name, ratio = self.best_peer, self.ratio(BEST)
+        if name is None or ratio is None:
+            return "-"
+        tuned = self.timing("tuned") or {}
+        over = tuned.get("over_best") or (tuned.get("over_cudnn") if name == "cudnn" else None)
+        interval = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else f"{ratio:.3f}"
+        return f"{interval}, {GUESTS.get(name, PEERS[name])}"
 
     def _load_cells(self) -> tuple[str, str]:
         """Return the clock, lowest to highest, and the mean power while the row was timed."""
@@ -137,7 +156,9 @@ class BenchRow:
         return theirs["median_us"] / ours["median_us"] if ours and theirs else None
 
     def timing(self, name: str) -> Mapping[str, Any] | None:
-        """Return the times of a contender; None where it did not take part or failed."""
+        """Return the times of a contender or of the fastest peer; None where it did not take part or failed."""
+        if name == BEST:
+            return None if self.best_peer is None else self.timing(self.best_peer)
         timing: Mapping[str, Any] | None = self.entries.get(name, {}).get("timing")
         return timing
 
@@ -158,10 +179,10 @@ class BenchRow:
 
 def _caption(document: Mapping[str, Any]) -> str:
     return (
-        f"{measured(document)} "
+        f"{absent(document)}{measured(document)} "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
-        "95th percentile. In brackets after stock `@triton.autotune` over the same space: the seconds that it takes "
-        "to tune, estimated for an empty cache."
+        "95th percentile, and names the fastest peer. In brackets after stock `@triton.autotune` over the same space: "
+        "the seconds that it takes to tune, estimated for an empty cache."
         + left_out(document)
         + (OWN_COLUMNS if _has_kernels(document) else "")
         + (_held(document) if _is_sustained(document) else "")
@@ -181,10 +202,18 @@ def _held(document: Mapping[str, Any]) -> str:
     )
 
 
+def absent(document: Mapping[str, Any]) -> str:
+    """Return a sentence that names the peers that no row has; empty where none is missing."""
+    timed = {entry["name"] for row in document["rows"] for entry in row["contenders"] if entry["timing"]}
+    missing = [PEERS[name] for name in EXPECTED if name not in timed]
+    return f"Measured without {' and '.join(missing)}. " if missing else ""
+
+
 def measured(document: Mapping[str, Any]) -> str:
     """Return where, when and how a bench was measured."""
     environment, shape = document["environment"], AttentionShape.from_json(document["rows"][0]["shape"])
-    software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver"))
+    versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
+    software = ", ".join([*versions, *environment.get("peers", {}).values()])
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     configs = (entry.get("config") for row in document["rows"] for entry in row["contenders"])
     kernels = ", ".join(sorted({config["kernel"] for config in configs if config}))

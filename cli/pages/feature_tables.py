@@ -6,6 +6,7 @@ from typing import Any
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.compare.report import PEERS
 
 SUFFIX = "-features.bench.json"
 """Of files whose shapes differ in what they ask for and not in size."""
@@ -17,10 +18,16 @@ HEADER = (
     "tuned, µs",
     "tuned over default",
     "cuDNN, µs",
+    "FA3, µs",
+    "FA4, µs",
     "FlexAttention, µs",
+    "tuned over best peer",
     "TFLOP/s",
     "GB/s of keys and values",
 )
+SHOWN = ("cudnn", "fa3", "fa4", "flex")
+"""Peers with a column of their own."""
+
 TOGETHER = " All of a row was checked first and timed in turns in one run; gains are those of median times."
 SPARSE = " Operations of a block mask are those of the blocks that take part, a quarter of all."
 TWO_PASSES, ONE_KERNEL = "flash_bwd_split", "flash_bwd_fused"
@@ -102,8 +109,8 @@ def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any
         _time(entries, "default"),
         _time(entries, "tuned"),
         "-" if gain is None else f"{gain:.3f}",
-        _time(entries, "cudnn"),
-        _time(entries, "flex"),
+        *(_time(entries, name) for name in SHOWN),
+        _over_best(entries),
         "-" if timing is None else f"{timing['tflops']:.0f}",
         "-" if rate is None else f"{rate:.0f}",
     )
@@ -113,6 +120,13 @@ def _gain(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the default's time over that of the tuned config."""
     tuned, default = (entries.get(name, {}).get("timing") for name in ("tuned", "default"))
     return default["median_us"] / tuned["median_us"] if tuned and default else None
+
+
+def _over_best(entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the fastest peer's time over that of the tuned config."""
+    tuned = entries.get("tuned", {}).get("timing")
+    times = [timing["median_us"] for name in PEERS if (timing := entries.get(name, {}).get("timing"))]
+    return f"{min(times) / tuned['median_us']:.3f}" if tuned and times else "-"
 
 
 def _key_rate(entries: Mapping[str, Mapping[str, Any]]) -> float | None:

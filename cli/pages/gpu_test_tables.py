@@ -79,7 +79,8 @@ def _suite_cells(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def costs_table(document: Mapping[str, Any]) -> str:
-    """Host time of a call of every kernel, and of every entry point: medians, with the 99th percentile in brackets."""
+    """Return the host time of a call of every kernel, and of every entry point: medians, with the 99th percentile in
+    brackets."""
     rows, entries = document["rows"], document.get("entries", {})
     parts = [
         f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
+from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
@@ -47,7 +49,8 @@ NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.jso
 
 
 def with_results(page: str, folder: Path) -> str:
-    """A page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from folder/FILE.
+    """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
+    folder/FILE.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows.
 
@@ -57,7 +60,9 @@ def with_results(page: str, folder: Path) -> str:
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        if shipped_tables.is_shipped(path):
+        if path.name == FLEET:
+            block = fleet_table(path)
+        elif shipped_tables.is_shipped(path):
             block = shipped_tables.block(path)
         elif path.name.endswith(noise_tables.SUFFIXES):
             block = noise_tables.block(path)
@@ -97,18 +102,18 @@ def _replay(path: Path, part: str | None, folder: Path) -> str:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages that may hold blocks: the README and the documents."""
+    """Return the pages that may hold blocks: the README and the documents."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def pictures(root: Path) -> dict[Path, Path]:
-    """The file of results that each picture of the documents shows, by the picture."""
+    """Return the file of results that each picture of the documents shows, by the picture."""
     drawn = sorted((root / "docs").rglob(f"*{speed_picture.SUFFIX}"))
     return {path: root / "results" / path.with_suffix(".json").name for path in drawn}
 
 
 def drawn(results: Path) -> str:
-    """The picture of a file of results.
+    """Return the picture of a file of results.
 
     Raises:
         UsageError: the file is no bench.
@@ -117,7 +122,7 @@ def drawn(results: Path) -> str:
 
 
 def main() -> None:
-    """Brings the pages and pictures of the working folder up to date with results/ and the commands."""
+    """Bring the pages and pictures of the working folder up to date with results/ and the commands."""
     if not Path("README.md").exists():
         sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
     for path in pages(Path()):

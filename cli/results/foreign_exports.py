@@ -1,7 +1,9 @@
 """Where `tune export --format` writes what the database room makes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -9,7 +11,10 @@ from blocktune.cli.shared.render import note, print_json
 from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import Trial
 
 
 def write_configs(document: Document, format_: ExportFormat, place: Path, *, db: str | None, as_json: bool) -> None:
@@ -24,12 +29,43 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
 
     with UserKernelStore.open_to_read(db) as store:
         files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
+    write_files(files, place, in_folder=format_ is ExportFormat.VLLM, as_json=as_json)
+
+
+def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, *, as_json: bool) -> None:
+    """Write the newest sweep of every shape into a folder, in a format of Kernel Tuner; `-` is stdout.
+
+    Raises:
+        NoFeasibleConfigError: there are no trials.
+        UsageError: the place cannot be written.
+    """
+    from blocktune.tuner.lab.sweep_file import sweeps_of
+    from blocktune.tuner.report.kernel_tuner import cache_files, t4_files
+
+    files_of = cache_files if format_ is ExportFormat.KERNEL_TUNER else t4_files
+    files: Files = {}
+    for sweep in sweeps_of(trials):
+        files |= files_of(sweep)
+    if not files:
+        raise NoFeasibleConfigError(
+            f"`--format {format_}` writes measured trials, but the database has none. Run `tune run` first."
+        )
+    write_files(files, place, in_folder=True, as_json=as_json)
+
+
+def write_files(files: Files, place: Path, *, in_folder: bool, as_json: bool) -> None:
+    """Write files of JSON into a folder, or the only one to a place of its own; `-` is stdout, where those of a folder
+    are one JSON object by name.
+
+    Raises:
+        UsageError: the place cannot be written.
+    """
     if str(place) == "-":
-        tables = {name: json.loads(text) for name, text in files.items()} if format_ is ExportFormat.VLLM else {}
+        tables = {name: json.loads(text) for name, text in files.items()} if in_folder else {}
         typer.echo(json.dumps(tables, indent=1) if tables else next(iter(files.values())), nl=bool(tables))
         return
     try:
-        written = _write(files, place, in_folder=format_ is ExportFormat.VLLM)
+        written = _write(files, place, in_folder=in_folder)
     except OSError as error:
         raise UsageError(
             f"The export needs a place that can be written, but {place} cannot: {error.strerror}. Name another one."

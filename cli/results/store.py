@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.results.foreign_exports import write_configs
+from blocktune.cli.results.foreign_exports import write_configs, write_sweeps
 from blocktune.cli.results.studies import read_studies, write_trials
 from blocktune.cli.results.trial_tables import write_table
 from blocktune.cli.shared.lookup import shipped_winners
@@ -61,7 +61,7 @@ def list_bests(
          speedup(best))
         for best in bests
     ]  # fmt: skip
-    print_table(_COLUMNS, rows, optional=("origin", "source"))
+    print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
 
 
 _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
@@ -81,7 +81,7 @@ def export(
         typer.Option(
             "--format",
             help="Ours, or one of others; vllm writes into a folder, optuna all trials as studies, "
-            "csv and parquet as tables.",
+            "csv and parquet as tables, kernel-tuner and t4 into a folder.",
         ),
     ] = ExportFormat.JSON,
     db: Database = None,
@@ -95,6 +95,7 @@ def export(
     tune export h200_configs.py --format triton
     tune export studies.db --format optuna
     tune export trials.parquet --format parquet
+    tune export caches --format kernel-tuner
     """
     from blocktune.db.exchange.document import save_document
 
@@ -107,6 +108,9 @@ def export(
             return
         if format_ in (ExportFormat.CSV, ExportFormat.PARQUET):
             write_table(store.trials(only), format_, file, as_json=as_json)
+            return
+        if format_ in (ExportFormat.KERNEL_TUNER, ExportFormat.T4):
+            write_sweeps(store.trials(only), format_, Path(file), as_json=as_json)
             return
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:

@@ -74,7 +74,7 @@ class Answer:
 
 
 def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer:
-    """Climbs down the dispatcher's ladder over the store, where there is one, and the shipped results.
+    """Find the first rung of the dispatcher over the store, where there is one, and the shipped results.
 
     Args:
         store: what `existing_store(db)` opened.
@@ -115,7 +115,7 @@ def show_answer(answer: Answer) -> None:
 def _climb_down(
     layers: "list[ConfigSource]", device: "DeviceSpec", shape: "AttentionShape"
 ) -> tuple["Candidate | None", tuple[str, ...]]:
-    """The first config that fits, and why nothing better did."""
+    """Return the first config that fits, and why nothing better did."""
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
@@ -130,7 +130,7 @@ def _climb_down(
 
 
 def shipped_winners() -> Iterator["Best"]:
-    """The winners in the exports that are part of the package; its other files are none."""
+    """Yield the winners in the exports that are part of the package; its other files are none."""
     from importlib.resources import files
 
     from blocktune.db.exchange.document import FORMAT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from blocktune.cli.shared.tables import EMPTY, table_lines, wrapped_lines
+from blocktune.cli.shared.tables import EMPTY, fitted_table, wrapped_lines
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
 
@@ -46,14 +46,18 @@ def print_table(
 ) -> None:
     """Print a table on stdout; a column without any content is left out.
 
-    On a terminal it keeps to the width: the columns `optional` may be left out for that, the first one first.
+    On a terminal it keeps to the width: the columns `optional` may be left out for that, the first one first, and a
+    message says which were.
     """
     cells = [[shown(str(cell)) for cell in row] for row in rows]
     kept = [index for index in range(len(columns)) if not cells or any(row[index] not in EMPTY for row in cells)]
     if title:
         say(title)
     head, *body = ([row[index] for index in kept] for row in (columns, *cells))
-    _write("\n".join(table_lines(head, body, _width(sys.stdout), optional)), sys.stdout)
+    lines, left_out = fitted_table(head, body, _width(sys.stdout), optional)
+    _write("\n".join(lines), sys.stdout)
+    if left_out:
+        note(f"left out, since the terminal is narrow: {', '.join(left_out)}; --json has everything")
 
 
 def print_styled(lines: "Iterable[Text]") -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
 
 NEEDED = ("seq", "dim")
 
@@ -100,3 +101,29 @@ def _values(where: str, key: str, value: Any) -> tuple[Any, ...]:
     if not values or any(type(one) is not kind for one in values):
         raise UsageError(f"`{key}` must be {told} or a list of these, but {where} has {key} = {value!r}. Correct it.")
     return tuple(values)
+
+
+def shard_of(text: str) -> slice:
+    """Return which shapes `I/N` means: every Nth from the Ith on.
+
+    Raises:
+        UsageError: it is no such pair.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UsageError(
+            f"`--shard I/N` with 1 <= I <= N must hold, but got {text!r:.80}. Take 1/2 and 2/2 for two GPUs."
+        )
+    return slice(int(number) - 1, None, int(count))
+
+
+def part_of(shapes: tuple[AttentionShape, ...], shard: str) -> tuple[AttentionShape, ...]:
+    """Return the shapes of a shard `I/N`.
+
+    Raises:
+        UsageError: it is no shard, or no shape is left.
+    """
+    chosen = shapes[shard_of(shard)]
+    if not chosen:
+        raise UsageError(f"`--shard` must leave a shape of {len(shapes)}, but got {shard}. Take fewer shards.")
+    return chosen

@@ -15,22 +15,29 @@ LEAST_WRAPPED = 16
 
 
 def table_lines(columns: Row, rows: Sequence[Row], width: int | None, optional: Row = ()) -> list[str]:
-    """Return the lines of a table of at most `width` columns, None for no limit.
+    """Return the lines of a table of at most `width` columns, None for no limit."""
+    return fitted_table(columns, rows, width, optional)[0]
+
+
+def fitted_table(
+    columns: Row, rows: Sequence[Row], width: int | None, optional: Row = ()
+) -> tuple[list[str], list[str]]:
+    """Return the lines of a table of at most `width` columns, None for no limit, and the columns that were left out.
 
     Where the width is short by little, the widest column wraps its cells at words. Where that would break a word or
     leave a sliver, columns are left out, those of `optional` in that order. Where that does not help either, each row
     becomes a card, with a line for each cell that says something.
     """
-    left_out: set[str] = set()
+    left_out: list[str] = []
     for name in ("", *optional):
-        left_out |= {name} if name else set()
+        left_out += [name] if name in columns and name else []
         kept = [index for index, column in enumerate(columns) if column not in left_out]
         chosen = [[row[index] for index in kept] for row in (columns, *rows)]
         widths = _widths(chosen, width)
         if widths is not None:
-            return _column_lines(chosen[0], chosen[1:], widths)
+            return _column_lines(chosen[0], chosen[1:], widths), left_out
     assert width is not None
-    return _card_lines(columns, rows, width)
+    return _card_lines(columns, rows, width), []
 
 
 def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:

@@ -20,7 +20,7 @@ from blocktune.kernels.values.errors import VerificationError
 PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
 
-COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against cuDNN", "config")
+COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against best peer", "config")
 KEY_RATE = "keys, values"
 """A further column where there are few queries."""
 
@@ -39,7 +39,7 @@ def bench(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the tuned config against the default, the paper's rule, every other kernel, cuDNN and FlashAttention.
+    """Time the tuned config against the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
     All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
     A file that exists is added to, so that a long bench can be made in parts.
@@ -118,7 +118,7 @@ def _show(row: Mapping[str, Any]) -> None:
     if any(rate is not None for rate in rates):
         columns = (*COLUMNS[:4], KEY_RATE, *COLUMNS[4:])
         rows = [(*cells[:4], _key_rate(rate), *cells[4:]) for cells, rate in zip(rows, rates, strict=True)]
-    print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds")
+    print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds{_best_peer(row)}")
     for entry in row["contenders"]:
         if entry["problem"]:
             say(f"{entry['name']} was not timed: {entry['problem']}")
@@ -131,13 +131,20 @@ def _show(row: Mapping[str, Any]) -> None:
     say("")
 
 
+def _best_peer(row: Mapping[str, Any]) -> str:
+    from blocktune.tuner.compare.report import PEERS
+
+    name = row.get("best_peer")  # absent from older files
+    return f", best peer {PEERS[name]}" if name else ""
+
+
 def _key_rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f} GB/s"
 
 
 def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
     timing, config = entry["timing"], entry["config"]
-    over = timing["over_cudnn"]
+    over = timing.get("over_best")  # absent from older files
     return (
         entry["name"],
         f"{timing['median_us']:,.1f} µs",
@@ -150,9 +157,13 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print the geometric means of the tuned config over the others, each over the shapes that have both."""
+    from blocktune.tuner.compare.report import PEERS
+
     times = [
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
     ]
+    for row in times:
+        row |= {"best peer": min(peers)} if (peers := [row[name] for name in PEERS if name in row]) else {}
     for rival in dict.fromkeys(name for row in times for name in row if name != "tuned"):
         ratios = [row[rival] / row["tuned"] for row in times if rival in row and "tuned" in row]
         if ratios:

@@ -44,7 +44,7 @@ class BenchFile:
             "schema": SCHEMA,
             "format": FORMAT,
             "device": replace(device, uuid=None).to_json(),
-            "environment": environment.to_json() | {"cudnn": cudnn},
+            "environment": environment.to_json() | {"cudnn": cudnn, "peers": _peers()},
             "regime": str(regime),
             "kernels": sorted(KERNELS),
             "created_at": "",
@@ -83,3 +83,11 @@ def read_bench(path: Path) -> dict[str, Any]:
         UsageError: it is no bench of this schema.
     """
     return read_document(path, "bench", FORMAT, SCHEMA)
+
+
+def _peers() -> dict[str, str]:
+    """Return the versions of the peers that are packages of their own, by their names."""
+    from blocktune.tuner.compare.flash_peers import FLASH_PEERS
+
+    versions = {name: peer.version for name, peer in FLASH_PEERS.items()}
+    return {name: version for name, version in versions.items() if version is not None}

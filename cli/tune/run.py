@@ -11,12 +11,14 @@ from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.progress import shown_progress
 from blocktune.cli.shared.render import INTERRUPTED, note, print_json, say
-from blocktune.cli.shared.shapes_file import flags_of_file
+from blocktune.cli.shared.shapes_file import flags_of_file, part_of
+from blocktune.cli.tune.cluster import Engine, cluster_of, run_on_cluster
 from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
 from blocktune.cli.tune.run_many import run_many
 from blocktune.db.records.records import Regime
+from blocktune.tuner.fleet.ray_cluster import ANY
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.search.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget
@@ -76,6 +78,21 @@ def run(
         str | None,
         typer.Option("--gpus", metavar="N|all", help="GPUs of one kind that share many shapes.  [default: all]"),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Of many shapes every Nth from the Ith on, for one of N machines."),
+    ] = None,
+    executor: Annotated[
+        Engine, typer.Option("--executor", help="Who makes many shapes: this machine, or a Ray cluster.")
+    ] = Engine.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Of the Ray cluster; auto: that of this machine.  [default: one of its own]"),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="NAME=VERSION", help="Nodes with this triton, torch or driver make nothing."),
+    ] = None,
     device: DeviceName = None,
     db: Database = None,
     as_json: AsJson = False,
@@ -91,6 +108,8 @@ def run(
     tune run --seq 8192 --dim 64 --device a100 --json
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     tune run --shapes shapes.toml --gpus 2
+    tune run --shapes shapes.toml --shard 3/16
+    tune run --shapes shapes.toml --executor ray --address auto --device any
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
@@ -98,13 +117,17 @@ def run(
     """
     # Before heavy imports, so that wrong use fails at once.
     require_strategy(sampler)
-    shapes, spec, wanted = grid.shapes(), choose_device(device), wanted_gpus(gpus)
+    cluster = cluster_of(executor, address, exclude, device=device, gpus=gpus, study=study)
+    shapes, wanted = grid.shapes(), wanted_gpus(gpus)
+    spec = choose_device(device if cluster is None or device != ANY else None)
     if shapes_file is not None:
         grid = Grid(flags_of_file(shapes_file), many=True)
         shapes = grid.shapes()
     elif from_misses:
         shapes = missed_shapes(spec, db)
-    devices = gpus_for(spec, wanted, len(shapes))
+    if shard is not None:
+        shapes = part_of(shapes, shard)
+    devices = gpus_for(spec, wanted, len(shapes)) if cluster is None else ()
 
     from blocktune.kernels.registry import get_kernel
 
@@ -118,10 +141,13 @@ def run(
         "study": study,
         "seed": seed,
     }
-    _announce(spec)
+    if cluster is None:
+        _announce(spec)
     if grid.assumed():
         note(grid.assumed())
-    if not grid.many:
+    if cluster is not None:
+        interrupted = run_on_cluster(shapes, db, as_json, search, cluster)
+    elif not grid.many:
         interrupted = _run_one(shapes[0], db, as_json, search)
     else:
         interrupted = run_many(shapes, db, as_json, search, devices)

@@ -13,7 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
@@ -74,15 +74,26 @@ def _share(
     devices: "Sequence[DeviceSpec]",
 ) -> bool:
     """Tune all shapes by one worker process per GPU."""
-    from blocktune.db.store import ResultStore
     from blocktune.tuner.fleet.local_executor import LocalExecutor
 
     note(f"{len(shapes)} shapes on {len(devices)} GPUs")
+    device = search["device"]
+    return share(LocalExecutor(devices), jobs_of(shapes, db, search, device.key, device.limits), db, as_json)
+
+
+def share(executor: "Executor", jobs: "Sequence[Job]", db: str | None, as_json: bool) -> bool:
+    """Have all jobs made and show how it goes; returns whether the user cut it short.
+
+    Raises:
+        NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
+        StoreError: the store takes no results.
+    """
+    from blocktune.db.store import ResultStore
+
     with ResultStore.open(db):
         pass  # created or upgraded once, before many open it
-    executor = LocalExecutor(devices)
-    with shown_jobs(len(shapes)) as progress, _interrupting(executor) as signals:
-        reports, failures = _watch(executor, _jobs(shapes, db, search), progress, as_json)
+    with shown_jobs(len(jobs)) as progress, _interrupting(executor) as signals:
+        reports, failures = _watch(executor, jobs, progress, as_json)
     broken = [failure for failure in failures if failure[1] == StoreError.exit_code]
     if broken:
         raise StoreError(broken[0][0])
@@ -90,12 +101,15 @@ def _share(
     return bool(signals)
 
 
-def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, Any]) -> "list[Job]":
+def jobs_of(
+    shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, Any], kind: str, limits: "ComputeLimits"
+) -> "list[Job]":
+    """Return a job for each shape on a kind of GPU, which is `DeviceSpec.key`."""
     from blocktune.kernels.registry import competing
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.search.space import SearchSpace
 
-    kernels, limits, exhaustive = search["kernels"], search["device"].limits, search["exhaustive"]
+    kernels, exhaustive = search["kernels"], search["exhaustive"]
 
     def configs(shape: "AttentionShape") -> int:
         return len(SearchSpace.build(shape, limits, kernels or competing()).feasible)
@@ -103,7 +117,7 @@ def _jobs(shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, 
     return [
         Job(
             shape=shape,
-            device=search["device"].key,
+            device=kind,
             database=db,
             budget=search["budget"],
             kernels=None if kernels is None else tuple(kernel.name for kernel in kernels),
@@ -124,6 +138,7 @@ def _watch(
     """Return the reports in the order of the jobs, and error and exit code of each job that has none."""
     from blocktune.tuner.fleet.job import Failed, Finished
 
+    kinds = len({job.device for job in jobs})
     reports: dict[Job, Mapping[str, Any]] = {}
     failures = []
     for event in executor.run(jobs):
@@ -131,7 +146,7 @@ def _watch(
         if isinstance(event, Finished):
             reports[event.job] = event.report
             if not as_json:
-                progress.print(line(event.report))
+                progress.print(line(event.report, with_device=kinds > 1))
         elif isinstance(event, Failed):
             failures.append((event.error, event.exit_code))
     return [reports[job] for job in jobs if job in reports], failures
@@ -163,13 +178,14 @@ def _conclude(reports: Sequence[Mapping[str, Any]], failed: int, as_json: bool) 
         raise NoFeasibleConfigError(f"Every shape of a grid needs a result, but {failed} has none; see above.")
 
 
-def line(report: Mapping[str, Any]) -> str:
+def line(report: Mapping[str, Any], *, with_device: bool = False) -> str:
     """Return a `TuningReport` as JSON in one line for people."""
     best, gain = report["best"], report["speedup_over_default"]
     time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
     against = "" if gain is None else f", {speedup_text(**gain)} over the default"
     config = KernelConfig.from_json(best["config"])
+    where = f" on {report['device']['name']}" if with_device else ""
     return (
-        f"{report['shape']['label']}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "
+        f"{report['shape']['label']}{where}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "
         f"{counts(report['outcomes'])} in {report['seconds']:.1f} s"
     )

@@ -32,7 +32,8 @@ Files = dict[str, str]
 class ExportFormat(StrEnum):
     """What `tune export` writes.
 
-    `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables.
+    `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables,
+    `KERNEL_TUNER` and `T4` files of Kernel Tuner.
     """
 
     JSON = "json"
@@ -42,6 +43,8 @@ class ExportFormat(StrEnum):
     OPTUNA = "optuna"
     CSV = "csv"
     PARQUET = "parquet"
+    KERNEL_TUNER = "kernel-tuner"
+    T4 = "t4"
 
 
 def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:

@@ -22,8 +22,8 @@ def block_sparse_attention(
     scale: float | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor:
-    """Attention over the active blocks of a mask; the others are neither loaded nor computed, so that time goes with
-    the density (FlashAttention, arXiv 2205.14135, algorithm 5). Differentiable.
+    """Compute attention over the active blocks of a mask; the others are neither loaded nor computed, so that time goes
+    with the density (FlashAttention, arXiv 2205.14135, algorithm 5). Differentiable.
 
     query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]; causal
     from the upper left; scale is 1 / sqrt(head_dim) unless given. A row without any key gives zeros.
@@ -66,7 +66,7 @@ def block_sparse_attention(
 
 
 def _shape_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionShape:
-    """The sizes of a call; a mask fits these, whatever the data type."""
+    """Return the sizes of a call; a mask fits these, whatever the data type."""
     batch, num_heads, seqlen_q, head_dim = query.shape
     return AttentionShape(
         batch=batch,

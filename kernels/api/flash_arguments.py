@@ -50,7 +50,7 @@ def length_of(name: str, given: Any) -> int:
 
 
 def sides(window: Any) -> Any:
-    """The window as a part of a key; what is no list stays what it is."""
+    """Return the window as a part of a key; what is no list stays what it is."""
     return tuple(window) if type(window) is list else window
 
 

@@ -46,7 +46,8 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """Attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv, head_dim(_v)].
+    """Compute attention of q [batch, seqlen_q, num_heads, head_dim] over k and v [batch, seqlen_k, num_heads_kv,
+    head_dim(_v)].
 
     causal lets query i see the keys up to i + seqlen_k - seqlen_q; window_size (left, right) is around that diagonal,
     -1 for no bound; alibi_slopes float32 [num_heads] or [batch, num_heads], times the distance to it. softmax_scale is
@@ -113,7 +114,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """`flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
+    """Return `flash_attn_func` of packed sequences: q [tokens_q, num_heads, head_dim], k and v [tokens_k, num_heads_kv,
     head_dim(_v)], or with block_table (int32 [sequences, max_pages]) pages [pages, page_size, num_heads_kv,
     head_dim(_v)], which hold the keys of a sequence one page after the other.
 
@@ -165,7 +166,8 @@ def attend_packed(
     table: Tensor | None,
     dispatcher: Dispatcher,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of packed queries [tokens, heads, dim] over packed keys, or over those of a block table's pages.
+    """Compute attention of packed queries [tokens, heads, dim] over packed keys, or over those of a block table's
+    pages.
 
     Args:
         bounds: where sequences of queries and of keys begin. longest: the lengths of the longest ones.
@@ -203,7 +205,7 @@ def _asked(
     slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> dict[str, Any]:
-    """The arguments as `Call.of` takes them.
+    """Return the arguments as `Call.of` takes them.
 
     Raises:
         UsageError: one is out of range.
@@ -224,14 +226,14 @@ def _asked(
 
 
 def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
-    """The slopes as `check_slopes` returns them, if there are any."""
+    """Return the slopes as `check_slopes` returns them, if there are any."""
     if slopes is None:
         return ()
     return (slopes if slopes.dim() == 2 else slopes.unsqueeze(0),)
 
 
 def _given(sinks: Tensor | None) -> tuple[Tensor, ...]:
-    """The sinks, if there are any."""
+    """Return the sinks, if there are any."""
     return () if sinks is None else (sinks,)
 
 
@@ -240,7 +242,7 @@ def _is_deterministic(asked: bool) -> bool:
 
 
 def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
-    """How many sequences there are.
+    """Return how many sequences there are.
 
     Raises:
         UsageError: the bounds are no int32 vectors of one length, contiguous and on the query's device.

@@ -21,7 +21,7 @@ def flash_attn_qkvpacked_func(
     *,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """`flash_attn_func` of qkv [batch, seqlen, 3, num_heads, head_dim], with its options and results.
+    """Return `flash_attn_func` of qkv [batch, seqlen, 3, num_heads, head_dim], with its options and results.
 
     Raises:
         UsageError: as `flash_attn_func` raises, or qkv does not hold three tensors.
@@ -49,7 +49,7 @@ def flash_attn_kvpacked_func(
     *,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """`flash_attn_func` of q and kv [batch, seqlen_k, 2, num_heads_kv, head_dim], with its options and results.
+    """Return `flash_attn_func` of q and kv [batch, seqlen_k, 2, num_heads_kv, head_dim], with its options and results.
 
     Raises:
         UsageError: as `flash_attn_func` raises, or kv does not hold two tensors.
@@ -78,7 +78,7 @@ def flash_attn_varlen_qkvpacked_func(
     *,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """`flash_attn_varlen_func` of qkv [tokens, 3, num_heads, head_dim], with its options and results.
+    """Return `flash_attn_varlen_func` of qkv [tokens, 3, num_heads, head_dim], with its options and results.
 
     Raises:
         UsageError: as `flash_attn_varlen_func` raises, or qkv does not hold three tensors.
@@ -110,7 +110,7 @@ def flash_attn_varlen_kvpacked_func(
     *,
     dispatcher: Dispatcher = attention,
 ) -> Attended:
-    """`flash_attn_varlen_func` of q and kv [tokens_k, 2, num_heads_kv, head_dim], with its options and results.
+    """Return `flash_attn_varlen_func` of q and kv [tokens_k, 2, num_heads_kv, head_dim], with its options and results.
 
     Raises:
         UsageError: as `flash_attn_varlen_func` raises, or kv does not hold two tensors.
@@ -125,7 +125,7 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def _parts(name: str, packed: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The tensors that a packed one [..., count, heads, dim] holds.
+    """Return the tensors that a packed one [..., count, heads, dim] holds.
 
     Raises:
         UsageError: it holds more or fewer.

@@ -28,8 +28,9 @@ def attention_fp8(
     scale: float | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor:
-    """Attention of torch.float8_e4m3fn tensors: query [batch, num_heads, L, E], key [batch, num_heads_kv, S, E], value
-    [batch, num_heads_kv, S, Ev]; the output is bfloat16 [batch, num_heads, L, Ev] in the dimension order of the query.
+    """Compute attention of torch.float8_e4m3fn tensors: query [batch, num_heads, L, E], key [batch, num_heads_kv, S,
+    E], value [batch, num_heads_kv, S, Ev]; the output is bfloat16 [batch, num_heads, L, Ev] in the dimension order of
+    the query.
 
     The tensors stand for their numbers times a positive scale: float32, one for all (shape ()), for every head
     ([num_heads], of key and value [num_heads_kv]) or for every head of a batch entry ([batch, num_heads(_kv)]); 1
@@ -68,8 +69,10 @@ def attention_fp8(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises:
-    UsageError: as `attention_fp8` says.
+    """Check the arguments.
+
+    Raises:
+        UsageError: as `attention_fp8` says.
     """
     check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     check_sizes(query, key, value)
@@ -86,7 +89,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _by_head(name: str, scale: Tensor | None, batch: int, heads: int, query: Tensor) -> Tensor | None:
-    """The scale as [batch or 1, heads or 1].
+    """Return the scale as [batch or 1, heads or 1].
 
     Raises:
         UsageError: it is no float32 tensor of one of the shapes on the query's device.
@@ -104,10 +107,10 @@ def _by_head(name: str, scale: Tensor | None, batch: int, heads: int, query: Ten
 
 
 def _rows(scale: Tensor) -> Tensor:
-    """The scale with two dimensions."""
+    """Return the scale with two dimensions."""
     return scale if scale.dim() == 2 else scale.reshape(1, -1)
 
 
 def _widened(tensor: Tensor, scale: Tensor | None) -> Tensor:
-    """The numbers that an 8-bit tensor stands for, in bfloat16, which holds every e4m3 exactly."""
+    """Return the numbers that an 8-bit tensor stands for, in bfloat16, which holds every e4m3 exactly."""
     return tensor.bfloat16() if scale is None else (tensor.float() * scale[..., None, None]).bfloat16()

@@ -44,7 +44,7 @@ NO_CONCERN = frozenset(
 
 
 def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatcher = attention) -> str:
-    """Makes `attn_implementation=name` of any model use the dispatcher; returns the name.
+    """Make `attn_implementation=name` of any model use the dispatcher, and return the name.
 
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
 
@@ -92,7 +92,7 @@ def transformers_attention(
     dispatcher: Dispatcher = attention,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
+    """Return attention as a model of transformers asks for it: the output [batch, L, heads, Ev], and no weights.
 
     attention_mask: [batch or 1, heads or 1, L, S], True where the query sees the key, or added to the scores. With a
     mask sliding_window is in the mask already; without one it is the number of last keys that a query sees. s_aux
@@ -126,7 +126,8 @@ def _attended(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     diagonal: Causal,
 ) -> Tensor:
-    """The output of a call with a window, a soft cap or sinks; way: its options, by which the next one is served."""
+    """Return the output of a call with a window, a soft cap or sinks; way: its options, by which the next one is
+    served."""
     query, key, value, mask, sinks = tensors
     served = None if is_compiling() else dispatcher.way(way, *tensors)
     if served is not None:
@@ -166,8 +167,10 @@ def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:
 
 
 def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
-    """Raises:
-    NotImplementedError: a keyword is given that would change the result.
+    """Refuse what our kernels do not serve.
+
+    Raises:
+        NotImplementedError: a keyword is given that would change the result.
     """
     packed = others.pop("cu_seq_lens_q", None)
     others.pop("cu_seq_lens_k", None)

@@ -53,7 +53,7 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
+    """Compute attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
 
     q [batch, seqlen_q, num_heads, head_dim]; k_cache and v_cache [entries, seqlen_k, num_heads_kv, head_dim(_v)], or
     with block_table (int32 [batch, max_pages]) pages [num_pages, page_size, num_heads_kv, head_dim(_v)]. cache_seqlens:
@@ -141,7 +141,8 @@ def tree_attention(
     scale: float | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor:
-    """Drafts of speculative decoding: every query sees the cache before the drafts, and of these what its bits say.
+    """Score drafts of speculative decoding: every query sees the cache before the drafts, and of these what its bits
+    say.
 
     query [batch, num_heads, drafts, head_dim]; the caches as `flash_attn_with_kvcache` takes them, with the drafts' own
     keys the last of each entry's cache_seqlens (int32 [batch]). tree_mask int32 [batch, drafts, ceil(drafts / 32)], as
@@ -179,7 +180,7 @@ def tree_attention(
 
 
 def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
-    """cache_seqlens as int32 [batch]; q is [batch, ...]."""
+    """Return cache_seqlens as int32 [batch]; q is [batch, ...]."""
     if not isinstance(given, Tensor):
         rows = capacity if given is None else whole_number("cache_seqlens", given)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
@@ -204,7 +205,7 @@ def _again(
     slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and log-sum-exp of a call of a kind that was served before, in at most two launches.
+    """Return the output and log-sum-exp of a call of a kind that was served before, in at most two launches.
 
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
@@ -224,8 +225,10 @@ def _again(
 
 
 def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Tensor], lengths: Tensor) -> None:
-    """Raises:
-    UsageError: a contiguous cache has fewer rows than the lengths, which count those of the padding, too.
+    """Check that a contiguous cache has room for the lengths.
+
+    Raises:
+        UsageError: a contiguous cache has fewer rows than the lengths, which count those of the padding, too.
     """
     if is_compiling():
         return
@@ -237,7 +240,7 @@ def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Ten
 def _asked(
     query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
 ) -> dict[str, Any]:
-    """What every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
+    """Return what every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""
     page_size = 0 if table is None else k_cache.shape[1]
     return {
         "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
@@ -252,7 +255,7 @@ def _asked(
 def _check_cache(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None, sinks: Tensor | None = None
 ) -> None:
-    """query [batch, num_heads, seqlen_q, head_dim]; the caches as `flash_attn_with_kvcache` takes them.
+    """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them.
 
     Raises:
         UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.

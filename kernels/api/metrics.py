@@ -79,7 +79,7 @@ class MetricsReader:
         return plan, calls
 
     def _digests(self, snapshot: Snapshot) -> dict[str, str]:
-        """Of every device seen so far. Made again only when something else has been read."""
+        """Return the digests of all devices seen so far. They are made again only when something else has been read."""
         rows = {device: snapshot.begin(device).rows(0.0)[0] for device in snapshot.devices}
         state = id(snapshot), tuple((device.key, len(found)) for device, found in rows.items())
         if self._digested is None or self._digested[0] != state:
@@ -132,7 +132,7 @@ _DIGEST = "The digest of what this process recommends; equal on ranks that decid
 
 
 def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -> None:
-    """Makes observable instruments of a meter of OpenTelemetry, which reads the numbers at every export.
+    """Make observable instruments of a meter of OpenTelemetry, which reads the numbers at every export.
 
     Raises:
         UsageError: `opentelemetry-api` is not installed.

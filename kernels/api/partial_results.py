@@ -30,8 +30,10 @@ def merge_partial(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) ->
 
 
 def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
-    """Raises:
-    UsageError: as `merge_partial` says.
+    """Check the arguments.
+
+    Raises:
+        UsageError: as `merge_partial` says.
     """
     check_dimensions("[batch, seqlen, heads, dim]" if out_a.dim() == 4 else "[tokens, heads, dim]", out_a=out_a)
     *leading, seqlen, heads, _ = out_a.shape

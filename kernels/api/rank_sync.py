@@ -58,7 +58,7 @@ class SyncedConfigs:
 
 
 def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attention) -> str:
-    """Lets rank 0 of the group decide which configs all its ranks dispatch with, from now on; returns their hash.
+    """Let rank 0 of the group decide which configs all its ranks dispatch with from now on, and return their hash.
 
     Rank 0 reads its sources for its current device, in up to `MAX_SECONDS` of stored/background.py, and broadcasts what
     they recommend. Every rank puts that in the place of its own sources, for this kind of device, and forgets its
@@ -87,7 +87,7 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
 
 
 def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
-    """What rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
+    """Return what rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
         rows, problems = rows_within(dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None)
@@ -99,7 +99,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
-    """The recommendations of rank 0, and what this rank tells the others: their digest here, or its problem."""
+    """Return the recommendations of rank 0, and what this rank tells the others: their digest here, or its problem."""
     if "problem" in sent:
         return None, {"problem": sent["problem"], "digest": ""}
     try:
@@ -115,7 +115,7 @@ def _told(error: Exception) -> str:
 
 
 def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
-    """A hash of all that decides which config a shape gets and what code that is."""
+    """Return a hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),
         "autotuned": autotuned,
@@ -130,8 +130,10 @@ def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autot
 
 
 def _require_agreement(answers: list[dict[str, str]]) -> None:
-    """Raises:
-    UsageError: a rank has a problem, or not all digests are equal.
+    """Check that all ranks agree.
+
+    Raises:
+        UsageError: a rank has a problem, or not all digests are equal.
     """
     told = [answer["problem"] or answer["digest"] for answer in answers]
     if len(set(told)) == 1 and not answers[0]["problem"]:
@@ -144,7 +146,7 @@ def _require_agreement(answers: list[dict[str, str]]) -> None:
 
 
 def _broadcast(sent: dict[str, Any], group: ProcessGroup) -> Any:
-    """The JSON value that rank 0 of the group sends."""
+    """Return the JSON value that rank 0 of the group sends."""
     payload = json.dumps(sent).encode()
     size = torch.tensor([len(payload)], device=_tensor_device(group))
     dist.broadcast(size, group=group, group_src=0)
@@ -154,7 +156,7 @@ def _broadcast(sent: dict[str, Any], group: ProcessGroup) -> Any:
 
 
 def _gathered(answer: dict[str, str], group: ProcessGroup) -> list[Any]:
-    """The answers of all ranks, in their order."""
+    """Return the answers of all ranks, in their order."""
     own = _as_tensor(json.dumps(answer).encode().ljust(ANSWER_BYTES), group)
     answers = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(answers, own, group=group)

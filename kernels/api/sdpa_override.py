@@ -46,7 +46,7 @@ _SCHEMAS = {
 
 
 def replace_sdpa_flash(*, dispatcher: Dispatcher = attention) -> None:
-    """From now on scaled_dot_product_attention calls our kernels, with the dispatcher's configs, where it would call
+    """Let scaled_dot_product_attention from now on call our kernels, with the dispatcher's configs, where it would call
     FlashAttention.
 
     It holds for the whole process until `restore_sdpa_flash`; an implementation that another library had activated is
@@ -72,7 +72,7 @@ def replace_sdpa_flash(*, dispatcher: Dispatcher = attention) -> None:
 
 
 def restore_sdpa_flash() -> None:
-    """PyTorch's own FlashAttention again; nothing happens if another implementation than ours is active."""
+    """Restore PyTorch's own FlashAttention; nothing happens if another implementation than ours is active."""
     if registry.current_flash_attention_impl() == NAME:
         registry.restore_flash_attention_impl()
 
@@ -89,7 +89,7 @@ class Override:
 
 
 def override(key: str = "CUDA", *, dispatcher: Dispatcher = attention) -> Override:
-    """Replaces the kernels of one dispatch key."""
+    """Replace the kernels of one dispatch key."""
     library = Library("aten", "IMPL", key)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"[\s\S]*[Oo]verrid")  # the override is intended
@@ -109,7 +109,8 @@ def _forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """The nine results of the op. PyTorch keeps the log-sum-exp, float32 [batch, heads, seqlen_q], for the backward."""
+    """Return the nine results of the op. PyTorch keeps the log-sum-exp, float32 [batch, heads, seqlen_q], for the
+    backward."""
     found = None
     if not return_debug_mask:
         found = _plan(dispatcher, query, key, value, dropout_p, is_causal, scale, Direction.FORWARD)
@@ -144,7 +145,8 @@ def _backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """The gradients of query, key and value; it does not matter whose forward it was, the log-sum-exp is the same."""
+    """Return the gradients of query, key and value; it does not matter whose forward it was, the log-sum-exp is the
+    same."""
     found = _plan(dispatcher, query, key, value, dropout_p, is_causal, scale, Direction.BACKWARD)
     if found is not None:
         plan, call = found
@@ -165,8 +167,8 @@ def _plan(
     scale: float | None,
     direction: Direction,
 ) -> tuple[GeneralPlan, Call] | None:
-    """Our plan of one direction, or None where PyTorch's kernels compute it. Always theirs are dropout, since their
-    backward drops other pairs, and causal calls whose lengths differ, since causal means another corner there."""
+    """Return our plan of one direction, or None where PyTorch's kernels compute it. Always theirs are dropout, since
+    their backward drops other pairs, and causal calls whose lengths differ, since causal means another corner there."""
     if dropout_p or (is_causal and query.shape[2] != key.shape[2]):
         return None
     call = Call.of(

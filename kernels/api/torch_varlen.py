@@ -35,7 +35,7 @@ def varlen_attn(
     num_splits: int | None = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch.nn.attention.varlen.varlen_attn`, with gradients for everything.
+    """Compute `torch.nn.attention.varlen.varlen_attn`, with gradients for everything.
 
     query [tokens_q, num_heads, head_dim], key and value [tokens_k, num_heads_kv, head_dim(_v)], or with block_table
     (int32 [sequences, max_pages]) pages [pages, page_size, num_heads_kv, head_dim(_v)]. cu_seq_q and cu_seq_k: int32
@@ -84,7 +84,7 @@ def varlen_attn(
 
 
 def _lengths(used: Tensor, bounds: Tensor) -> Tensor:
-    """The lengths of used keys.
+    """Return the lengths of used keys.
 
     Raises:
         UsageError: they are not int32 [sequences].
@@ -99,7 +99,8 @@ def _lengths(used: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _used(key: Tensor, value: Tensor, begins: Tensor | None, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values that take part, one sequence right after the other, from sequences that begin elsewhere.
+    """Return the keys and values that take part, one sequence right after the other, from sequences that begin
+    elsewhere.
 
     Raises:
         UsageError: nothing says where.

@@ -43,8 +43,8 @@ class EncodedMaps:
         self.kept: dict[Any, list[Any]] = {}
 
     def encode(self, value: Any, place: Any) -> list[Any]:
-        """Of a tensor at an address, or of a part of a workspace as (address, rows), which is its place as well. It is
-        kept by its place."""
+        """Return the maps of a tensor at an address, or of a part of a workspace as (address, rows), which is its place
+        as well. It is kept by its place."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
         if len(self.kept) >= MAX_MAPS:
@@ -61,7 +61,8 @@ def direct_launcher(
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]],
 ) -> Callable[..., None] | None:
-    """launch(*arguments) enqueues `compiled` on the current stream of the current device; None where there is no way.
+    """Return launch(*arguments), which enqueues `compiled` on the current stream of the current device; None where
+    there is no way.
 
     Args:
         compiled: a `CompiledKernel` that has been launched.
@@ -113,7 +114,7 @@ def direct_launcher(
 
 
 def with_descriptors(values: Sequence[Any], descriptors: Sequence[tuple[int, Describe]]) -> Sequence[Any]:
-    """The arguments with descriptors in the place of the tensors that have one."""
+    """Return the arguments with descriptors in the place of the tensors that have one."""
     if not descriptors:
         return values
     made = list(values)
@@ -123,7 +124,7 @@ def with_descriptors(values: Sequence[Any], descriptors: Sequence[tuple[int, Des
 
 
 def _ends(compiled: Any, described: int) -> tuple[Callable[..., None], Sequence[Any]] | None:
-    """The C function under a launcher, and what it knows of every descriptor; None if it is not as expected."""
+    """Return the C function under a launcher, and what it knows of every descriptor; None if it is not as expected."""
     run = compiled.run
     metadata = getattr(compiled.metadata, "tensordesc_meta", None) or ()
     if len(metadata) != described or None in metadata or run.global_scratch_size or run.profile_scratch_size:

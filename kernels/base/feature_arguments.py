@@ -27,7 +27,7 @@ RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS)
 
 
 def check_extras(features: Features, extras: Extras) -> None:
-    """Whether every feature has what it needs.
+    """Check that every feature has what it needs.
 
     Raises:
         UsageError: it has not.
@@ -49,7 +49,7 @@ def check_extras(features: Features, extras: Extras) -> None:
 
 
 def _misplaced(features: Features, extras: Extras) -> list[str]:
-    """The tensors that are missing or too many."""
+    """Return the tensors that are missing or too many."""
     needed = {
         "mask": features.mask in _TENSOR_MASKS,
         "alibi_slopes": features.alibi,
@@ -60,21 +60,21 @@ def _misplaced(features: Features, extras: Extras) -> list[str]:
 
 
 def mask_bytes(mask: Any) -> Any:
-    """The mask as the kernels read it: a boolean one as bytes, in the same memory."""
+    """Return the mask as the kernels read it: a boolean one as bytes, in the same memory."""
     import torch
 
     return mask.view(torch.uint8) if mask is not None and mask.dtype is torch.bool else mask
 
 
 def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
-    """The tensor's strides in elements, 0 where it has one element for all; zeros without a tensor."""
+    """Return the tensor's strides in elements, 0 where it has one element for all; zeros without a tensor."""
     if tensor is None:
         return (0,) * dims
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def lse_strides(q: Any) -> tuple[int, int]:
-    """Strides of (batch, head) of the log-sum-exp that belongs to the query."""
+    """Return the strides of (batch, head) of the log-sum-exp that belongs to the query."""
     heads, rows = q.shape[1], q.shape[2]
     return heads * rows, rows
 
@@ -90,7 +90,7 @@ def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
-    """scale, softcap, kept_share and the four words of dropout.
+    """Return scale, softcap, kept_share and the four words of dropout.
 
     Raises:
         UsageError: dropout_p is outside [0, 1).
@@ -99,14 +99,15 @@ def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
 
 
 def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> dict[str, int]:
-    """The integers `SIZES`. batch_heads: heads that the grid counts; head_group: of them, those worked on together."""
+    """Return the integers `SIZES`. batch_heads: heads that the grid counts; head_group: of them, those worked on
+    together."""
     window = shape.features.window or (UNLIMITED, UNLIMITED)
     heads = shape.num_heads, shape.group_size, batch_heads, head_group
     return dict(zip(SIZES, (*heads, shape.seqlen_q, shape.seqlen_k, shape.diagonal, *window), strict=True))
 
 
 def feature_constants(shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments that say which features there are."""
+    """Return the constexpr arguments that say which features there are."""
     features = shape.features
     return {
         "CAUSAL": shape.causal is not Causal.NONE,
@@ -120,8 +121,8 @@ def feature_constants(shape: AttentionShape) -> dict[str, Any]:
 
 
 def example_arguments(shape: AttentionShape) -> dict[str, Any]:
-    """What compiles a kernel offline for the features of the shape: a mask [seqlen_q, seqlen_k] and slopes [num_heads]
-    for all of the batch, lengths, numbers, and the strides of log-sum-exps."""
+    """Return what compiles a kernel offline for the features of the shape: a mask [seqlen_q, seqlen_k] and slopes
+    [num_heads] for all of the batch, lengths, numbers, and the strides of log-sum-exps."""
     features = shape.features
     masked, lengths = features.mask is not MaskKind.NONE, TensorArgument("int32") if features.varlen else None
     mask = TensorArgument("uint8" if features.mask is MaskKind.BOOLEAN else shape.dtype)

@@ -116,11 +116,12 @@ class AttentionKernel(ABC):
     """The parameters whose best value `default_config` computes from the shape: those of another shape are no guess."""
 
     def unsupported(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        """Why the kernel cannot compute this shape on this compute capability, or None."""
+        """Return why the kernel cannot compute this shape on this compute capability, or None."""
         return self.kind_problem(shape) or self.shape_problem(shape, limits)
 
     def kind_problem(self, shape: AttentionShape) -> str | None:
-        """Why the kernel computes nothing of this direction, data type and features, whatever the sizes; or None."""
+        """Return why the kernel computes nothing of this direction, data type and features, whatever the sizes; or
+        None."""
         if shape.direction is not self.direction:
             return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
         if shape.dtype not in self.dtypes:
@@ -131,12 +132,12 @@ class AttentionKernel(ABC):
         return None
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
-        """Why the kernel cannot compute a shape of its direction and features, or None. A kernel that asks for more
-        than head dimensions in range and room for its smallest blocks adds it."""
+        """Return why the kernel cannot compute a shape of its direction and features, or None. A kernel that asks for
+        more than head dimensions in range and room for its smallest blocks adds it."""
         return self.head_dim_problem(shape) or self._memory_problem(shape, limits)
 
     def head_dim_problem(self, shape: AttentionShape) -> str | None:
-        """Why a head dimension is out of the kernel's range, or None."""
+        """Return why a head dimension is out of the kernel's range, or None."""
         most = self.largest_head_dim
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if not MIN_HEAD_DIM <= dim <= most:
@@ -144,8 +145,8 @@ class AttentionKernel(ABC):
         return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """The kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel that has
-        more rules than the range of its parameters adds them."""
+        """Return the kernel's own rules that the config breaks; only what certainly cannot compile or run. A kernel
+        that has more rules than the range of its parameters adds them."""
         del shape, limits
         own = config.parameters
         problems = [
@@ -169,26 +170,27 @@ class AttentionKernel(ABC):
         )
 
     def smallest_config(self) -> KernelConfig:
-        """The config that takes least memory: the first choice of every parameter."""
+        """Return the config that takes least memory: the first choice of every parameter."""
         return KernelConfig.of(self.name, {name: choices[0] for name, choices in self.parameters.items()})
 
     @abstractmethod
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Dynamic shared memory of a block that the compiler will allocate, or a lower bound of it; of float32 with
-        PyTorch's default precision (kernels/base/precision.py)."""
+        """Return the dynamic shared memory of a block that the compiler will allocate, or a lower bound of it; of
+        float32 with PyTorch's default precision (kernels/base/precision.py)."""
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """An upper bound of it whatever the precision, by which defaults are chosen, so that they can be launched:
-        `shared_bytes` itself where that is exact. A kernel that predicts a lower bound overrides this."""
+        """Return an upper bound of `shared_bytes` whatever the precision, by which defaults are chosen, so that they
+        can be launched: the same number where that is exact. A kernel that predicts a lower bound overrides this."""
         return self.shared_bytes(config, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Columns of tensor memory that a block needs at least, of every launch; 0 where none is predicted."""
+        """Return the columns of tensor memory that a block needs at least, of every launch; 0 where none is
+        predicted."""
         del config, shape, limits
         return 0
 
     def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """An upper bound of it, as `most_shared_bytes` is one."""
+        """Return an upper bound of `tensor_memory_columns`, as `most_shared_bytes` is one."""
         return self.tensor_memory_columns(config, shape, limits)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -200,29 +202,29 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """A config that is good without any tuning; it breaks no rule."""
+        """Return a config that is good without any tuning; it breaks no rule."""
 
     @abstractmethod
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        """What to compile offline: the code of a launch without log-sum-exp; imports triton. Where a config launches
-        several functions it is the one that takes longest."""
+        """Return what to compile offline: the code of a launch without log-sum-exp; imports triton. Where a config
+        launches several functions it is the one that takes longest."""
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        """The other functions that the config launches, if any."""
+        """Return the other functions that the config launches, if any."""
         del config, shape
         return ()
 
     @abstractmethod
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
-        """A launcher of this config for tensors of this shape; imports triton."""
+        """Return a launcher of this config for tensors of this shape; imports triton."""
 
     def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> Launch:
-        """A launcher whose rows are equal to the bit whatever the batch is; a kernel whose launches depend on the batch
-        in another way than by their grid overrides this."""
+        """Return a launcher whose rows are equal to the bit whatever the batch is; a kernel whose launches depend on
+        the batch in another way than by their grid overrides this."""
         return self.bind(config, shape)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        """Why the kernel cannot read these very tensors, whatever the config; or None."""
+        """Return why the kernel cannot read these very tensors, whatever the config; or None."""
         if any(tensor.stride(-1) != 1 for tensor in (q, k, v)):
             return f"the last dimension of query, key and value must be contiguous for {self.name}"
         return None
@@ -233,22 +235,23 @@ class AttentionKernel(ABC):
         """16 hexadecimal digits that change with the kernel's device code."""
 
     def total_warps(self, config: KernelConfig) -> int:
-        """Warps of a block once it is compiled; a kernel whose warps specialise has more than the config names."""
+        """Return the warps of a block once it is compiled; a kernel whose warps specialise has more than the config
+        names."""
         return config.num_warps
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        """What the softmax of this config costs; a kernel whose configs differ in it overrides this."""
+        """Return what the softmax of this config costs; a kernel whose configs differ in it overrides this."""
         del config
         return SoftmaxCost()
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """A plain forward whose grid and tiles are those of this config's longest launch, for the models: config and
-        shape themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way
+        """Return a plain forward whose grid and tiles are those of this config's longest launch, for the models: config
+        and shape themselves, or for a backward, whose blocks own keys and walk along the queries, both the other way
         round."""
         return (config, shape) if shape.direction is Direction.FORWARD else folded_backward(config, shape)
 
     def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch | None:
-        """What follows the longest launch and takes comparably long, None if there is no such launch."""
+        """Return what follows the longest launch and takes comparably long, None if there is no such launch."""
         del config, shape, limits
         return None
 
@@ -260,8 +263,8 @@ class AttentionKernel(ABC):
         return ForwardLoops(visits=Visits.FEATURES if self.features else Visits.CAUSAL)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
-        """What a block keeps on the chip, of a kernel that lists it itself; None stands for what an ordinary tiled
-        forward or backward keeps, of the plain forward that `as_forward` returns or of the pass over keys."""
+        """Return what a block keeps on the chip, of a kernel that lists it itself; None stands for what an ordinary
+        tiled forward or backward keeps, of the plain forward that `as_forward` returns or of the pass over keys."""
         del config, shape, limits
         return None
 
@@ -271,7 +274,7 @@ class AttentionKernel(ABC):
         return ()
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Why this config cannot run this shape on this device; empty means feasible. The single statement of
+        """Return why this config cannot run this shape on this device; empty means feasible. The single statement of
         feasibility: search, fallback and dispatcher all ask here."""
         reason = self.unsupported(shape, limits)
         if reason is not None:
@@ -294,7 +297,7 @@ class AttentionKernel(ABC):
         return ()
 
     def surely_fits(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
-        """Whether the config breaks no rule and its upper bounds are within the device's memory."""
+        """Return whether the config breaks no rule and its upper bounds are within the device's memory."""
         return (
             not self.violations(config, shape, limits)
             and self.most_shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes

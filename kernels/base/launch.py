@@ -46,11 +46,11 @@ class TritonLaunch:
         return self.function[self.grid](*arguments, **self.options)
 
     def described(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Sequence[Any]:
-        """The leading arguments as the jitted function takes them."""
+        """Return the leading arguments as the jitted function takes them."""
         return with_descriptors(self.leading(q, k, v, out, lse, scale), self.descriptors)
 
     def arguments(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-        """All arguments of the jitted function."""
+        """Return all arguments of the jitted function."""
         return *self.described(q, k, v, out, lse, scale), *self.trailing(q, k, v, out)
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> Launch:
@@ -85,12 +85,12 @@ class ExtrasLaunch(TritonLaunch):
     def arguments(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
     ) -> tuple[Any, ...]:
-        """All arguments of the jitted function."""
+        """Return all arguments of the jitted function."""
         leading = with_descriptors(self.leading(q, k, v, out, lse, scale, extras), self.descriptors)
         return *leading, *self.trailing(q, k, v, out)
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
-        """As `TritonLaunch.pinned`; the tensors of the extras must keep their alignment, too."""
+        """Pin the launch as `TritonLaunch.pinned` does; the tensors of the extras must keep their alignment, too."""
         compiled = self._launch(q, k, v, out, lse, scale, extras)
         if not can_pin(compiled):
             return self
@@ -106,7 +106,7 @@ def launcher_of(
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch:
-    """The shortest launcher of a compiled kernel that this Triton has; arguments as in `direct_launcher`."""
+    """Return the shortest launcher of a compiled kernel that this Triton has; arguments as in `direct_launcher`."""
     direct = direct_of(compiled, grid, leading, trailing, descriptors)
     if direct is not None:
         return direct
@@ -126,14 +126,15 @@ def direct_of(
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch | None:
-    """`direct_launcher`, or None with another Triton than its own. It takes addresses in the place of tensors."""
+    """Return `direct_launcher`, or None with another Triton than its own. It takes addresses in the place of
+    tensors."""
     if _triton_version() != DIRECT_TRITON:
         return None
     return direct_launcher(compiled, grid, leading, trailing, descriptors)
 
 
 def can_pin(compiled: Any) -> bool:
-    """Whether this is a compiled kernel (the interpreter gives none) of a Triton that is known.
+    """Return whether this is a compiled kernel (the interpreter gives none) of a Triton that is known.
 
     Profilers keep working: the runner passes on the launch hooks.
     """

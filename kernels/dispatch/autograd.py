@@ -43,7 +43,7 @@ class GeneralPlan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the log-sum-exp if the plan is one with it."""
+        """Return the output, and the log-sum-exp if the plan is one with it."""
         self.calls += 1
         out, lse = new_results(query, value, packed=self._is_packed, sums=self._sums)
         if self._takes_extras:
@@ -66,7 +66,7 @@ class GeneralPlan:
         scale: float,
         extras: Extras,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of query, key and value, laid out as these are."""
+        """Return the gradients of query, key and value, laid out as these are."""
         self.calls += 1
         if extras.sinks is not None and query.dtype is torch.float32:
             grad, extras = before_sinks(grad, lse, extras)
@@ -79,7 +79,8 @@ class GeneralPlan:
 
 
 def takes_extras(call: Call, direction: Direction) -> bool:
-    """Whether launches of such calls have a last argument: only shapes with features and numbers with scales do."""
+    """Return whether launches of such calls have a last argument: only shapes with features and numbers with scales
+    do."""
     extras = call.extras
     scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
     return scaled or bool(call.features_of(direction))
@@ -99,7 +100,8 @@ def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tu
 
 
 def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed sequences."""
+    """Return memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed
+    sequences."""
     make = torch.zeros_like if packed else torch.empty_like
     return make(query), make(key), make(value)
 
@@ -112,7 +114,7 @@ class Layout(Enum):
     PACKED = "[tokens, heads, dim]"
 
     def inside(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors as plans have them."""
+        """Return the tensors as plans have them."""
         if self is Layout.HEADS_FIRST:
             return tensors
         if self is Layout.LENGTH_FIRST:
@@ -120,7 +122,7 @@ class Layout(Enum):
         return tuple([tensor.transpose(0, 1).unsqueeze(0) for tensor in tensors])
 
     def outside(self, tensor: Tensor) -> Tensor:
-        """A tensor of a plan as the entry point has it."""
+        """Return a tensor of a plan as the entry point has it."""
         if self is Layout.HEADS_FIRST:
             return tensor
         return tensor.transpose(1, 2) if self is Layout.LENGTH_FIRST else tensor.squeeze(0).transpose(0, 1)
@@ -163,7 +165,7 @@ class Served:
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
-        """The same calls with tensors of another layout, and with a launch ahead of them."""
+        """Return the same calls with tensors of another layout, and with a launch ahead of them."""
         other = copy(self)
         other.layout, other.ahead = layout, ahead
         return other
@@ -180,7 +182,7 @@ class Served:
         return found if self.lse else (found, None)
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, extras: Extras) -> tuple[Tensor, Tensor | None]:
-        """Output and log-sum-exp without autograd."""
+        """Return the output and log-sum-exp without autograd."""
         if self.layout is Layout.HEADS_FIRST:
             return self.forward.forward(query, key, value, self.scale, extras)
         query, key, value = self.layout.inside(query, key, value)
@@ -190,7 +192,7 @@ class Served:
     def extras_of(
         self, tensors: Sequence[Tensor], block_mask: BlockMask | None = None, seed: int = 0, offset: int = 0
     ) -> Extras:
-        """The extras of one of the calls."""
+        """Return the extras of one of the calls."""
         if self._extras is not None:
             return self._extras
         named: dict[str, Any] = dict(zip(self._names, tensors, strict=True))
@@ -198,12 +200,12 @@ class Served:
         return Extras(**named, softcap=softcap, dropout_p=dropout_p, seed=seed, offset=offset, block_mask=block_mask)
 
     def tensors_of(self, extras: Extras) -> list[Tensor]:
-        """The tensors among the extras of one of the calls."""
+        """Return the tensors among the extras of one of the calls."""
         return [getattr(extras, name) for name in self._names]
 
 
 def draw(device: torch.device) -> tuple[int, int]:
-    """A seed and an offset from PyTorch's generator of the device, which moves on.
+    """Return a seed and an offset from PyTorch's generator of the device, which moves on.
 
     On a GPU they are the generator's seed and its offset, so that nothing waits for the GPU; `torch.manual_seed` and
     the states that activation checkpointing keeps and restores decide both.
@@ -256,7 +258,7 @@ _apply = super(torch.autograd.Function, Attention).apply
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
-    """The gradients of query, key and value, and of sinks if they need one."""
+    """Return the gradients of query, key and value, and of sinks if they need one."""
     served: Served = ctx.served
     query, key, value, out, lse, *tensors = ctx.saved_tensors
     plan, extras = served.backward, served.extras_of(tensors, *ctx.of_call).with_grad_lse(grad_lse)
@@ -283,8 +285,10 @@ class FinalGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Raises:
-        UsageError: always.
+        """Compute the gradients.
+
+        Raises:
+            UsageError: always.
         """
         del ctx, grads
         raise UsageError(

@@ -64,7 +64,7 @@ class Call:
         num_splits: int = 0,
         **tensors: Tensor | None,
     ) -> Self:
-        """The call with these arguments; which features it has follows from them.
+        """Return the call with these arguments; which features it has follows from them.
 
         Args:
             tensors: those of `EXTRA_TENSORS`.
@@ -96,7 +96,7 @@ class Call:
         )
 
     def features_of(self, direction: Direction) -> Features:
-        """Only a backward can be deterministic or not: every forward is."""
+        """Return the features of one direction. Only a backward can be deterministic or not: every forward is."""
         if direction is Direction.FORWARD and self.features.deterministic:
             return replace(self.features, deterministic=False)
         return self.features
@@ -147,8 +147,8 @@ class Call:
     def place(
         self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool
     ) -> tuple[Any, ...] | None:
-        """The key of the plan, or None for tensors without strides or memory. sums: of a forward, whether it leaves the
-        log-sum-exp."""
+        """Return the key of the plan, or None for tensors without strides or memory. sums: of a forward, whether it
+        leaves the log-sum-exp."""
         kind = self.kind(query, key, value)
         return None if kind[0] is None else (direction, sums, self.lengths, kind)
 
@@ -178,24 +178,25 @@ class Call:
         return _NO_TENSORS if extras is NO_EXTRAS else tuple(getattr(extras, name) for name in EXTRA_TENSORS)
 
     def with_seed(self, seed: int, offset: int) -> Self:
-        """The call with the number that its dropped pairs are made from."""
+        """Return the call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
 
 
 def _packed_kind(tensor: Tensor) -> tuple[Any, ...]:
-    """All of a tensor [1, heads, tokens, dim] but how many tokens there are."""
+    """Return all of a tensor [1, heads, tokens, dim] but how many tokens there are."""
     aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
     return tensor.shape[1], tensor.shape[3], tensor.stride(), tensor.dtype, tensor.device, aligned
 
 
 def _extra_kind(tensor: Tensor) -> tuple[Any, ...]:
-    """All of a tensor of the extras but its sizes, which follow from the others, and the strides of those of 1."""
+    """Return all of a tensor of the extras but its sizes, which follow from the others, and the strides of those of
+    1."""
     aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
     return broadcast_strides(tensor, tensor.dim()), tensor.dtype, tensor.device, aligned
 
 
 def tokens_kind(tokens: int, num_heads: int) -> tuple[bool, ...]:
-    """What compiled code knows of the strides of the log-sum-exp of packed sequences, [num_heads, tokens]."""
+    """Return what compiled code knows of the strides of the log-sum-exp of packed sequences, [num_heads, tokens]."""
     return tokens % ALIGNMENT_BYTES == 0, tokens * num_heads % ALIGNMENT_BYTES == 0, tokens == 1
 
 

@@ -13,9 +13,12 @@ from blocktune.kernels.values.errors import TooFewDimensionsError, UsageError, W
 
 
 def check_values(query: Tensor, key: Tensor, call: Call) -> None:
-    """Raises:
-    UsageError: cu_seqlens do not begin with 0, do not ascend, end beyond the tokens or hold a sequence that is longer
-        than said; cache_seqlens are negative or beyond the cache; a block table names a page that is not there.
+    """Check the values of a call.
+
+    Raises:
+        UsageError: cu_seqlens do not begin with 0, do not ascend, end beyond the tokens or hold a sequence that is
+            longer than said; cache_seqlens are negative or beyond the cache; a block table names a page that is not
+            there.
     """
     extras = call.extras
     if call.lengths is None:
@@ -48,8 +51,8 @@ def check_dimensions(layout: str, **tensors: Tensor) -> None:
 
 
 def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "query, key and value") -> None:
-    """Whether query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)]
-    fit each other; `check_dimensions` has seen them.
+    """Check that query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k,
+    head_dim(_v)] fit each other; `check_dimensions` has seen them.
 
     Raises:
         UsageError: they do not.
@@ -79,8 +82,10 @@ def _shapes(tensors: tuple[Tensor, ...]) -> str:
 
 
 def check_dropout(dropout_p: float) -> None:
-    """Raises:
-    UsageError: dropout_p is outside [0, 1).
+    """Check the probability of dropout.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1).
     """
     if not 0.0 <= dropout_p < 1.0:
         raise UsageError(
@@ -118,15 +123,17 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
 
 
 def check_softcap(softcap: float) -> None:
-    """Raises:
-    UsageError: softcap is negative, infinite or not a number.
+    """Check a soft cap.
+
+    Raises:
+        UsageError: softcap is negative, infinite or not a number.
     """
     if not 0.0 <= softcap < float("inf"):
         raise UsageError(f"`softcap >= 0` must hold, but got softcap={softcap}. Give 0 for none.")
 
 
 def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tensor) -> Tensor | None:
-    """The slopes as [batch or 1, num_heads].
+    """Return the slopes as [batch or 1, num_heads].
 
     Raises:
         UsageError: they have another shape or data type, or are on another device.
@@ -146,7 +153,7 @@ def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tenso
 
 
 def check_sinks(sinks: Tensor | None, num_heads: int, query: Tensor) -> Tensor | None:
-    """The sinks [num_heads].
+    """Return the sinks [num_heads].
 
     Raises:
         WrongTypeError: they are no tensor.

@@ -85,8 +85,8 @@ def attend(
     num_splits: int = 0,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`Engine.attend` while a graph is traced. The pairs to drop are drawn in the graph, on the CPU: the op needs the
-    number on the host, and a graph must not wait for a GPU."""
+    """Attend as `Engine.attend` while a graph is traced. The pairs to drop are drawn in the graph, on the CPU: the op
+    needs the number on the host, and a graph must not wait for a GPU."""
     blocks, blocks_of = None, [0, 0]
     if block_mask is not None:
         blocks, blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
@@ -113,7 +113,7 @@ def _call(
     num_splits: int,
     *tensors: Tensor | None,
 ) -> Call:
-    """The call that the arguments of an op say."""
+    """Return the call that the arguments of an op say."""
     *extras, seed, blocks = tensors
     call = Call.of(
         causal=causal,
@@ -168,7 +168,7 @@ def _options(
     num_splits: int,
     *tensors: Tensor | None,
 ) -> tuple[Any, ...] | None:
-    """The options of the short way to what serves an op; None for what has a seed or a block mask in it."""
+    """Return the options of the short way to what serves an op; None for what has a seed or a block mask in it."""
     if dropout_p or tensors[-1] is not None:
         return None
     del blocks_of
@@ -177,7 +177,7 @@ def _options(
 
 
 def _extras(asked: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    """The tensors of `EXTRA_TENSORS` among the arguments of an op."""
+    """Return the tensors of `EXTRA_TENSORS` among the arguments of an op."""
     return asked[-len(_TENSORS) : -len(_TENSORS) + len(EXTRA_TENSORS)]
 
 
@@ -220,8 +220,10 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[
 
 
 def _no_second(ctx: Any, *grads: Tensor | None) -> None:
-    """Raises:
-    UsageError: always; the gradients of attention have no gradients.
+    """Refuse a second derivative.
+
+    Raises:
+        UsageError: always; the gradients of attention have no gradients.
     """
     del ctx, grads
     raise UsageError(

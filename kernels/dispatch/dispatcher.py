@@ -83,7 +83,8 @@ class Dispatcher(Engine):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Scaled dot product attention, as PyTorch defines it: upper-left causal, zeros where a query sees no key.
+        """Return scaled dot product attention, as PyTorch defines it: upper-left causal, zeros where a query sees no
+        key.
 
         query [batch, heads, L, E], key [batch, heads_kv, S, E], value [batch, heads_kv, S, Ev]; the output [batch,
         heads, L, Ev] has the dimension order of the query. attn_mask is boolean (True where the query sees the key) or
@@ -126,7 +127,7 @@ class Dispatcher(Engine):
         enable_gqa: bool = False,
         device: DeviceSpec | str | None = None,
     ) -> Explanation:
-        """Which config serves a shape, or a call with these arguments, and why not a better one.
+        """Return which config serves a shape, or a call with these arguments, and why not a better one.
 
         For tensors the answer is what the call does. For a shape it is what aligned, contiguous tensors would get on
         `device` (a DeviceSpec or a name; by default the current GPU). Waits until the source is read.
@@ -156,7 +157,7 @@ class Dispatcher(Engine):
         return plan if isinstance(plan, Explanation) else plan.explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
-        """Resolves, compiles and loads what calls with these shapes need, on the current GPU, once the source is read.
+        """Resolve, compile and load what calls with these shapes need, on the current GPU, once the source is read.
 
         Both usual layouts are run once, [batch, heads, length, head_dim] and [batch, length, heads, head_dim]; those of
         a backward with gradients, those with a mask with one [seqlen_q, seqlen_k].
@@ -184,7 +185,8 @@ class Dispatcher(Engine):
         return explanations
 
     def misses(self) -> dict[AttentionShape, int]:
-        """How often shapes were called that have no measurement of their own on this device, most frequent first.
+        """Return how often shapes were called that have no measurement of their own on this device, most frequent
+        first.
 
         Counts go back to the last reload, to the last time that `MAX_PLANS` plans were reached, or to when the source
         had been read.
@@ -198,7 +200,7 @@ class Dispatcher(Engine):
         return dict(counts.most_common())
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Copies and pickles of `attention` are `attention` itself; others are built again from their source."""
+        """Return what a pickle holds: `attention` is itself again, other dispatchers are built from their source."""
         if self is attention:
             return "attention"
         return partial(Dispatcher, strict=self._strict), (self._source,)
@@ -246,7 +248,7 @@ class Dispatcher(Engine):
         scale: float | None,
         enable_gqa: bool,
     ) -> Plan | tuple[Plans, Call] | Explanation:
-        """The plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
+        """Return the plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
         obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
         obstacle = obstacle or call_obstacle(query, key, value, attn_mask, dropout_p)
         if obstacle is None:
@@ -273,8 +275,10 @@ class Dispatcher(Engine):
 
 
 def _require_callable(shape: AttentionShape) -> None:
-    """Raises:
-    UsageError: no call of `attention` has this shape.
+    """Check that a call of `attention` can have this shape.
+
+    Raises:
+        UsageError: none can.
     """
     if shape.dtype == FP8:
         raise UsageError(
@@ -293,7 +297,8 @@ def _require_gpu() -> None:
 
 
 def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """query, key and value of this shape on the current GPU; transposed: laid out [batch, length, heads, head_dim]."""
+    """Return query, key and value of this shape on the current GPU; transposed: laid out [batch, length, heads,
+    head_dim]."""
 
     def example(heads: int, length: int, dim: int) -> Tensor:
         sizes = (shape.batch, length, heads, dim) if transposed else (shape.batch, heads, length, dim)
@@ -331,7 +336,8 @@ attention = Dispatcher()
 
 
 def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -> Explanation:
-    """The config that `attention` takes for a shape, on a device or its name (by default the current GPU), and why.
+    """Return the config that `attention` takes for a shape, on a device or its name (by default the current GPU), and
+    why.
 
     Raises:
         UnknownDeviceError: no device has this name.

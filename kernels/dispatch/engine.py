@@ -105,7 +105,8 @@ class Engine:
         self._begin(snapshot)
 
     def _snapshot(self) -> Snapshot:
-        """A new one of the source; a strict dispatcher takes signed files alone if the user has named a key."""
+        """Return a new snapshot of the source; a strict dispatcher takes signed files alone if the user has named a
+        key."""
         return Snapshot(self._source, self._renew, trusted_key() if self._strict else None)
 
     def _begin(self, snapshot: Snapshot) -> None:
@@ -118,13 +119,13 @@ class Engine:
         self._plans = resolver.plans
 
     def _renew(self, snapshot: Snapshot) -> None:
-        """Forgets the plans if they were made without what has been read since. Any thread may call it."""
+        """Forget the plans if they were made without what has been read since. Any thread may call it."""
         with self._miss_lock():
             if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
                 self._take(self._resolver.renewed())
 
     def _settle(self, device: DeviceSpec | int | None) -> None:
-        """Waits until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
+        """Wait until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
         decided then stays. None is the current device."""
         with self._miss_lock():
             snapshot = self._resolver.snapshot
@@ -135,11 +136,11 @@ class Engine:
             self._renew(snapshot)
 
     def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None:
-        """What serves a call with these options and tensors, if such a call was made before (`attend`)."""
+        """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
         return self._resolver.ways.of(options, tensors)
 
     def remember(self, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...], served: Served) -> None:
-        """Leaves a short way to what has served a call with these options and tensors."""
+        """Leave a short way to what has served a call with these options and tensors."""
         self._resolver.ways.add(options, tensors, served)
 
     def attend(
@@ -187,7 +188,7 @@ class Engine:
         return _in_order_of(query, out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
-        """Looks at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
+        """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
 
         Raises:
             UsageError: lengths or tables of the call point outside the tensors.
@@ -206,8 +207,8 @@ class Engine:
         self._checked.add(kind)
 
     def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool = False) -> Plans | Explanation:
-        """The plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the call,
-        which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
+        """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
+        call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
         if needs_gradients(query, key, value, call.extras.sinks):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
@@ -221,7 +222,7 @@ class Engine:
     def plan(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
     ) -> GeneralPlan | Explanation:
-        """The plan of one direction, or why PyTorch computes it. sums: a forward leaves the log-sum-exp."""
+        """Return the plan of one direction, or why PyTorch computes it. sums: a forward leaves the log-sum-exp."""
         place = call.place(query, key, value, direction, sums)
         plan = self._resolver.general_plans.get(place)
         if plan is None:
@@ -235,8 +236,8 @@ class Engine:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool, remember: Remember | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has the
-        strides of `empty_output` whoever computes it."""
+        """Return `attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has
+        the strides of `empty_output` whoever computes it."""
         self.check(query, key, value, call)
         resolver = self._resolver
         plan = self.plan(query, key, value, call, Direction.FORWARD) if call.scale > 0 else None
@@ -262,8 +263,8 @@ class Engine:
         grad_lse: Tensor | None = None,
         remember: Remember | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever computes
-        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
+        """Return the gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever
+        computes them. grad_lse: the gradient of the log-sum-exp, None for 0."""
         resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
@@ -282,7 +283,7 @@ class Engine:
     def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> tuple[GeneralPlan, GeneralPlan] | None:
-        """The plans of forward and backward, if our kernels compute both."""
+        """Return the plans of forward and backward, if our kernels compute both."""
         if not call.scale > 0:
             return None
         forward = self.plan(query, key, value, call, Direction.FORWARD)
@@ -292,8 +293,10 @@ class Engine:
         return None
 
     def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
-        """Raises:
-        UsageError: the mathematics that stand in for the call cannot be captured.
+        """Check that no CUDA graph is captured.
+
+        Raises:
+            UsageError: the mathematics that stand in for the call cannot be captured.
         """
         if call.features.dropout:
             raise UsageError(
@@ -307,7 +310,8 @@ class Engine:
             )
 
     def _miss_lock(self) -> threading.RLock:
-        """Only misses take it. A forked child may have inherited it locked by a thread that it does not have."""
+        """Return the lock that only misses take. A forked child may have inherited it locked by a thread that it does
+        not have."""
         if os.getpid() != self._pid:
             self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock
@@ -320,19 +324,19 @@ def run(served: Served, call: Call, query: Tensor, key: Tensor, value: Tensor) -
 
 
 def drawn(call: Call, device: torch.device) -> Call:
-    """The call with a new seed; itself without dropout."""
+    """Return the call with a new seed; itself without dropout."""
     return call.with_seed(*draw(device)) if call.features.dropout else call
 
 
 def _may_repeat(query: Tensor, call: Call) -> bool:
-    """Whether further calls of this kind go the same way: on the CPU each has its lengths looked at, and what a CUDA
-    graph captures may come from earlier plans."""
+    """Return whether further calls of this kind go the same way: on the CPU each has its lengths looked at, and what a
+    CUDA graph captures may come from earlier plans."""
     return (call.lengths is None or query.device.type != "cpu") and not is_capturing(query)
 
 
 @contextmanager
 def autograd_within_an_op() -> Iterator[None]:
-    """Autograd records here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
+    """Let autograd record here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
     autograd then."""
     keys = [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
     excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
@@ -346,7 +350,8 @@ def autograd_within_an_op() -> Iterator[None]:
 
 
 def _in_order_of(query: Tensor, out: Tensor) -> Tensor:
-    """The output with the dimension order of the query, without writing to memory: a transform may be watching."""
+    """Return the output with the dimension order of the query, without writing to memory: a transform may be
+    watching."""
     strides = strides_like(query.stride(), out.shape)
     if out.stride() == strides:
         return out
@@ -355,5 +360,5 @@ def _in_order_of(query: Tensor, out: Tensor) -> Tensor:
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor with the strides of `like`."""
+    """Return the tensor with the strides of `like`."""
     return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

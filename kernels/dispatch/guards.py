@@ -24,14 +24,14 @@ Guard = Callable[..., bool]
 
 
 def never(*tensors: Any) -> bool:
-    """The guard that nothing passes."""
+    """Return the guard that nothing passes."""
     del tensors
     return False
 
 
 def is_watched() -> bool:
-    """Whether something decides about a call besides its arguments: `call_obstacle` and `autocasted` look at the same
-    and give reasons."""
+    """Return whether something decides about a call besides its arguments: `call_obstacle` and `autocasted` look at the
+    same and give reasons."""
     return bool(
         is_any_autocast_enabled()
         or dispatch_modes()
@@ -63,8 +63,8 @@ def guard_of(*tensors: Tensor) -> Guard:
 
 @cache
 def _guards() -> Callable[..., Guard] | None:
-    """What makes guards; None where this PyTorch has none that say what they should: they are private to it. Without
-    them all goes by keys, with the same answers."""
+    """Return what makes guards; None where this PyTorch has none that say what they should: they are private to it.
+    Without them all goes by keys, with the same answers."""
 
     def make(*tensors: Tensor) -> Guard:
         kinds = torch._C._dynamo.guards.TensorGuards

@@ -61,7 +61,8 @@ class KernelPlan:
         self.calls = 0
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """The output; scale is positive (`with_positive_scale`): the kernels take a row's maximum before they scale."""
+        """Return the output; scale is positive (`with_positive_scale`): the kernels take a row's maximum before they
+        scale."""
         self.calls += 1
         out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
         self.launch(query, key, value, out, None, self.scale if scale is None else scale)
@@ -72,7 +73,7 @@ Plan = KernelPlan | SdpaPlan
 
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
-    """A new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
+    """Return a new output with the dimension order of the query, as SDPA's has; bfloat16 of 8-bit tensors."""
     is_short = query.dtype is EIGHT_BITS
     dtype = torch.bfloat16 if is_short else query.dtype
     if head_dim_v == query.shape[-1]:
@@ -82,7 +83,7 @@ def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
 
 
 def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
+    """Return the strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
 
     A broadcast dimension (stride 0) has no place in memory and comes last.
     """
@@ -94,7 +95,8 @@ def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...
 
 
 def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> tuple[Any, ...] | None:
-    """All that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a key.
+    """Return all that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a
+    key.
 
     Pointers count by their alignment only: Triton compiles other code for aligned ones, and descriptors need it.
     """
@@ -124,14 +126,14 @@ def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_
 
 
 def rounds_products(query: Tensor) -> bool:
-    """Whether products of such tensors round their factors now: our kernels are compiled for either."""
+    """Return whether products of such tensors round their factors now: our kernels are compiled for either."""
     return query.dtype is torch.float32 and allows_tf32()
 
 
 def call_obstacle(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
 ) -> str | None:
-    """Why this very call goes to PyTorch, whatever its plan; or None."""
+    """Return why this very call goes to PyTorch, whatever its plan; or None."""
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if query.dtype is EIGHT_BITS:
         return "8-bit tensors are for `attention_fp8`"
@@ -148,7 +150,7 @@ def call_obstacle(
 
 
 def trace_obstacle(*tensors: Tensor) -> str | None:
-    """Why nothing can be launched for these tensors now, whoever asks; or None."""
+    """Return why nothing can be launched for these tensors now, whoever asks; or None."""
     if not all(type(tensor) is Tensor for tensor in tensors):
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
     if any(tensor.is_nested for tensor in tensors):
@@ -161,13 +163,13 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
 
 
 def is_capturing(query: Tensor) -> bool:
-    """Whether the current stream records a CUDA graph."""
+    """Return whether the current stream records a CUDA graph."""
     return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
 def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower precision,
-    but for float64."""
+    """Return the tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower
+    precision, but for float64."""
     device = query.device.type
     if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return query, *others
@@ -182,7 +184,7 @@ def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor
 
 
 def needs_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> bool:
-    """Whether autograd records this call."""
+    """Return whether autograd records this call."""
     tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
     return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -193,7 +195,7 @@ def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool)
 
 
 def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """`layout_obstacle` as far as each tensor goes, whatever the sizes of the others."""
+    """Return `layout_obstacle` as far as each tensor goes, whatever the sizes of the others."""
     tensors = (query, key, value)
     if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
         devices = sorted({str(tensor.device) for tensor in tensors})
@@ -222,7 +224,7 @@ def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
 
 
 def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> AttentionShape:
-    """The attention problem of tensors without a `layout_obstacle`."""
+    """Return the attention problem of tensors without a `layout_obstacle`."""
     batch, num_heads, seqlen_q, head_dim = query.shape
     return AttentionShape(
         batch=batch,
@@ -238,14 +240,15 @@ def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Atte
 
 
 def scale_of(query: Tensor, scale: float | None) -> float:
-    """The scale, or by default 1 / sqrt(head_dim); inf where queries have no elements, as PyTorch has it."""
+    """Return the scale, or by default 1 / sqrt(head_dim); inf where queries have no elements, as PyTorch has it."""
     if scale is not None:
         return scale
     return query.shape[-1] ** -0.5 if query.shape[-1] else inf
 
 
 def on_its_device(launch: Launch, index: int) -> Launch:
-    """The launch with the tensors' device as the current one, which is where Triton launches. Itself with one GPU."""
+    """Return the launch with the tensors' device as the current one, which is where Triton launches. Itself with one
+    GPU."""
     if torch.cuda.device_count() < 2:
         return launch
 

@@ -75,7 +75,8 @@ class Resolver:
         return len({kind[0] for kind in list(self._failures)})
 
     def renewed(self) -> "Resolver":
-        """A resolver that knows what this one does, but for the plans: configs have come that they do not know of.
+        """Return a resolver that knows what this one does, but for the plans: configs have come that they do not know
+        of.
 
         While a CUDA graph is captured it goes back to them, since no kernel can be loaded then.
         """
@@ -115,7 +116,7 @@ class Resolver:
     def resolve_general(
         self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, sums: bool
     ) -> GeneralPlan | Explanation:
-        """The plan for calls of this `Call.place`, or why PyTorch has to compute them.
+        """Return the plan for calls of this `Call.place`, or why PyTorch has to compute them.
 
         It is remembered, unless a CUDA graph is being captured.
 
@@ -143,7 +144,7 @@ class Resolver:
     def _climb_general(
         self, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, sums: bool
     ) -> tuple[Explanation, Launch] | Explanation:
-        """The first config down the ladder that launches this call in this direction."""
+        """Return the first config down the ladder that launches this call in this direction."""
         packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
         index, (out, lse) = query.device.index, new_results(query, value, packed=packed, sums=sums or is_backward)
         extras = (call.extras,) if takes_extras(call, shape.direction) else ()
@@ -161,7 +162,7 @@ class Resolver:
     def _tried_once(
         self, config: KernelConfig, shape: AttentionShape, arguments: tuple[Any, ...], call: Call
     ) -> Launch | str:
-        """A launcher that has launched these arguments, or why the config does not launch."""
+        """Return a launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
             kernel = get_kernel(config.kernel)
@@ -171,7 +172,7 @@ class Resolver:
         return self._guarded(config, shape, arguments[:3], attempt, call.block_sizes)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
-        """What serves a shape on a device, the current one by default, without launching anything."""
+        """Return what serves a shape on a device, the current one by default, without launching anything."""
         if device is None:
             for plan in (*self.plans.values(), *self.general_plans.values()):
                 explanation = plan if isinstance(plan, Explanation) else plan.explanation
@@ -254,7 +255,8 @@ class Resolver:
         value: Tensor,
         lse: Tensor | None = None,
     ) -> Launch | str:
-        """A launcher that has launched these tensors, with log-sum-exp or not, or why the config does not launch."""
+        """Return a launcher that has launched these tensors, with log-sum-exp or not, or why the config does not
+        launch."""
 
         def attempt() -> Launch:
             out = empty_output(query, shape.head_dim_v)
@@ -270,7 +272,7 @@ class Resolver:
         attempt: Callable[[], Launch],
         block_sizes: tuple[int, int] | None = None,
     ) -> Launch | str:
-        """What the attempt yields, or why it fails.
+        """Return what the attempt yields, or why it fails.
 
         A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them,
         but for these blocks of a block mask only: not every tile divides all of them.
@@ -292,7 +294,7 @@ class Resolver:
             return reason
 
     def device(self, index: int | None) -> DeviceSpec | str:
-        """The device with this CUDA index, the current one without; or why it is not known."""
+        """Return the device with this CUDA index, the current one without; or why it is not known."""
         if index not in self._devices:
             try:
                 self._devices[index] = current_device(index)
@@ -302,7 +304,7 @@ class Resolver:
         return self._devices[index]
 
     def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
-        """Why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
+        """Return why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
 
         Raises:
             UsageError: one of our kernels would compute it. The graph would hold something else, for good.
@@ -324,13 +326,14 @@ class Resolver:
 
 
 def _kind(config: KernelConfig, shape: AttentionShape, query: Tensor, block_sizes: Any = None) -> tuple[Any, ...]:
-    """What a failure of a config holds for."""
+    """Return what a failure of a config holds for."""
     sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, block_sizes)
     return (config, query.device, *sizes, shape.causal, shape.features)
 
 
 def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
-    """The shortest launcher of a bound config, after it has computed these arguments, whose first one is the query."""
+    """Return the shortest launcher of a bound config, after it has computed these arguments, whose first one is the
+    query."""
     query = arguments[0]
     with torch.cuda.device_of(query):
         if hasattr(bound, "pinned"):

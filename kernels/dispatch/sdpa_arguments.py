@@ -35,7 +35,7 @@ def type_obstacle(
     scale: float | None,
     enable_gqa: bool,
 ) -> str | None:
-    """Why PyTorch answers a call with arguments of these types, or None where they are those of its signature.
+    """Return why PyTorch answers a call with arguments of these types, or None where they are those of its signature.
 
     It raises a TypeError, unless it can convert them: a number of NumPy, a tensor of one number.
     """
@@ -56,7 +56,7 @@ def type_obstacle(
 
 
 def options_obstacle(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> str | None:
-    """Why PyTorch answers a call with these options, whatever its tensors are; or None.
+    """Return why PyTorch answers a call with these options, whatever its tensors are; or None.
 
     Raises:
         UsageError: dropout_p is outside [0, 1].
@@ -75,7 +75,7 @@ def options_obstacle(attn_mask: Tensor | None, dropout_p: float, is_causal: bool
 def call_of(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Call:
-    """The call with these arguments, of tensors with four dimensions and a mask that `check_mask` has seen."""
+    """Return the call with these arguments, of tensors with four dimensions and a mask that `check_mask` has seen."""
     if mask is None and not dropout_p:
         return _plain_call(is_causal, scale_of(query, scale), torch.are_deterministic_algorithms_enabled())
     return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
@@ -83,7 +83,7 @@ def call_of(
 
 @lru_cache(maxsize=256)
 def _plain_call(is_causal: bool, scale: float, deterministic: bool) -> Call:
-    """That of a training step, which has nothing in it that is new."""
+    """Return the call of a training step, which has nothing in it that is new."""
     causal = Causal.UPPER_LEFT if is_causal else Causal.NONE
     return Call.of(causal=causal, scale=scale, deterministic=deterministic)
 
@@ -91,7 +91,7 @@ def _plain_call(is_causal: bool, scale: float, deterministic: bool) -> Call:
 def _asked(
     query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> dict[str, Any]:
-    """The arguments as those of `Call.of`."""
+    """Return the arguments as those of `Call.of`."""
     return {
         "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
         "scale": scale_of(query, scale),
@@ -102,7 +102,7 @@ def _asked(
 
 
 def mask_of_scores(mask: Tensor, seqlen_k: int) -> Tensor:
-    """The mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]."""
+    """Return the mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]."""
     if mask.dim() == 4 and mask.shape[3] == seqlen_k:
         return mask
     return mask[(None,) * (4 - mask.dim())].expand(-1, -1, -1, seqlen_k)
@@ -135,15 +135,15 @@ def traced_attention(
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is more than a tensor: distributed, nested, quantized. While dynamo traces, the type is the user's; a
-    graph that is exported without it has fakes."""
+    """Return whether it is more than a tensor: distributed, nested, quantized. While dynamo traces, the type is the
+    user's; a graph that is exported without it has fakes."""
     if is_dynamo_compiling():
         return type(tensor) not in (Tensor, Parameter)
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
-    """Whether a graph that is traced with these tensors calls PyTorch's attention."""
+    """Return whether a graph that is traced with these tensors calls PyTorch's attention."""
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
     if any(_is_wrapped(tensor) for tensor in tensors):
         return True

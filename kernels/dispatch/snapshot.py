@@ -56,7 +56,7 @@ class DeviceConfigs:
         return self._merged(self._found(seconds))
 
     def table(self, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
-        """`rows`, looked up by shape."""
+        """Return `rows` as a table that is looked up by shape."""
         found = self._found(seconds)
         rows, problems = self._merged(found)
         there = tuple(layer is not None for layer in found)
@@ -82,7 +82,7 @@ def _nothing() -> Untuned | None:
 
 
 def _learn_present_identity(device: DeviceSpec) -> None:
-    """Finds out what every row is compared with, once in a process. It takes longer than the reading, and may import
+    """Find out what every row is compared with, once in a process. It takes longer than the reading, and may import
     modules, which a thread should not do while another one forks."""
     with suppress(Exception):  # who reads meets it again, and reports it
         for kernel in registry.KERNELS.values():
@@ -90,7 +90,8 @@ def _learn_present_identity(device: DeviceSpec) -> None:
 
 
 def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None], signed_by: Path | None) -> Layer:
-    """A layer that is being read; what it holds, if it is in memory or of a class that says nothing of threads."""
+    """Return a layer that is being read; what it holds, if it is in memory or of a class that says nothing of
+    threads."""
 
     def read() -> LayerRows:
         rows, problems = read_source(layer, device, signed_by=signed_by)
@@ -134,7 +135,7 @@ class Snapshot:
         return sum(configs.late for configs in list(self._configs.values()))
 
     def begin(self, device: DeviceSpec) -> DeviceConfigs:
-        """The configs for a device, whose reading has begun."""
+        """Return the configs for a device, whose reading has begun."""
         if device.key not in self._configs:
             self._configs[device.key] = DeviceConfigs(
                 self._source, device, lambda: self._changed(self), self._signed_by

@@ -10,7 +10,11 @@ Seen with torch 2.11 and cuDNN 9.19 on compute capability 9.0, where PyTorch pre
 - The fused backends take a row's maximum before they scale it, so that a negative scale overflows.
 - cuDNN returns nothing for a batch of none.
 
-Seen with torch 2.13 on the CPU: the fused backend reads a float32 mask as if it had the type of a float64 query.
+Seen with torch 2.13 on the CPU:
+
+- The fused backend reads a float32 mask as if it had the type of a float64 query.
+- The fused backend takes the number of keys from the key, and reads past the end of a value that has fewer. PyTorch's
+  mathematics raise. On an H200 a process died once around a call whose value had one key more.
 
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
@@ -49,21 +53,29 @@ def torch_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are right."""
+    """Return PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are
+    right."""
     query, key, value = _realigned(query, key, value)
     with _right_backends(query, key, value, attn_mask):
         return sound_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
-    """What leaves PyTorch the backends that answer such a call right."""
+    """Return what leaves PyTorch the backends that answer such a call right."""
+    mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+    if _differ_in_keys(key, value):
+        return mathematics
     if query.device.type != FUSED_DEVICE:
         return nullcontext()
     is_foreign = mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
-        mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
         return mathematics
     return nullcontext() if mask is None else _without_cudnn()
+
+
+def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
+    """Return whether key and value differ in more than their last dimension."""
+    return not (key.is_nested or value.is_nested) and key.shape[:-1] != value.shape[:-1]
 
 
 def sound_attention(
@@ -77,7 +89,7 @@ def sound_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
+    """Return PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
     query, scale = with_positive_scale(query, scale)
     dtype = query.dtype
     if attn_mask is not None and attn_mask.dtype is torch.float32 and dtype is torch.float64:
@@ -93,8 +105,8 @@ def sound_attention(
 
 
 def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Query and scale with the same products, and a scale above 0 (None stays None): what a negative scale does is done
-    to the query, exactly, and its gradient goes the same way."""
+    """Return the query and scale with the same products, and a scale above 0 (None stays None): what a negative scale
+    does is done to the query, exactly, and its gradient goes the same way."""
     if scale is None or scale > 0:
         return query, scale
     if scale < 0:
@@ -103,7 +115,7 @@ def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, flo
 
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
-    """A mask that all keys share, with an element for each of them in memory; other masks as they are."""
+    """Return a mask that all keys share, with an element for each of them in memory; other masks as they are."""
     if mask.dim() < 2 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
         return mask
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
@@ -112,7 +124,7 @@ def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
 
 @contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """No cuDNN; and the mathematics, in case that it was the only backend allowed."""
+    """Leave out cuDNN, and allow the mathematics in case that it was the only backend allowed."""
     before = backends.cudnn_sdp_enabled(), backends.math_sdp_enabled()
     backends.enable_cudnn_sdp(False)
     backends.enable_math_sdp(True)
@@ -124,7 +136,7 @@ def _without_cudnn() -> Iterator[None]:
 
 
 def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, copied where 16 does not divide their addresses and strides in bytes."""
+    """Return the tensors, copied where 16 does not divide their addresses and strides in bytes."""
     if dispatch_modes() or functorch_transform() is not None or not all(map(_is_plain, tensors)):
         return tensors
     if any(tensor.stride(-1) != 1 for tensor in tensors):
@@ -135,7 +147,7 @@ def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it has an address and strides."""
+    """Return whether it has an address and strides."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == FUSED_DEVICE

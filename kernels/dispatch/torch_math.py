@@ -16,8 +16,9 @@ from blocktune.kernels.values.tree_mask import WORD_BITS
 
 
 def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call; without `lse` the latter may hold anything, and the scores stay out of memory
-    where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except there."""
+    """Return the output and log-sum-exp of a call; without `lse` the latter may hold anything, and the scores stay out
+    of memory where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except
+    there."""
     device = query.device.type
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
@@ -32,7 +33,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
 
 
 def _all_scores(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call without its sinks, with all scores in memory."""
+    """Return the output and log-sum-exp of a call without its sinks, with all scores in memory."""
     if call.features.cached:
         return _over_cache(query, key, value, call)
     if call.extras.block_mask is not None:
@@ -43,7 +44,8 @@ def _all_scores(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 
 
 def is_pytorchs(query: Tensor, key: Tensor, call: Call) -> bool:
-    """Whether scaled_dot_product_attention computes the same: its diagonal, and no other feature than its own."""
+    """Return whether scaled_dot_product_attention computes the same: its diagonal, and no other feature than its
+    own."""
     if call.extras.sinks is not None:
         return False
     names = call.features_of(Direction.FORWARD).names
@@ -77,7 +79,8 @@ def masked_attention(
     softcap: float = 0.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale * query key^T) value over the keys that are seen, and the natural log-sum-exp, in float32 inside.
+    """Return softmax(scale * query key^T) value over the keys that are seen, and the natural log-sum-exp, in float32
+    inside.
 
     query [batch, num_heads, seqlen_q, head_dim], key and value [batch, num_heads_kv, seqlen_k, head_dim(_v)], seen a
     boolean tensor broadcastable to [batch, num_heads, seqlen_q, seqlen_k]; what stands in unseen keys, NaN included,
@@ -103,7 +106,7 @@ def masked_attention(
 
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Without a look at the lengths, so that a CUDA graph may capture it."""
+    """Return the output and log-sum-exp without a look at the lengths, so that a CUDA graph may capture it."""
     extras = call.extras
     key, value = (gathered(cache, extras.block_table) for cache in (key, value))
     assert extras.cache_seqlens is not None
@@ -128,7 +131,7 @@ def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> 
 
 
 def _seen(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:
-    """[batch, seqlen_q, seqlen_k], True where the query sees the key."""
+    """Return [batch, seqlen_q, seqlen_k], True where the query sees the key."""
     keys = torch.arange(distance.shape[2], device=lengths.device)[None, None]
     seen = (keys < lengths).expand(-1, distance.shape[1], -1)
     left, right = call.features.window or (UNLIMITED, UNLIMITED)
@@ -143,7 +146,7 @@ def _seen(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:
 
 
 def _in_tree(tree: Tensor, keys: Tensor, lengths: Tensor, seqlen_q: int) -> Tensor:
-    """True for keys before the drafts, and for the drafts whose bit is set."""
+    """Return True for keys before the drafts, and for the drafts whose bit is set."""
     drafts = keys - (lengths - seqlen_q)
     inside = drafts.clamp(0, seqlen_q - 1).expand(-1, seqlen_q, -1)
     words = tree.long().gather(2, inside // WORD_BITS)

@@ -40,8 +40,8 @@ class Ways:
         return sum(map(len, self._by_options.values()))
 
     def of(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Served | None:
-        """What serves a call with these options and tensors; None where there is nothing yet, or where something else
-        decides about the call."""
+        """Return what serves a call with these options and tensors; None where there is nothing yet, or where something
+        else decides about the call."""
         if is_watched():
             return None
         given, pattern = _distinct(tensors)
@@ -56,7 +56,7 @@ class Ways:
         return None
 
     def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], served: Served) -> None:
-        """Remembers what has served a call with these options and tensors, unless something else decides about it."""
+        """Remember what has served a call with these options and tensors, unless something else decides about it."""
         given, pattern = _distinct(tensors)
         if not given or is_watched() or not all(map(_is_plain, options)):
             return
@@ -70,14 +70,14 @@ class Ways:
 
 
 def _key(options: tuple[Any, ...], pattern: tuple[int, ...]) -> tuple[Any, ...]:
-    """Guards know of `requires_grad`, but not of the grad mode."""
+    """Return the key of a way. Guards know of `requires_grad`, but not of the grad mode."""
     return options, pattern, is_grad_enabled(), are_deterministic_algorithms_enabled()
 
 
 def _distinct(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], tuple[int, ...]]:
-    """The tensors that are given, each once, since guards take no tensor twice, and which of them is in which place (-1
-    for none; empty if all are given once). Nothing is given unless all are plain tensors with aligned memory: nested
-    tensors without strides would end the process in a guard."""
+    """Return the tensors that are given, each once, since guards take no tensor twice, and which of them is in which
+    place (-1 for none; empty if all are given once). Nothing is given unless all are plain tensors with aligned memory:
+    nested tensors without strides would end the process in a guard."""
     given = [tensor for tensor in tensors if tensor is not None]
     address = 0
     try:
@@ -103,8 +103,8 @@ def _is_plain(option: Any) -> bool:
 
 
 def _with_state(guard: Guard, query: Tensor, served: Served) -> Guard:
-    """The guard, as long as PyTorch wants float32 products as it does now, and pairs to drop are not captured in a
-    graph, which would drop the same ones for ever."""
+    """Return the guard, as long as PyTorch wants float32 products as it does now, and pairs to drop are not captured in
+    a graph, which would drop the same ones for ever."""
     if query.dtype is float32:
         guard = while_unchanged(guard, allows_tf32)
     if served.drops:

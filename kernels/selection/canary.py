@@ -81,20 +81,33 @@ def _worst(launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, va
 
 
 def _differences(out: Tensor, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor) -> Iterator[float]:
-    unit = torch.finfo(query.dtype).eps / 2 if query.dtype is not torch.float32 else 2.0**-18
+    kind = torch.finfo(query.dtype)
+    unit = kind.eps / 2 if query.dtype is not torch.float32 else 2.0**-18
+    least = kind.smallest_normal * kind.eps
     rows = torch.linspace(0, shape.seqlen_q - 1, min(ROWS, shape.seqlen_q), device=query.device).long().unique()
     for batch, head in {(0, 0), (shape.batch - 1, shape.num_heads - 1)}:
         kv = head // shape.group_size
-        expected, bound = _attention(query[batch, head, rows], key[batch, kv], value[batch, kv], rows, shape, unit)
+        expected, bound = _attention(
+            query[batch, head, rows], key[batch, kv], value[batch, kv], rows, shape, unit, least
+        )
         difference = (out[batch, head, rows].double() - expected).abs() / bound
         comparable = expected.isfinite() & bound.isfinite()
         yield float(torch.where(comparable, difference, 0.0).nan_to_num(nan=float("inf")).max())
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: AttentionShape, unit: float
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: AttentionShape, unit: float, least: float
 ) -> tuple[Tensor, Tensor]:
-    """Rows of attention in float64, and by how much each number may differ from them."""
+    """Return rows of attention in float64, and by how much each number may differ from them.
+
+    Args:
+        query, key, value: of one head, the queries those of rows.
+        rows: their numbers.
+        shape: of the call.
+        unit: the relative rounding error of the type.
+        least: its smallest number above 0, in steps of which a probability is rounded that is far below the greatest
+            one of its row. In float16 a key of no value that takes nearly all probability makes that count.
+    """
     query, key, value = query.double(), key.double(), value.double()
     scores = query @ key.T * query.shape[-1] ** -0.5
     if shape.causal is not Causal.NONE:
@@ -103,4 +116,6 @@ def _attention(
     probabilities = scores.softmax(-1)
     greatest = scores.masked_fill(scores == float("-inf"), 0.0).abs().amax(-1, keepdim=True)
     weight = probabilities @ value.abs()
-    return probabilities @ value, (_ROUNDINGS * unit + _SCORE_ERROR * (1 + greatest)) * weight + 1e-30
+    visible = scores.isfinite().double() @ value.abs()
+    steps = least * (1 + probabilities.amax(-1, keepdim=True) * visible)
+    return probabilities @ value, (_ROUNDINGS * unit + _SCORE_ERROR * (1 + greatest)) * weight + steps + 1e-30

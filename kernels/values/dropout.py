@@ -25,7 +25,7 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: "Words", key: tuple[int, int]) -> "Words":
-    """The four output words of Philox4x32-10.
+    """Return the four output words of Philox4x32-10.
 
     counter: four int64 tensors of 32-bit words that broadcast against each other. key: two 32-bit words.
     """
@@ -40,13 +40,13 @@ def philox(counter: "Words", key: tuple[int, int]) -> "Words":
 
 
 def _product_words(words: "torch.Tensor", factor: int) -> "tuple[torch.Tensor, torch.Tensor]":
-    """The high and the low 32 bits of words * factor, without a product beyond 48 bits."""
+    """Return the high and the low 32 bits of words * factor, without a product beyond 48 bits."""
     upper, lower = words * (factor >> 16), words * (factor & 0xFFFF)
     return (upper + (lower >> 16)) >> 16, ((upper << 16) + lower) & _WORD
 
 
 def keep_threshold(dropout_p: float) -> int:
-    """A pair is kept if its random word is at least this: dropout_p * 2^32, rounded down.
+    """Return the threshold, which the random word of a kept pair reaches: dropout_p * 2^32, rounded down.
 
     Raises:
         UsageError: dropout_p is outside [0, 1).
@@ -70,7 +70,7 @@ def keep_mask(
     *,
     first_batch: int = 0,
 ) -> "torch.Tensor":
-    """bool [batch, num_heads, seqlen_q, seqlen_k], True where the pair is kept: with probability 1 - p.
+    """Return bool [batch, num_heads, seqlen_q, seqlen_k], True where the pair is kept: with probability 1 - p.
 
     seed, offset: integers of 64 bits, of the offset the low 32 count. first_batch: the number of the first batch entry,
     for a part of a batch. Needs about 50 bytes a pair while it runs.
@@ -90,7 +90,7 @@ def keep_mask(
 
 
 def pair_words(heads: "torch.Tensor", queries: "torch.Tensor", seqlen_k: int, seed: int, offset: int) -> "torch.Tensor":
-    """The random 32-bit word of every pair, int64 [heads, queries, seqlen_k].
+    """Return the random 32-bit word of every pair, int64 [heads, queries, seqlen_k].
 
     Four neighbouring keys share a counter (key // 4, query, batch * num_heads + head, offset) and have a word each.
     heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the result is wanted.
@@ -104,8 +104,8 @@ def pair_words(heads: "torch.Tensor", queries: "torch.Tensor", seqlen_k: int, se
 
 
 def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:
-    """(seed_lo, seed_hi, offset, threshold) for `keep_tile`, as int32 with the bits of a uint32: Triton compiles other
-    code for an integer that needs 64 bits.
+    """Return (seed_lo, seed_hi, offset, threshold) for `keep_tile`, as int32 with the bits of a uint32: Triton compiles
+    other code for an integer that needs 64 bits.
 
     Raises:
         UsageError: dropout_p is outside [0, 1).

@@ -87,7 +87,7 @@ class Features:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The features with this label.
+        """Return the features with this label.
 
         Raises:
             UsageError: a word is no feature.

@@ -16,7 +16,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 
 
 def key_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range, ...]:
-    """For every query tile of a head, the keys that its block loads: all tiles in which one of its queries sees a key.
+    """Return, for every query tile of a head, the keys that its block loads: all tiles in which one of its queries sees
+    a key.
 
     Args:
         shape: the problem; its mask tensor hides nothing here, since it is unknown before the tile is loaded.
@@ -28,7 +29,8 @@ def key_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range,
 
 
 def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[range, ...]:
-    """For every key tile of a head, the queries that its block loads: all tiles in which a query sees one of its keys.
+    """Return, for every key tile of a head, the queries that its block loads: all tiles in which a query sees one of
+    its keys.
 
     Args:
         shape: the problem.
@@ -40,7 +42,8 @@ def query_spans(shape: AttentionShape, block_m: int, block_n: int) -> tuple[rang
 
 
 def whole_key_tiles(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int, ...]:
-    """For every query tile of a head, the key tiles of which all its queries see all keys, so that nothing is masked.
+    """Return, for every query tile of a head, the key tiles of which all its queries see all keys, so that nothing is
+    masked.
 
     Args:
         shape: the problem.
@@ -58,7 +61,7 @@ def whole_key_tiles(shape: AttentionShape, block_m: int, block_n: int) -> tuple[
 
 
 def rows_in(spans: Iterable[range]) -> int:
-    """Rows that are loaded, each as often as it is in a span."""
+    """Return the rows that are loaded, each as often as it is in a span."""
     return sum(map(len, spans))
 
 
@@ -71,7 +74,7 @@ def pairs_in(spans: Sequence[range], block: int, length: int) -> int:
 
 
 def rows_covered(spans: Sequence[range]) -> int:
-    """Different rows among them."""
+    """Return how many different rows are among them."""
     covered = reached = 0
     for span in sorted((span for span in spans if span), key=lambda span: span.start):
         covered += max(0, span.stop - max(reached, span.start))
@@ -80,14 +83,14 @@ def rows_covered(spans: Sequence[range]) -> int:
 
 
 def _reach(shape: AttentionShape) -> tuple[int, int]:
-    """(left, right) of the keys around the diagonal that a query sees; `UNLIMITED` on a side without bound."""
+    """Return (left, right) of the keys around the diagonal that a query sees; `UNLIMITED` on a side without bound."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     return left, right if shape.causal is Causal.NONE else 0
 
 
 @lru_cache(maxsize=64)  # the same ones are wanted for many configs of a shape
 def _spans(owned: int, owner: int, walked: int, tile: int, diagonal: int, reach: tuple[int, int]) -> tuple[range, ...]:
-    """For every block of `owner` of the owned rows, the walked rows that it loads in tiles: row i reaches from
+    """Return, for every block of `owner` of the owned rows, the walked rows that it loads in tiles: row i reaches from
     i + diagonal - reach[0] to i + diagonal + reach[1]."""
     before, behind = reach
     spans = []
@@ -100,7 +103,7 @@ def _spans(owned: int, owner: int, walked: int, tile: int, diagonal: int, reach:
 
 
 def _whole_tiles(low: int, high: int, block: int, length: int) -> range:
-    """The rows of the tiles from that of row `low` to that of row `high - 1`, inside the sequence. Where low is beyond
-    the end, but in the last tile, the kernels still load that tile."""
+    """Return the rows of the tiles from that of row `low` to that of row `high - 1`, inside the sequence. Where low is
+    beyond the end, but in the last tile, the kernels still load that tile."""
     first, stop = max(low, 0) // block, -(-max(0, min(high, length)) // block)
     return range(first * block, max(first * block, min(stop * block, length)))

@@ -1,12 +1,13 @@
 """One case: the call, the truth, and what is to be said about it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.differential.bounds import Comparison, compared
@@ -99,10 +100,14 @@ def _verdict_of_error(case: Case, inputs: Inputs, calls: Calls, error: Exception
 
 
 def _refused(case: Case, device: torch.device, subject: Subject) -> Outcome:
-    """A wrong call: PyTorch's default and ours must both raise, or neither."""
+    """A wrong call: PyTorch's default and ours must both raise, or neither.
+
+    PyTorch's fused backends take the number of keys from the key alone: a value of another length is its mathematics'.
+    """
     arguments, options = refusal(case, inputs_of(case, device))
     ours = _error_of(lambda: subject.attention(*arguments, **options), device)
-    theirs = _error_of(lambda: scaled_dot_product_attention(*arguments, **options), device)
+    with sdpa_kernel(SDPBackend.MATH) if case.wrong == "length" else nullcontext():
+        theirs = _error_of(lambda: scaled_dot_product_attention(*arguments, **options), device)
     said = f"{case.wrong}: ours {_named(ours)}; PyTorch {_named(theirs)}"
     if ours is None and theirs is None:
         return Outcome(Verdict.RIGHT)

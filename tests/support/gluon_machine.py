@@ -21,45 +21,11 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as real
 
+from tests.support.gluon_memory import I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
 from tests.support.gluon_rows import ROWS
 
-PATIENCE = 10.0
-"""Seconds that a wait may take: everything here is over in a fraction of one."""
-ADDRESSES = 1 << 64
-
-
-class I32(int):
-    """An integer as the GPU computes with it: 32 bits, and division that is only asked of what is not negative."""
-
-    def to(self, _: Any) -> "I32":
-        return self
-
-    def __floordiv__(self, other: Any) -> Any:
-        assert self >= 0, "division truncates on the GPU"
-        assert other > 0
-        return I32(int(self) // int(other))
-
-    def __mod__(self, other: Any) -> Any:
-        assert self >= 0, "the remainder of a negative number has another sign on the GPU"
-        return I32(int(self) % int(other))
-
-
-def _arithmetic(name: str) -> Callable[[I32, Any], Any]:
-    plain = getattr(int, name)
-
-    def compute(self: I32, other: Any) -> Any:
-        if not isinstance(other, int):
-            return NotImplemented
-        found = plain(int(self), int(other))
-        assert -(1 << 31) <= found < 1 << 31, "overflow"
-        return I32(found)
-
-    return compute
-
-
-for _name in ("add", "sub", "mul", "xor"):
-    setattr(I32, f"__{_name}__", _arithmetic(f"__{_name}__"))
-    setattr(I32, f"__r{_name}__", _arithmetic(f"__r{_name}__"))
+PATIENCE = 60.0
+"""Seconds that a wait may take: everything here is over in a fraction of one, unless the machine is busy."""
 
 
 class Barrier:
@@ -106,99 +72,9 @@ class Slots:
             self.given[slot] = 0
 
 
-class Memory:
-    """A tile, or tiles, of shared memory."""
-
-    def __init__(self, data: torch.Tensor, shape: Sequence[int], layout: Any) -> None:
-        self.data, self.shape, self.layout, self.dtype = data, [int(size) for size in shape], layout, data.dtype
-
-    def index(self, place: int) -> "Memory":
-        assert 0 <= place < self.shape[0]
-        size = _count(self.shape[1:])
-        return Memory(self.data[place * size :], self.shape[1:], self.layout)
-
-    def permute(self, order: tuple[int, int]) -> "Transposed":
-        assert order == (1, 0)
-        return Transposed(self)
-
-    def panels(self) -> torch.Tensor:
-        *_, rows, columns = self.shape
-        assert all(size == 1 for size in self.shape[:-2])
-        swizzle = getattr(self.layout, "swizzle_byte_width", 0)
-        width = min(swizzle // self.dtype.itemsize or columns, columns)
-        return self.data[: rows * columns].view(columns // width, rows, width)
-
-    def load(self, _: Any = None) -> Any:
-        if self.shape == [1]:
-            number = I32(self.data[0])
-            return types.SimpleNamespace(item=lambda: number)
-        *_, rows, columns = self.shape
-        return self.panels().permute(1, 0, 2).reshape(rows, columns).clone()
-
-    def store(self, value: torch.Tensor) -> None:
-        if self.shape == [1]:
-            self.data[0] = value
-            return
-        panels = self.panels()
-        panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
-
-
-def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
-    wanted = torch.float32 if dtype is real.float32 else dtype
-    size = _count(memory.shape) * memory.dtype.itemsize
-    assert _count(shape) * wanted.itemsize <= size, "the new tile is larger than the memory"
-    return Memory(memory.data[: _count(memory.shape)].view(wanted), shape, layout)
-
-
-class Transposed:
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-
-    def load(self) -> torch.Tensor:
-        return self.memory.load().T
-
-
 class Barriers(list[Barrier]):
     def index(self, place: int) -> Barrier:  # type: ignore[override]
         return self[place]
-
-
-class Pointer:
-    def __init__(self, tensor: torch.Tensor, offset: Any = 0) -> None:
-        self.tensor, self.offset = tensor, offset
-
-    def __add__(self, step: Any) -> "Pointer":
-        return Pointer(self.tensor, self.offset + step)
-
-
-class Descriptor:
-    """What the copy engine knows of a tensor; made from a host's descriptor."""
-
-    def __init__(self, host: Any) -> None:
-        self.host, self.layout, self.dtype = host, host.layout, host.base.dtype
-        nbytes = _count(host.block_shape) * host.base.element_size()
-        self.block_type = types.SimpleNamespace(shape=list(host.block_shape), nbytes=nbytes)
-        offset, storage = host.base.storage_offset(), host.base.untyped_storage()
-        whole = torch.empty(0, dtype=host.base.dtype).set_(storage)
-        self.memory, self.offset = whole, offset
-
-    def box(self, coordinates: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a block: which elements are inside the tensor, [rows, columns], and where these are in memory."""
-        host = self.host
-        assert all(size == 1 for size in host.block_shape[:-2])
-        rows, columns = host.block_shape[-2:]
-        inside = all(0 <= place < size for place, size in zip(coordinates[:-2], host.shape[:-2], strict=True))
-        row = torch.arange(rows) + int(coordinates[-2])
-        column = torch.arange(columns) + int(coordinates[-1])
-        inside_rows = (row >= 0) & (row < host.shape[-2])
-        inside_columns = (column >= 0) & (column < host.shape[-1])
-        seen = inside_rows[:, None] & inside_columns[None, :] & inside
-        item = host.base.element_size()
-        assert all(0 <= stride * item < 1 << 40 and stride * item % 16 == 0 for stride in host.strides[:-1])
-        start = sum(int(place) * stride for place, stride in zip(coordinates, host.strides, strict=True)) * item
-        first = (start % ADDRESSES) // item if seen.any() else 0
-        steps = torch.arange(rows)[:, None] * host.strides[-2] + torch.arange(columns)[None, :]
-        return seen, self.offset + first + steps[seen]
 
 
 class Machine(threading.local):
@@ -299,8 +175,8 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
     if dtype is real.int64:
         return Barriers(Barrier() for _ in range(shape[0]))
     if dtype is real.int32:
-        return Memory(torch.zeros(_count(shape), dtype=torch.int32), shape, layout)
-    return Memory(torch.full((_count(shape),), float("nan"), dtype=dtype), shape, layout)
+        return Memory(torch.zeros(count(shape), dtype=torch.int32), shape, layout)
+    return Memory(torch.full((count(shape),), float("nan"), dtype=dtype), shape, layout)
 
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
@@ -325,10 +201,6 @@ def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers
     if failures:
         raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
     assert not any(slots.given.values()), "a named barrier is left half full"
-
-
-def _count(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _both(smaller: bool) -> Callable[[Any, Any], Any]:

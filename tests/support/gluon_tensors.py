@@ -14,7 +14,7 @@ import torch
 from triton.experimental.gluon import language as real
 
 from tests.support import gluon_machine
-from tests.support.gluon_machine import I32
+from tests.support.gluon_memory import I32
 
 LAYOUTS = (
     "BlockedLayout",

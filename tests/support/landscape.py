@@ -49,9 +49,11 @@ def registered() -> Iterator[None]:
     saved = dict(registry.KERNELS)
     registry.KERNELS.clear()
     registry.KERNELS.update(KERNELS)
-    yield
-    registry.KERNELS.clear()
-    registry.KERNELS.update(saved)
+    try:
+        yield
+    finally:
+        registry.KERNELS.clear()
+        registry.KERNELS.update(saved)
 
 
 def _noise(config: KernelConfig, salt: int) -> float:

@@ -3,14 +3,13 @@
     comparison = compare(shape, store=store, device=current_device())
 
 Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best stored config of every
-other kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-4 (`fa4`)
-where it is installed, for 8-bit tensors our 16-bit default over the same numbers (`bfloat16`), and on request PyTorch's
-FlexAttention (`flex`), `standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked
-against the reference before
-anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as
-tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
-cool, and `sustained`, in which it works without a break, as in training. Clock and power of the whole measurement stand
-in the comparison.
+other kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-3 and -4
+(`fa3`, `fa4`) where they are installed, for 8-bit tensors our 16-bit default over the same numbers (`bfloat16`), and on
+request PyTorch's FlexAttention (`flex`), `standard` attention and what stock autotune finds (`triton_autotune`). Each
+result is checked against the reference before anything is timed; who fails or is missing stays in the comparison, with
+the reason. Times are taken as tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests
+before every round and stays cool, and `sustained`, in which it works without a break, as in training. Clock and power
+of the whole measurement stand in the comparison.
 """
 
 import time
@@ -26,10 +25,10 @@ from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import FP8, SHORT_DTYPES, AttentionShape, Causal, Direction
-from blocktune.tuner.compare.fa4_peer import fa4_compute
+from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.compare.line_up import LineUp
-from blocktune.tuner.compare.peers import PEERS
+from blocktune.tuner.compare.peers import BACKENDS
 from blocktune.tuner.compare.report import Comparison, Entry
 from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
 from blocktune.tuner.compare.standard_attention import standard_compute
@@ -85,9 +84,10 @@ def compare(
     if shape.dtype == FP8:
         sixteen = sixteen_bit_config(shape, device)
         line_up.invite(Entry(name=SIXTEEN_BITS, config=sixteen), partial(sixteen_bit_compute, shape, question, sixteen))
-    for name, backend in PEERS.items():
+    for name, backend in BACKENDS.items():
         line_up.invite_torch(name, backend)
-    line_up.invite(Entry(name="fa4"), partial(fa4_compute, shape, question))
+    for name, peer in FLASH_PEERS.items():
+        line_up.invite(Entry(name=name), partial(peer.compute, shape, question))
     if flex:
         line_up.invite(Entry(name="flex"), partial(flex_compute, shape, question))
     if standard:

@@ -1,6 +1,7 @@
 """The contenders of one shape: checked one by one, then timed in turns."""
 
 import functools
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
-from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, timing_of
+from blocktune.tuner.compare.report import FEW_QUERIES, PEERS, Entry, Timing, timing_of
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
@@ -149,17 +150,21 @@ class LineUp:
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
         """Return all contenders, those that were timed with their times."""
         samples = {name: column(rounds, place) for name, place in self._places.items()}
+        medians = {name: statistics.median(samples[name]) for name in samples if name in PEERS}
+        best = min(medians, key=lambda name: medians[name], default="")
         return tuple(
-            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn")))
+            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn"), samples.get(best)))
             if entry.name in samples
             else entry
             for entry in self._entries
         )
 
-    def _timing(self, samples_us: Sequence[float], cudnn_us: Sequence[float] | None) -> Timing:
+    def _timing(
+        self, samples_us: Sequence[float], cudnn_us: Sequence[float] | None, best_us: Sequence[float] | None
+    ) -> Timing:
         shape, question = self._shape, self._question
         reads = shape.direction is Direction.FORWARD and shape.seqlen_q <= FEW_QUERIES
-        return timing_of(samples_us, cudnn_us, question.flops, question.key_bytes if reads else None)
+        return timing_of(samples_us, cudnn_us, best_us, question.flops, question.key_bytes if reads else None)
 
     def _own(self, config: KernelConfig) -> Compute:
         launch, question = self._bind(config, self._shape), self._question

@@ -19,7 +19,7 @@ from blocktune.tuner.correctness.forward import softmax_scale
 Compute = Callable[[Any, Any, Any], Any]
 """compute(q, k, v): enqueue attention on the current stream and return the output; of a backward (dq, dk, dv)."""
 
-PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
+BACKENDS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
 """PyTorch's back ends by the name that they have here; fa2 is FlashAttention-2."""
 
 KNOWN_FEATURES = frozenset({"boolean", "additive", "deterministic"})
@@ -70,11 +70,15 @@ def sdpa_compute(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
     Raises:
         UsageError: it does not compute what the shape asks for.
     """
-    forward = sdpa_forward(shape, backend, extras)
+    return without_gradients(sdpa_forward(shape, backend, extras))
+
+
+def without_gradients(attend: Compute) -> Compute:
+    """Return the same computation with gradient mode off."""
 
     def compute(q: Any, k: Any, v: Any) -> Any:
         with torch.no_grad():
-            return forward(q, k, v)
+            return attend(q, k, v)
 
     return compute
 

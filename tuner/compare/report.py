@@ -12,6 +12,15 @@ from blocktune.tuner.compare.stock_autotune import StockTuning
 from blocktune.tuner.measure.load import Load
 from blocktune.tuner.search.verdict import speedup
 
+PEERS = {
+    "cudnn": "cuDNN",
+    "fa2": "FlashAttention-2 in PyTorch",
+    "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
+    "flex": "FlexAttention",
+}
+"""Contenders that others have written, by name, as tables call them."""
+
 FEW_QUERIES = 16
 """Most queries with which a forward is bound by reading keys and values. Their rate is what counts then."""
 
@@ -27,8 +36,12 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Median, 5th and 95th percentile of the rounds in microseconds. over_cudnn is None where cuDNN did not run.
-    key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few queries."""
+    """Median, 5th and 95th percentile of the rounds in microseconds.
+
+    over_cudnn: cuDNN's time over this one; None where cuDNN did not run. over_best: the time of the fastest peer over
+    this one; None where no peer ran. key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few
+    queries.
+    """
 
     median_us: float
     low_us: float
@@ -36,6 +49,7 @@ class Timing:
     tflops: float
     over_cudnn: Ratio | None
     key_gbs: float | None = None
+    over_best: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +87,12 @@ class Comparison:
     seconds: float
     load: Load | None = None
 
+    @property
+    def best_peer(self) -> str | None:
+        """The name of the fastest peer; None where none was timed."""
+        times = {entry.name: entry.timing.median_us for entry in self.entries if entry.timing and entry.name in PEERS}
+        return min(times, key=lambda name: times[name]) if times else None
+
     def entry(self, name: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
 
@@ -83,26 +103,43 @@ class Comparison:
             "regime": str(self.regime),
             "rounds": self.rounds,
             "seconds": round(self.seconds, 3),
+            "best_peer": self.best_peer,
             "contenders": [entry.to_json() for entry in self.entries],
             "load": None if self.load is None else self.load.to_json(),
         }
 
 
 def timing_of(
-    samples_us: Sequence[float], cudnn_us: Sequence[float] | None, flops: int, key_bytes: int | None = None
+    samples_us: Sequence[float],
+    cudnn_us: Sequence[float] | None,
+    best_us: Sequence[float] | None,
+    flops: int,
+    key_bytes: int | None = None,
 ) -> Timing:
-    """Return the timing of a contender by its rounds, paired with cuDNN's; flops and key_bytes: of one launch."""
+    """Return the timing of a contender by its rounds, paired with cuDNN's and the fastest peer's.
+
+    Args:
+        samples_us: its rounds.
+        cudnn_us: cuDNN's.
+        best_us: those of the fastest peer.
+        flops: of one launch.
+        key_bytes: bytes of keys and values that one launch reads.
+    """
     median_us = statistics.median(samples_us)
     twentieths = statistics.quantiles(samples_us, n=20, method="inclusive")
-    over = None
-    if cudnn_us is not None:
-        gain = speedup(cudnn_us, samples_us)
-        over = Ratio(median=gain.median, low=gain.low, high=gain.high)
     return Timing(
         median_us=median_us,
         low_us=twentieths[0],
         high_us=twentieths[-1],
         tflops=1e-6 * flops / median_us,
-        over_cudnn=over,
+        over_cudnn=_ratio(cudnn_us, samples_us),
         key_gbs=None if key_bytes is None else 1e-3 * key_bytes / median_us,
+        over_best=_ratio(best_us, samples_us),
     )
+
+
+def _ratio(peer_us: Sequence[float] | None, samples_us: Sequence[float]) -> Ratio | None:
+    if peer_us is None:
+        return None
+    gain = speedup(peer_us, samples_us)
+    return Ratio(median=gain.median, low=gain.low, high=gain.high)

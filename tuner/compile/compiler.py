@@ -54,14 +54,14 @@ class CompileResult:
 def compile_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
 ) -> KernelResources:
-    """The resources of what `compile_config` compiles."""
+    """Return the resources of what `compile_config` compiles."""
     return compile_config(kernel, config, shape, cc)[0]
 
 
 def compile_config(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
 ) -> tuple[KernelResources, SharedAccesses]:
-    """Compiles in this process, or takes the code from Triton's cache. Needs no GPU.
+    """Compile in this process, or take the code from Triton's cache. Needs no GPU.
 
     All that the config launches is compiled; resources and accesses are those of `compile_spec`'s function.
 
@@ -79,7 +79,7 @@ def compile_config(
 
 
 def compiled_code(spec: CompileSpec, cc: tuple[int, int]) -> Any:
-    """Triton's compiled kernel of a spec; raises what `compile_config` raises."""
+    """Return Triton's compiled kernel of a spec; raises what `compile_config` raises."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as triton_compile
 
@@ -91,7 +91,7 @@ def compiled_code(spec: CompileSpec, cc: tuple[int, int]) -> Any:
 
 
 def source_of(spec: CompileSpec) -> "ASTSource":
-    """Triton's own form of what to compile."""
+    """Return Triton's own form of what to compile."""
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
@@ -101,7 +101,7 @@ def source_of(spec: CompileSpec) -> "ASTSource":
 
 
 def options_of(spec: CompileSpec) -> dict[str, Any]:
-    """The spec's options, with the fusion of multiply and add stated.
+    """Return the spec's options, with the fusion of multiply and add stated.
 
     Triton 3.9 warns at the first compile that leaves it open, because 3.10 changes the default. Stating the value that
     the JIT would take keeps the cache key; setting TRITON_DEFAULT_FP_FUSION, as the warning proposes, would change it.
@@ -112,7 +112,7 @@ def options_of(spec: CompileSpec) -> dict[str, Any]:
 
 
 def compile_key(spec: CompileSpec, cc: tuple[int, int]) -> str:
-    """The name under which Triton keeps this code on disk, 64 hexadecimal digits.
+    """Return the name under which Triton keeps this code on disk, 64 hexadecimal digits.
 
     It changes with the device code, Triton, ptxas, architecture, signature, constants and options: with all that the
     resources depend on, and with nothing else.
@@ -129,19 +129,20 @@ def compile_key(spec: CompileSpec, cc: tuple[int, int]) -> str:
 
 
 def has_code(spec: CompileSpec, key: str) -> bool:
-    """Whether Triton's disk cache holds the code of this key, so that a launch compiles nothing."""
+    """Return whether Triton's disk cache holds the code of this key, so that a launch compiles nothing."""
     from triton.runtime.cache import get_cache_manager
 
     return get_cache_manager(key).get_group(f"{spec.function.__name__[:150]}.json") is not None
 
 
 def ptxas_version(cc: tuple[int, int]) -> str:
-    """Version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty without one."""
+    """Return the version of the assembler that Triton uses for this compute capability, such as `12.8.93`; empty
+    without one."""
     return provenance.ptxas_version(limits_for(cc).sm_arch)
 
 
 def tensor_cores_in(ptx: str) -> str:
-    """The instruction of the matrix products in assembly: `tcgen05`, `wgmma`, `mma` or `none`."""
+    """Return the instruction of the matrix products in assembly: `tcgen05`, `wgmma`, `mma` or `none`."""
     return next((name for instruction, name in _MATRIX_INSTRUCTIONS if instruction in ptx), "none")
 
 
@@ -154,7 +155,7 @@ def _check_tensor_memory(metadata: Any, columns: int) -> None:
 
 
 def resources_of(compiled: Any) -> KernelResources:
-    """What compiled code takes from a multiprocessor."""
+    """Return what compiled code takes from a multiprocessor."""
     from triton import knobs
 
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]
@@ -191,7 +192,7 @@ def _spills_and_barriers(compiled: Any, stack_bytes: int) -> tuple[int, int]:
 
 
 def _ptxas_log(compiled: Any) -> str:
-    """What `ptxas -v` says about this code, by Triton's own command line, which differs between versions.
+    """Return what `ptxas -v` says about this code, by Triton's own command line, which differs between versions.
 
     Triton prints the log to Python's standard output, which is diverted meanwhile.
     """

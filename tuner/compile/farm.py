@@ -77,7 +77,7 @@ class CompileFarm:
     def submit(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
     ) -> "Future[CompileResult]":
-        """Compiles a config, or looks it up, which completes the future at once.
+        """Compile a config, or look it up, which completes the future at once.
 
         The future has a result however the compile ends. Its `cancel` drops a compile that has not begun.
 
@@ -105,7 +105,7 @@ class CompileFarm:
             self._pool.abort(future)
 
     def close(self) -> None:
-        """Drops what has not begun, kills what is compiling and waits until every process is gone."""
+        """Drop what has not begun, kill what is compiling and wait until every process is gone."""
         self._pool.close()
 
     def _remembered(self, key: str, config: KernelConfig, answer: Answer) -> CompileResult:
@@ -132,18 +132,18 @@ class CompileFarm:
 
 
 def default_workers() -> int:
-    """One for each of `processors()`, up to `MAX_WORKERS`."""
+    """Return one for each of `processors()`, up to `MAX_WORKERS`."""
     return max(1, min(int(processors()), MAX_WORKERS))
 
 
 def processors() -> float:
-    """Processors that this process may use: what it is bound to, what its container grants, and `PROCESSORS_VARIABLE`,
-    whichever is least."""
+    """Return the processors that this process may use: what it is bound to, what its container grants, and
+    `PROCESSORS_VARIABLE`, whichever is least."""
     return min(len(os.sched_getaffinity(0)), _cpu_quota(), _granted())
 
 
 def _cpu_quota() -> float:
-    """Processors that the control group of this container grants; infinite where it sets no limit."""
+    """Return the processors that the control group of this container grants; infinite where it sets no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def _cpu_quota() -> float:
 
 
 def _granted() -> float:
-    """Processors that `PROCESSORS_VARIABLE` grants; infinite where it is not set.
+    """Return the processors that `PROCESSORS_VARIABLE` grants; infinite where it is not set.
 
     Raises:
         UsageError: it is no positive number.

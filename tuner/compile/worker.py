@@ -38,7 +38,7 @@ CompileJob = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(compile_job: CompileJob, jobs: TextIO, results: TextIO) -> None:
-    """Compiles until the jobs end."""
+    """Compile until the jobs end."""
     _send(results, {"ready": True})
     for line in jobs:
         _send(results, _compile(compile_job, json.loads(line)))
@@ -66,7 +66,7 @@ def _compile(compile_job: CompileJob, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(error: Exception) -> dict[str, Any]:
-    """The answer to a job whose compile raised an error."""
+    """Return the answer to a job whose compile raised an error."""
     from triton.runtime.errors import OutOfResources
 
     text = f"{type(error).__name__}: {error}"
@@ -88,7 +88,7 @@ def _limit_cpu_time(timeout_s: float) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ends this process group, ptxas included, when the thread that started this process ends (Linux)."""
+    """End this process group, ptxas included, when the thread that started this process ends (Linux)."""
 
     def end_group(signum: int, frame: object) -> None:
         os.killpg(0, signal.SIGKILL)
@@ -101,14 +101,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def private_stdout() -> TextIO:
-    """Keeps the pipe to the parent for results alone and sends what anyone prints to standard error."""
+    """Keep the pipe to the parent for results alone and send what anyone prints to standard error."""
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return results
 
 
 def find_kernels(name: str) -> GetKernel:
-    """The function that finds kernels, by its name as module:function."""
+    """Return the function that finds kernels, by its name as module:function."""
     module, _, function = name.partition(":")
     found: GetKernel = getattr(importlib.import_module(module), function)
     return found

@@ -19,6 +19,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, missing_rates, predict_launches
@@ -115,6 +116,22 @@ class Analysis:
         from blocktune.tuner.cost.text import explain  # which imports this module
 
         return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{explain(self)}"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the times and the occupancy for a notebook, and the lanes of the units."""
+        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
+
+        rows = {"config": self.config.label}
+        if self.breakdown is not None:
+            rows["predicted"] = f"{self.breakdown.total_us:,.1f} µs"
+        if self.measured_us is not None:
+            rows["measured"] = f"{self.measured_us:,.1f} µs"
+        if self.breakdown is not None and self.is_explained:
+            rows["bound by"] = self.breakdown.binding
+        limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
+        rows["occupancy"] = f"{self.occupied.blocks_per_sm} blocks/SM, limited by {limits}"
+        table = html_table(f"{self.shape.label} on {self.device.name}", rows)
+        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         waves = self.waves

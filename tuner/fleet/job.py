@@ -17,7 +17,9 @@ class Job:
 
     device: `DeviceSpec.key` of the kind of GPU; a worker on another kind must not make it. database: path or URL of the
     store, None for the user's. kernels: names of those that are searched; None is all. configs: how many an exhaustive
-    search tries; 0 is unknown. The rest as in `tune`.
+    search tries; 0 is unknown. known: what the store holds, as `packed`, where the worker cannot reach it and has one
+    of its own; None is where it can. lethal: configs that killed workers. excluded: software that must not measure,
+    such as `triton=3.5`. The rest as in `tune`.
     """
 
     shape: AttentionShape
@@ -31,6 +33,9 @@ class Job:
     sampler: str = DEFAULT
     study: str | None = None
     seed: int = 0
+    known: tuple[Mapping[str, Any], ...] | None = field(default=None, compare=False)
+    lethal: tuple[KernelConfig, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -52,6 +57,9 @@ class Job:
             "sampler": self.sampler,
             "study": self.study,
             "seed": self.seed,
+            "known": None if self.known is None else list(self.known),
+            "lethal": [config.to_json() for config in self.lethal],
+            "excluded": list(self.excluded),
         }
 
     @classmethod
@@ -68,6 +76,9 @@ class Job:
             sampler=data["sampler"],
             study=data["study"],
             seed=data["seed"],
+            known=None if data["known"] is None else tuple(data["known"]),
+            lethal=tuple(KernelConfig.from_json(config) for config in data["lethal"]),
+            excluded=tuple(data["excluded"]),
         )
 
 
@@ -135,14 +146,16 @@ def progress_json(progress: Progress) -> dict[str, Any]:
         "elapsed_seconds": progress.elapsed_seconds,
         "eta_seconds": progress.eta_seconds,
         "message": progress.message,
+        "measuring": None if progress.measuring is None else progress.measuring.to_json(),
     }
 
 
 def progress_from(data: Mapping[str, Any]) -> Progress:
     """Return the progress that `progress_json` described."""
-    best, outcomes = data["best"], data["outcomes"]
+    best, outcomes, measuring = data["best"], data["outcomes"], data["measuring"]
     values = dict(data) | {
         "best": None if best is None else KernelConfig.from_json(best),
+        "measuring": None if measuring is None else KernelConfig.from_json(measuring),
         "outcomes": {Outcome(name): count for name, count in outcomes.items()},
     }
     return Progress(**values)

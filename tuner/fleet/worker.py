@@ -4,7 +4,9 @@ PARENT is the parent's process id. Each line on standard input is a job, as one 
 end follow on standard output. What kernels and compilers print goes to standard error, of which the parent reads the
 end when this process dies. SIGINT ends a job early, and the process lives on.
 
-    {job}      {"progress": {…}}* then {"report": {…}} or {"error": "…", "exit_code": 3}
+    {job}      {"progress": {…}}* then {"report": {…}} or {"error": "…", "exit_code": 3} or {"refused": "…"}
+
+A job that brings what is known is made without the run's store: {"records": {…}} follow, as they are kept.
 
 What is wrong with a job is its answer. Whatever else is wrong, such as a GPU that is gone, ends the process, so that
 another worker takes the job over.
@@ -24,6 +26,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.compile.worker import private_stdout
 from blocktune.tuner.fleet.job import Job, progress_json
+from blocktune.tuner.fleet.preparation import RefusedError, prepare
+from blocktune.tuner.fleet.streamed_store import Send, store_of
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.worker import die_with_parent
 from blocktune.tuner.search.loop import Compiler
@@ -32,52 +36,62 @@ from blocktune.tuner.search.tune import OnProgress, farm_for, tune
 
 INTERRUPTED = 130
 
-Make = Callable[[Job, OnProgress], TuningReport]
+Make = Callable[[Job, ResultStore, OnProgress], TuningReport]
 
 
 def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
     """Make jobs until the input ends."""
     for line in jobs:
-        job = Job.from_json(json.loads(line))
-        try:
-            report = make(job, lambda progress: _send(answers, {"progress": progress_json(progress)}))
-            answer: dict[str, Any] = {"report": report.to_json()}
-        except (NoFeasibleConfigError, StoreError, UsageError) as error:
-            answer = {"error": str(error), "exit_code": error.exit_code}
-        except KeyboardInterrupt:
-            answer = {"error": "interrupted before anything was found", "exit_code": INTERRUPTED}
-        _send(answers, answer)
+        send = partial(_send, answers)
+        send(_made(make, Job.from_json(json.loads(line)), send))
 
 
-def make_job(device: DeviceSpec, compiler: Compiler, job: Job, tell: OnProgress) -> TuningReport:
+def _made(make: Make, job: Job, send: Send) -> dict[str, Any]:
+    """Make a job and return its end."""
+    try:
+        with store_of(job, send) as store:
+            report = make(job, store, lambda progress: send({"progress": progress_json(progress)}))
+        return {"report": report.to_json()}
+    except RefusedError as error:
+        return {"refused": str(error)}
+    except (NoFeasibleConfigError, StoreError, UsageError) as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except KeyboardInterrupt:
+        return {"error": "interrupted before anything was found", "exit_code": INTERRUPTED}
+
+
+def make_job(device: DeviceSpec, compiler: Compiler, job: Job, store: ResultStore, tell: OnProgress) -> TuningReport:
     """Tune the shape of a job on this device.
 
     Raises:
         NoDeviceError: the job is for a GPU of another kind, or this machine has no GPU.
+        RefusedError: the job excludes the software here.
     """
     if not is_present(device) or device.key != job.device:
         here = device.key if is_present(device) else "no GPU"
         raise NoDeviceError(f"A job is made on its kind of GPU, {job.device}, but here is {here}. See `tune devices`.")
-    with ResultStore.open(job.database) as store:
-        return tune(
-            job.shape,
-            device=device,
-            store=store,
-            budget=job.budget,
-            kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
-            exhaustive=job.exhaustive,
-            regime=job.regime,
-            sampler=job.sampler,
-            study=job.study,
-            seed=job.seed,
-            on_progress=tell,
-            compiler=compiler,
-        )
+    prepare(job, device, store)
+    return tune(
+        job.shape,
+        device=device,
+        store=store,
+        budget=job.budget,
+        kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
+        exhaustive=job.exhaustive,
+        regime=job.regime,
+        sampler=job.sampler,
+        study=job.study,
+        seed=job.seed,
+        on_progress=tell,
+        compiler=compiler,
+    )
 
 
 def watch_parent(parent: int) -> None:
-    """End this process when the parent ends, and let SIGINT interrupt even where the parent's shell ignores it."""
+    """End this process when the parent ends, and let SIGINT interrupt even where the parent's shell ignores it, or the
+    parent, as Ray does, blocks it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be watched
         sys.exit(1)

@@ -29,6 +29,7 @@ from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
+from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.protocol import stopped_early
 
@@ -101,6 +102,19 @@ class Sweep:
         """The shape, with the regime where it is not the one of old."""
         regime = self.environment.regime
         return self.shape.label if regime is Regime.SUSTAINED else f"{self.shape.label} {regime}"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, with the fastest config, and heat maps of the fastest kernels."""
+        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
+
+        scores = self.scores
+        rows = {"configs": f"{len(self.trials)}, {len(scores)} with a time"}
+        if scores:
+            best = min(scores, key=lambda config: scores[config])
+            time_us = self.timed[best].time_us or 0.0
+            rows["fastest"] = f"{best.label}: {time_us:,.1f} µs, {self.shape.flops / time_us / 1e6:.0f} TFLOP/s"
+        table = html_table(f"{self.label} on {self.device.name}", rows)
+        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
 
     @property
     def file_name(self) -> str:

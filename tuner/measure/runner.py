@@ -33,19 +33,19 @@ class Runner(Protocol):
     """Measures configs of one shape on one device. A config that fails costs itself and nothing else."""
 
     def prepare(self) -> None:
-        """Starts what takes long to start, without waiting for it."""
+        """Start what takes long to start, without waiting for it."""
 
     def measure(self, config: KernelConfig) -> Measurement:
-        """Checks and times one config; every failure of the config is an outcome, not an exception."""
+        """Check and time one config; every failure of the config is an outcome, not an exception."""
 
     def finals(self, configs: Sequence[KernelConfig]) -> Finals:
-        """Times configs, each measured before, in turns."""
+        """Time configs, each measured before, in turns."""
 
     def confirm(self, config: KernelConfig) -> Measurement:
         """Check everything that the config can compute, log-sum-exp included, without timing it."""
 
     def close(self) -> None:
-        """Ends all processes; harmless when repeated."""
+        """End all processes; harmless when repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class GpuRunner:
         return replace(measurement, seconds=time.monotonic() - started)
 
     def finals(self, configs: Sequence[KernelConfig]) -> Finals:
-        """Times configs in turns. If the worker is lost, each is measured again to find which are to blame."""
+        """Time configs in turns. If the worker is lost, each is measured again to find which are to blame."""
         first = self._finals(configs)
         if not first.disturbance:
             return first
@@ -142,7 +142,7 @@ class GpuRunner:
         return replace(second, failures={**first.failures, **second.failures}, disturbance=told)
 
     def duel(self, config: KernelConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The rounds, in microseconds, of finals in which a config that runs meets itself.
+        """Return the rounds, in microseconds, of finals in which a config that runs meets itself.
 
         Raises:
             BlocktuneError: it did not run.
@@ -161,7 +161,7 @@ class GpuRunner:
         return [tuple(rounds) for rounds in result["samples_us"]]
 
     def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
-        """One run of the finals, with what disturbed it."""
+        """Return one run of the finals, with what disturbed it."""
         failures: dict[KernelConfig, Measurement] = {}
         remaining = list(configs)
         for _ in range(_FINALS_ATTEMPTS):
@@ -196,7 +196,7 @@ class GpuRunner:
             self._child = None
 
     def _measure_undisturbed(self, config: KernelConfig) -> Measurement:
-        """A measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
+        """Return a measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
         first = self._measure(config)
         why = disturbance(first.telemetry) if first.outcome is Outcome.OK else ""
         if not why:
@@ -221,7 +221,8 @@ class GpuRunner:
         return replace(measurement, telemetry=self._telemetry)
 
     def _ensure_ready(self) -> None:
-        """A worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that fails."""
+        """Make sure of a worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that
+        fails."""
         self.prepare()
         if self._is_set_up:
             return
@@ -255,7 +256,7 @@ class GpuRunner:
         return self.deadlines.running_launches * self._anchor_us / 1e6
 
     def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
-        """The result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
+        """Return the result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
         assert self._child is not None
         stage, seconds = "compiling", self.deadlines.compiling
         watching = contextlib.ExitStack()
@@ -291,7 +292,7 @@ class GpuRunner:
         watching.enter_context(watch)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        """The worker's next answer, a stage or a result."""
+        """Return the worker's next answer, a stage or a result."""
         assert self._child is not None
         answer = self._child.receive(seconds)
         failure = answer.get("failure")

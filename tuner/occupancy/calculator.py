@@ -96,14 +96,17 @@ class Occupancy:
         return explain(self)
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook: the blocks that each limit allows, what binds in bold."""
+        """Return a table for a notebook, the blocks that each limit allows with what binds in bold, and its curves."""
+        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
+
         title = (
             f"{self.blocks_per_sm} blocks/SM on compute capability {self.limits.name}: {self.active_warps} of "
             f"{self.limits.max_warps_per_sm} warps"
         )
         rows = {str(name).replace("_", " "): limit for name, limit in self.limit_blocks.items() if limit is not None}
         binding = {str(name).replace("_", " ") for name in self.binding}
-        return html_table(title, {name: str(limit) for name, limit in rows.items()}, bold=binding)
+        table = html_table(title, {name: str(limit) for name, limit in rows.items()}, bold=binding)
+        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         warps = self.resources.num_warps
@@ -292,8 +295,10 @@ def _shared_limit(block_bytes: int, capacity_bytes: int, limits: ComputeLimits) 
 
 
 def _register_limit(resources: KernelResources, limits: ComputeLimits) -> int | None:
-    """Return the registers are handed out per warp, and a warp lives in one sub-partition with its own share of the
-    file."""
+    """Return the blocks that the register file has room for; None where no register is used.
+
+    Registers are handed out per warp, and a warp lives in one sub-partition with its own share of the file.
+    """
     if resources.registers == 0:
         return None
     per_warp = _round_up(resources.registers * WARP_SIZE, REGISTER_UNIT)

@@ -1,12 +1,15 @@
-"""Recorded trials as data frames of pandas, for notebooks.
+"""Recorded trials as data frames of pandas or polars, for notebooks.
 
 frame = blocktune.load_sweep("results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz")
 frame.pivot_table("time_us", "block_m", "block_n", "min")
+blocktune.load_sweep("results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz", library="polars")
 """
 
 from collections.abc import Iterable
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from blocktune.db.exchange.trial_table import trial_rows
 from blocktune.db.records.records import Trial
@@ -14,45 +17,47 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab import sweep_file
 
-if TYPE_CHECKING:
-    import pandas as pd
+LIBRARIES = {"pandas": {}, "polars": {"infer_schema_length": None}}
+"""What data frames are made with, and what a frame needs besides rows: polars looks at all of them for the types."""
 
 
-def load_sweep(path: str | Path) -> "pd.DataFrame":
-    """Return the trials of a recorded sweep, a row each.
+def load_sweep(path: str | Path, *, library: str = "pandas") -> Any:
+    """Return the trials of a recorded sweep as a data frame, a row each.
 
     Args:
         path: a file that `tune sweeps` wrote.
+        library: `pandas` or `polars`.
 
     Raises:
         ImportRejectedError: the file is no sweep, or a field is unknown, missing or absurd.
-        UsageError: pandas is not installed.
+        UsageError: the library is another one or not installed.
     """
-    return _frame(sweep_file.load_sweep(path).trials)
+    return _frame(sweep_file.load_sweep(path).trials, library)
 
 
-def load_trials(db: str | Path | None = None) -> "pd.DataFrame":
-    """Return all trials of a database, the oldest first.
+def load_trials(db: str | Path | None = None, *, library: str = "pandas") -> Any:
+    """Return all trials of a database as a data frame, the oldest first.
 
     Args:
         db: its path or URL; by default the one in your data directory, or that of BLOCKTUNE_DB.
+        library: `pandas` or `polars`.
 
     Raises:
         StoreError: the database does not exist or cannot serve.
-        UsageError: pandas is not installed.
+        UsageError: the library is another one or not installed.
     """
     with ResultStore.open_to_read(db) as store:
-        return _frame(store.trials())
+        return _frame(store.trials(), library)
 
 
-def _frame(trials: Iterable[Trial]) -> "pd.DataFrame":
+def _frame(trials: Iterable[Trial], library: str) -> Any:
+    if library not in LIBRARIES:
+        raise UsageError(f"`library` must be {' or '.join(LIBRARIES)}, but got {library!r}.")
     try:
-        import pandas as pd
+        frames = import_module(library)
     except ImportError as error:
         raise UsageError(
-            f'Data frames need pandas, but {error.name} is not installed: pip install "blocktune[frames]".'
+            f'Data frames need {library}, but {error.name} is not installed: pip install "blocktune[frames]".'
         ) from error
-    frame = pd.DataFrame(trial_rows(trials))
-    if "created_at" in frame:
-        frame["created_at"] = pd.to_datetime(frame["created_at"], format="ISO8601", utc=True)
-    return frame
+    rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in trial_rows(trials)]
+    return frames.DataFrame(rows, **LIBRARIES[library])

@@ -245,6 +245,7 @@ class Search:
         elif self._runner is None:
             self._keep(self._trial(ready.config, Outcome.PREDICTED, **compiled))
         else:
+            self._tell_progress(measuring=ready.config)
             measurement = self._runner.measure(ready.config)
             self._keep(self._trial(ready.config, **compiled, **measurement.values_for(Trial)))
 
@@ -273,7 +274,7 @@ class Search:
     def _trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
         return self._subject.trial(config, outcome, **fields)
 
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, measuring: KernelConfig | None = None) -> None:
         best = min(
             (trial for trial in self.trials.values() if score_of(trial) is not None),
             key=lambda trial: score_of(trial) or 0.0,
@@ -291,6 +292,7 @@ class Search:
                 best_us=(best.time_us or best.predicted_us) if best else None,
                 elapsed_seconds=time.monotonic() - self._started,
                 eta_seconds=self._time_left(total),
+                measuring=measuring,
             )
         )
 

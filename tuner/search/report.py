@@ -65,7 +65,8 @@ def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budg
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a run stands. phase: `compile`, `search`, `finals` or `wait`. done and total count configs; compiled those
-    that are compiled and wait. eta_seconds is None while nothing is known."""
+    that are compiled and wait. eta_seconds is None while nothing is known. measuring: the config that is measured from
+    now on, said before it can do harm."""
 
     phase: str
     done: int
@@ -77,6 +78,7 @@ class Progress:
     elapsed_seconds: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
+    measuring: KernelConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

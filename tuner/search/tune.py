@@ -72,7 +72,7 @@ def tune(
     compiler: Compiler | None = None,
     runner: Runner | None = None,
 ) -> TuningReport:
-    """Finds the best config of a shape, stores it and every trial, and reports.
+    """Find the best config of a shape, store it and every trial, and report.
 
     Trials that the store holds for the same device, software, kernel source and shape count as made. A run that had
     been finished before answers from the store at once.
@@ -121,8 +121,8 @@ def tune(
 
 
 def farm_for(device: DeviceSpec) -> CompileFarm:
-    """The workers that compile for a run. For a device that is here their code must be at hand, and one processor is
-    left to the host, which must stay ahead of the GPU."""
+    """Return the workers that compile for a run. For a device that is here their code must be at hand, and one
+    processor is left to the host, which must stay ahead of the GPU."""
     present = is_present(device)
     return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
 
@@ -203,7 +203,7 @@ class _Run:
         return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
 
     def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
-        """The search, the finals, and what is stored of them; Ctrl-C ends either with the best so far."""
+        """Run the search and the finals, and store what is known of them; Ctrl-C ends either with the best so far."""
         try:
             search.run()
             self._ended_by = search.ended_by
@@ -296,7 +296,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:
-        """A runner on the target GPU, which is locked meanwhile."""
+        """Yield a runner on the target GPU, which is locked meanwhile."""
         uuid = self._subject.device.uuid
         environment = visible(self._subject.device)
         anchor = next(

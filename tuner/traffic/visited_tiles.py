@@ -27,7 +27,7 @@ class VisitCounts:
 
 @lru_cache(maxsize=256)  # the same ones are wanted for many configs of a shape
 def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> VisitCounts:
-    """Counts tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
+    """Count tiles as the kernels walk them: invisible ones are skipped, diagonal and ragged ones are masked, and every
     block visits one at least."""
     starts = range(0, shape.seqlen_q, block_m)
     if shape.features.window is None and shape.causal is Causal.NONE:
@@ -46,8 +46,8 @@ def visits_of(shape: AttentionShape, block_m: int, block_n: int) -> VisitCounts:
 
 
 def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int, ...]:
-    """For every query tile of a head, the keys that its block loads: whole tiles, none of them past the end; 0 where no
-    query of the tile sees a key."""
+    """Return, for every query tile of a head, the keys that its block loads: whole tiles, none of them past the end; 0
+    where no query of the tile sees a key."""
     starts = range(0, shape.seqlen_q, block_m)
     if shape.causal is Causal.NONE:
         return (shape.seqlen_k,) * len(starts)
@@ -56,7 +56,7 @@ def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int,
 
 
 def _counts(shape: AttentionShape, block_m: int, block_n: int) -> list[tuple[int, int]]:
-    """(visited, masked) key tiles of every query tile."""
+    """Return (visited, masked) key tiles of every query tile."""
     if shape.features.window is None:
         starts, offset, keys = range(0, shape.seqlen_q, block_m), shape.causal_offset, shape.seqlen_k
         seen = [(_seen(start + block_m, offset, keys), _seen(start + 1, offset, keys)) for start in starts]

@@ -15,7 +15,7 @@ from blocktune.kernels.values.errors import UsageError
 def new_rows(
     k: Tensor | None, v: Tensor | None, q: Tensor, k_cache: Tensor, v_cache: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """The keys and values to append, if there are any.
+    """Return the keys and values to append, if there are any.
 
     Raises:
         UsageError: one is missing, or they do not fit the caches or each other.
@@ -79,5 +79,5 @@ def append_in_one(
 
 
 def capacity_of(cache: Tensor, table: Tensor | None) -> int:
-    """Keys that an entry has room for; cache [entries or pages, rows, ...]."""
+    """Return the keys that an entry has room for; cache [entries or pages, rows, ...]."""
     return int(cache.shape[1]) if table is None else int(table.shape[1] * cache.shape[1])

@@ -32,7 +32,7 @@ class Tokens:
 
     @classmethod
     def of(cls, bounds: Tensor, count: int) -> Self:
-        """The first `count` tokens of sequences that begin at `bounds`, int32 [sequences + 1]."""
+        """Return the first `count` tokens of sequences that begin at `bounds`, int32 [sequences + 1]."""
         token = torch.arange(count, device=bounds.device)
         found = torch.searchsorted(bounds.long(), token, right=True) - 1
         sequence = found.clamp(max=bounds.shape[0] - 2)
@@ -55,8 +55,8 @@ def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: int, 
 
 
 def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The keys and values of pages as packed sequences [tokens, heads, dim] with these bounds. There are as many tokens
-    as sequences of the longest length have, since no one waits for the GPU to count them."""
+    """Return the keys and values of pages as packed sequences [tokens, heads, dim] with these bounds. There are as many
+    tokens as sequences of the longest length have, since no one waits for the GPU to count them."""
     size, pages = k.shape[1], table.shape[1]
     tokens = Tokens.of(bounds, table.shape[0] * min(longest, pages * size))
     page = table.long()[tokens.sequence, (tokens.place // size).clamp(max=pages - 1)]
@@ -65,7 +65,7 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
 
 
 def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[str, Any]) -> bool:
-    """Whether padded queries are the better way, and a way at all: over a cache there are neither gradients nor
+    """Return whether padded queries are the better way, and a way at all: over a cache there are neither gradients nor
     dropout, and the batch decides by its longest sequence."""
     few = 0 < longest <= FEW_QUERIES and query.numel() > 0
     is_plain = not asked.get("dropout_p") and not asked.get("num_splits")
@@ -83,7 +83,7 @@ def over_pages(
     lse: bool,
     dispatcher: Dispatcher,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of packed queries [tokens, num_heads, head_dim], at most `longest` of a sequence, over pages.
+    """Compute attention of packed queries [tokens, num_heads, head_dim], at most `longest` of a sequence, over pages.
 
     Args:
         asked: the arguments of `Call.of`, with the bounds of sequences.

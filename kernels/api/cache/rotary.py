@@ -25,8 +25,8 @@ class Rotary:
     def of(
         cls, cos: Tensor | None, sin: Tensor | None, interleaved: bool, q: Tensor, new: Tensor | None, capacity: int
     ) -> Self | None:
-        """The rotation of a call with q and new keys [batch, rows, heads, dim] over a cache of this capacity; None
-        without one.
+        """Return the rotation of a call with q and new keys [batch, rows, heads, dim] over a cache of this capacity;
+        None without one.
 
         Raises:
             UsageError: an argument is missing, has another type, shape or device, or too few positions.
@@ -65,8 +65,10 @@ class Rotary:
 
 
 def _check_angles(cos: Tensor, sin: Tensor, q: Tensor) -> None:
-    """Raises:
-    UsageError: they differ in shape, do not fit the queries, or are of another type or on another device.
+    """Check the angles of a call.
+
+    Raises:
+        UsageError: they differ in shape, do not fit the queries, or are of another type or on another device.
     """
     check_dimensions("[positions, width / 2]", rotary_cos=cos, rotary_sin=sin)
     if cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:

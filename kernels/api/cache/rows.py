@@ -28,7 +28,7 @@ class CacheRows:
 
     @classmethod
     def of(cls, q: Tensor, index: Tensor | None, padding: Tensor | None, table: Tensor | None) -> Self:
-        """The places that arguments of flash_attn_with_kvcache name; q is [batch, ...].
+        """Return the places that arguments of flash_attn_with_kvcache name; q is [batch, ...].
 
         Raises:
             UsageError: an argument is no int32 tensor of its shape on the query's device, or pages come with another.
@@ -52,12 +52,12 @@ class CacheRows:
         return cls(table=table)
 
     def capacity(self, cache: Tensor) -> int:
-        """How many keys an entry has room for, those of a padding among them."""
+        """Return how many keys an entry has room for, those of a padding among them."""
         pages = 1 if self.table is None else self.table.shape[1]
         return int(pages * cache.shape[1])
 
     def entries(self, batch: int, device: torch.device) -> Tensor:
-        """The cache's entry of each batch entry, int64 [batch]."""
+        """Return the cache's entry of each batch entry, int64 [batch]."""
         return torch.arange(batch, device=device) if self.index is None else self.index.long()
 
     def write(self, cache: Tensor, new: Tensor, positions: Tensor) -> None:
@@ -86,7 +86,7 @@ class CacheRows:
         return k_pages, v_pages, self._table_of(count, k_cache.device)
 
     def _table_of(self, count: int, device: torch.device) -> Tensor:
-        """The block table, int32, where a cache's entries or pages are made of `count` pages each."""
+        """Return the block table, int32, where a cache's entries or pages are made of `count` pages each."""
         parts = torch.arange(count, device=device)
         if self.table is not None:
             return (self.table.long()[..., None] * count + parts).flatten(1).int()
@@ -98,8 +98,10 @@ class CacheRows:
 
 
 def _check_integers(name: str, given: Tensor, q: Tensor) -> None:
-    """Raises:
-    UsageError: it is not int32 [batch] on the query's device.
+    """Check an argument of integers.
+
+    Raises:
+        UsageError: it is not int32 [batch] on the query's device.
     """
     check_dimensions("[batch]", **{name: given})
     if given.dtype != torch.int32 or given.shape[0] != q.shape[0]:

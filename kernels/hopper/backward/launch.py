@@ -70,7 +70,7 @@ class BackwardLaunch(BackwardLauncher):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         extras: Extras = NO_EXTRAS, *, pins: bool,
     ) -> Launch:  # fmt: skip
-        """A launch that enqueues the three kernels.
+        """Return a launch that enqueues the three kernels.
 
         Raises:
             UsageError: a gradient lies in memory as the copy engine cannot write it, or the tensor of a feature is
@@ -165,7 +165,8 @@ class BackwardLaunch(BackwardLauncher):
 
 
 def _space_of(spaces: dict[int, tuple[Rows, Workspace]], shape: AttentionShape, tokens: int) -> tuple[Rows, Workspace]:
-    """Rows and workspace of queries of this length, which only packed sequences have several of; they are kept."""
+    """Return the rows and workspace of queries of this length, which only packed sequences have several of; they are
+    kept."""
     import torch
 
     rows = Rows.of(shape, tokens)
@@ -180,7 +181,7 @@ def _space_of(spaces: dict[int, tuple[Rows, Workspace]], shape: AttentionShape, 
 
 
 def row_sums_in(space: Workspace, memory: Any) -> Any:
-    """The row sums of out * dout in memory of a workspace."""
+    """Return the row sums of out * dout in memory of a workspace."""
     return space.parts(memory, as_addresses=False)[1]
 
 
@@ -201,7 +202,7 @@ def subtract_rows(delta: Any, values: Any, rows: Rows, begins: Any) -> None:
 
 
 def sums_descriptor(sums: Any, elements: int, part: int) -> Any:
-    """Of the float32 sums of dq, as rows of 64 values that are stored without a swizzle."""
+    """Return the descriptor of the float32 sums of dq, as rows of 64 values that are stored without a swizzle."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return descriptor(sums, [elements // 64, 64], [64, 1], [part, 64], layout)
 
@@ -221,8 +222,10 @@ def _described_statistic(part: tuple[Any, int]) -> Any:
 
 
 def _check_describable(*tensors: Any) -> None:
-    """Raises:
-    UsageError: the copy engine cannot address one of the tensors.
+    """Check that the copy engine can address the tensors.
+
+    Raises:
+        UsageError: the copy engine cannot address one of the tensors.
     """
     for tensor in tensors:
         if not is_describable(tensor):

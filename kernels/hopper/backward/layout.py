@@ -32,7 +32,7 @@ SMALLEST_SCALE = 1e-30
 
 
 def width_of(shape: AttentionShape) -> int:
-    """Columns of the products of this shape, whose heads are not wider than the widest."""
+    """Return the columns of the products of this shape, whose heads are not wider than the widest."""
     widest = max(shape.head_dim, shape.head_dim_v)
     return next(width for width in WIDTHS if widest <= width)
 
@@ -51,22 +51,23 @@ def keys_of_block(shape: AttentionShape) -> int:
 
 
 def panels(shape: AttentionShape) -> int:
-    """Of a wide head."""
+    """Return the panels of a wide head."""
     return width_of(shape) // PANEL
 
 
 def descriptor_width(shape: AttentionShape) -> int:
-    """Columns that one copy moves."""
+    """Return the columns that one copy moves."""
     return PANEL if is_wide(shape) else width_of(shape)
 
 
 def dq_part(shape: AttentionShape) -> int:
-    """Columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is transposed."""
+    """Return the columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is
+    transposed."""
     return BLOCK_M // 2 if is_deferred(shape) else 64
 
 
 def is_plain(shape: AttentionShape) -> bool:
-    """Whether all tiles are whole, and nothing is masked but the diagonal of equal lengths."""
+    """Return whether all tiles are whole, and nothing is masked but the diagonal of equal lengths."""
     square = shape.causal is Causal.NONE or shape.seqlen_q == shape.seqlen_k
     whole = shape.seqlen_q % LENGTH_DIVISOR == 0 and shape.seqlen_k % LENGTH_DIVISOR == 0
     exact = shape.head_dim == shape.head_dim_v == width_of(shape) <= 128
@@ -74,7 +75,7 @@ def is_plain(shape: AttentionShape) -> bool:
 
 
 def form_of(shape: AttentionShape) -> int:
-    """`FORM` of the device code."""
+    """Return `FORM` of the device code."""
     if is_plain(shape):
         return 0
     features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
@@ -94,7 +95,8 @@ def form_of(shape: AttentionShape) -> int:
 
 
 def bounds_of(shape: AttentionShape) -> tuple[int, int]:
-    """(upper, lower): query i sees keys i + lower .. i + upper. Of packed sequences: where their lengths are equal."""
+    """Return (upper, lower): query i sees keys i + lower .. i + upper. Of packed sequences: where their lengths are
+    equal."""
     diagonal = 0 if shape.features.varlen else shape.diagonal
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     upper = 0 if shape.causal is not Causal.NONE else max(right, 0)
@@ -114,7 +116,7 @@ class Rows:
 
     @classmethod
     def of(cls, shape: AttentionShape, tokens: int) -> Self:
-        """tokens: rows of the query tensor, seqlen_q unless sequences are packed."""
+        """Take the sizes of a call. tokens: rows of the query tensor, seqlen_q unless sequences are packed."""
         longest = -(-shape.seqlen_q // BLOCK_M) * BLOCK_M
         if shape.features.varlen:
             of_head = -(-tokens // BLOCK_M) * BLOCK_M + shape.batch * BLOCK_M
@@ -123,7 +125,7 @@ class Rows:
 
 
 def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tuple[float, float, float | None]:
-    """(scale, scale_log2, cap_in) of the kernel."""
+    """Return (scale, scale_log2, cap_in) of the kernel."""
     own = scale if abs(scale) > SMALLEST_SCALE else SMALLEST_SCALE
     if not shape.features.softcap:
         return float(scale), own * LOG2_E, None
@@ -133,7 +135,7 @@ def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tupl
 def form_arguments(
     shape: AttentionShape, rows: Rows, cap_in: float | None, extras: Extras, turns: Any
 ) -> dict[str, Any]:
-    """The arguments of the kernel that depend on its form, all None in the plain one."""
+    """Return the arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
         return dict.fromkeys(FORM_ARGUMENTS)
     upper, lower = bounds_of(shape)

@@ -86,7 +86,8 @@ class FlashDecodeHopper(AttentionKernel):
         return None
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: a warp's keys are a whole tile, and fit its registers."""
+        """Return the broken rules, besides the range of every parameter: a warp's keys are a whole tile, and fit its
+        registers."""
         problems = super().rule_violations(config, shape, limits)
         if problems:
             return problems
@@ -104,12 +105,12 @@ class FlashDecodeHopper(AttentionKernel):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Where the warps' outputs, maxima and sums meet, in float32."""
+        """Return the bytes where the warps' outputs, maxima and sums meet, in float32."""
         del limits
         return config.num_warps * rows_of_tile(shape) * (shape.head_dim_v + 2) * 4
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200 or within 4 % of it: eight warps of 16 keys, and shares that give every
+        """Return what was best on an H200 or within 4 % of it: eight warps of 16 keys, and shares that give every
         multiprocessor a block, if there are keys enough."""
         del limits
         block_n = DEFAULT_WARPS * MIN_KEYS
@@ -126,7 +127,8 @@ class FlashDecodeHopper(AttentionKernel):
         return config, folded_decode(config.parameters["splits"], shape)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """Every warp has keys, queries and an output of its own; their outputs meet in shared memory at the end."""
+        """Return the tiles: every warp has keys, queries and an output of its own; their outputs meet in shared memory
+        at the end."""
         n, short, tile_rows = config.block_n, shape.element_bytes, rows_of_tile(shape)
         rows = config.num_warps * tile_rows
         return OnChip(
@@ -180,31 +182,32 @@ class FlashDecodeHopper(AttentionKernel):
 
 
 def rows_of_tile(shape: AttentionShape) -> int:
-    """Of the tile of a key head's rows: a product's smallest, or two of them."""
+    """Return the rows of the tile of a key head's rows: a product's smallest, or two of them."""
     return HALF_TILE if shape.group_size * shape.seqlen_q <= HALF_TILE else 2 * HALF_TILE
 
 
 def _key_bytes(shape: AttentionShape) -> int:
-    """Of all keys and values."""
+    """Return the bytes of all keys and values."""
     dims = shape.head_dim + shape.head_dim_v
     return shape.batch * shape.num_heads_kv * visible_keys(shape) * dims * shape.element_bytes
 
 
 def _workspace(config: KernelConfig, shape: AttentionShape) -> int:
-    """Floats of all shares' outputs, maxima and sums."""
+    """Return the floats of all shares' outputs, maxima and sums."""
     rows = shape.batch * shape.num_heads * shape.seqlen_q
     return config.parameters["splits"] * rows * (shape.head_dim_v + 2)
 
 
 def _words(config: KernelConfig, shape: AttentionShape) -> int:
-    """Registers of a thread for keys and values of a tile and queries, 16 bits each, and for scores and output."""
+    """Return the registers of a thread for keys and values of a tile and queries, 16 bits each, and for scores and
+    output."""
     keys, rows = config.block_n // config.num_warps, rows_of_tile(shape)
     halves = keys * (shape.head_dim + shape.head_dim_v) + rows * (shape.head_dim + 2 * shape.head_dim_v)
     return (halves + 2 * keys * rows) // 64
 
 
 def _sizes(shape: AttentionShape) -> dict[str, int]:
-    """The run-time integers of the kernel that the shape says, in order."""
+    """Return the run-time integers of the kernel that the shape says, in order."""
     return {
         "num_heads": shape.num_heads,
         "group_size": shape.group_size,
@@ -215,7 +218,7 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments, in order."""
+    """Return the constexpr arguments, in order."""
     return {
         "WIDTH": shape.head_dim,
         "WIDTH_V": shape.head_dim_v,
@@ -230,7 +233,8 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 
 
 def _example_strides(shape: AttentionShape) -> dict[str, int]:
-    """Those of contiguous tensors, and of pages, which take the place of batch entries; of keys and values in words."""
+    """Return the strides of contiguous tensors, and of pages, which take the place of batch entries; of keys and values
+    in words."""
     strides = contiguous_strides(shape, "q")
     rows = shape.features.page_size or shape.seqlen_k
     for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):

@@ -203,15 +203,15 @@ class FlashForwardHopper(AttentionKernel):
         return None
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Q and the output of all consumers (`shares_memory`) and the slots of K and V; barriers take another half
-        KiB."""
+        """Return the bytes of Q and the output of all consumers (`shares_memory`) and the slots of K and V; barriers
+        take another half KiB."""
         q_bytes, o_bytes, slot_bytes = _tile_bytes(config, shape)
         tile_bytes = max(q_bytes, o_bytes) if shares_memory(config, shape) else q_bytes + o_bytes
         return tile_bytes + config.num_stages * slot_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """What was best on an H200, or near it and without spills in a loop: at head_dim 64 and 128 over lengths from
-        512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
+        """Return what was best on an H200, or near it and without spills in a loop: at head_dim 64 and 128 over lengths
+        from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
         early_p = int(masks["RAGGED"] or not masks["ALIGNED"])
@@ -240,7 +240,8 @@ class FlashForwardHopper(AttentionKernel):
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """The output leaves through shared memory of its own, or where there is no room, through that of Q."""
+        """Return the tiles: the output leaves through shared memory of its own, or where there is no room, through that
+        of Q."""
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         own = None if shares_memory(config, shape) else leaving_tile(config.block_m, widths[1], shape.element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, own)
@@ -277,13 +278,13 @@ class FlashForwardHopper(AttentionKernel):
 
 
 def tile_width(head_dim: int) -> int:
-    """Columns of a tile that holds heads of this dimension."""
+    """Return the columns of a tile that holds heads of this dimension."""
     return next(width for width in WIDTHS if width >= head_dim)
 
 
 def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
-    """All of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three consumers
-    5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
+    """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
+    consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = _bounds(shape), shape.seqlen_k <= 1024
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
@@ -294,18 +295,19 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
 
 
 def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
-    """Rows of all tiles that the busiest multiprocessor takes."""
+    """Return the rows of all tiles that the busiest multiprocessor takes."""
     tiles = -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads
     return -(-tiles // MULTIPROCESSORS) * block_m
 
 
 def panels_of(width: int) -> int:
-    """Panels of a tile: three where the width is no power of two."""
+    """Return the panels of a tile: three where the width is no power of two."""
     return 3 if width % 3 == 0 else 1
 
 
 def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
-    """Whether the output leaves where Q was, because there is no room for both: then the next tile's Q waits for it."""
+    """Return whether the output leaves where Q was, because there is no room for both: then the next tile's Q waits for
+    it."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     panels, panels_v = panels_of(width), panels_of(width_v)
     place = 2 * width // 3 if panels > panels_v else width  # a whole tile needs one, not the three panels of another
@@ -316,21 +318,21 @@ def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
 
 
 def _tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
-    """Of Q and the output of all consumers, and of a slot of K and V."""
+    """Return the bytes of Q and the output of all consumers, and of a slot of K and V."""
     row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
     return config.block_m * row, config.block_m * row_v, config.block_n * (row + row_v)
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) that a copy of q, k, v and the output moves."""
+    """Return (rows, columns) that a copy of q, k, v and the output moves."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     panel, panel_v = width // panels_of(width), width_v // panels_of(width_v)
     return (ROWS, panel), (config.block_n, panel), (config.block_n, panel_v), (ROWS, panel_v)
 
 
 def _bounds(shape: AttentionShape) -> tuple[int | None, int | None]:
-    """(right, left): query i sees the keys i + left .. i + right, None without such a bound. Of packed sequences each
-    has its own diagonal, which is not in these."""
+    """Return (right, left): query i sees the keys i + left .. i + right, None without such a bound. Of packed sequences
+    each has its own diagonal, which is not in these."""
     features, diagonal = shape.features, 0 if shape.features.varlen else shape.diagonal
     window_left, window_right = features.window or (UNLIMITED, UNLIMITED)
     window_right = 0 if shape.causal is not Causal.NONE else window_right
@@ -366,7 +368,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 
 
 def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
-    """Which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
+    """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
     varlen, (right, left) = shape.features.varlen, _bounds(shape)
     lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and (right, left) != (None, None)
     last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
@@ -396,8 +398,10 @@ def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[
 def _leading_with_extras(
     features: Features, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras
 ) -> tuple[Any, ...]:
-    """Raises:
-    UsageError: the tensor of a feature is missing.
+    """Return the leading arguments with those of features.
+
+    Raises:
+        UsageError: the tensor of a feature is missing.
     """
     check_extras(features, extras)
     bend, scale = (2 * LOG2_E * scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)

@@ -32,8 +32,9 @@ DELTA_ROWS, DELTA_WARPS = 64, 4
 
 
 def row_sums(out: Any, dout: Any, *, pins: bool) -> Step:
-    """step(out, dout, sums) takes rowsum(out * dout), laid out like the log-sum-exp, of tensors like these [batch,
-    num_heads, rows, head_dim_v] with contiguous rows. Of packed sequences there are as many rows as tokens."""
+    """Return step(out, dout, sums), which takes rowsum(out * dout), laid out like the log-sum-exp, of tensors like
+    these [batch, num_heads, rows, head_dim_v] with contiguous rows. Of packed sequences there are as many rows as
+    tokens."""
     batch, num_heads, rows, head_dim_v = out.shape
     rest = *out.stride()[:3], *dout.stride()[:3], num_heads, rows, head_dim_v, padded_width(head_dim_v), DELTA_ROWS
     grid = -(-rows // DELTA_ROWS), batch * num_heads
@@ -46,7 +47,7 @@ def subtract_rows(space: Workspace, memory: Any, values: Any) -> None:
 
 
 def row_sums_spec(shape: AttentionShape) -> CompileSpec:
-    """The compilation of `row_sums`."""
+    """Return the compilation of `row_sums`."""
     tensor = TensorArgument(shape.dtype)
     arguments: dict[str, Any] = {"Out": tensor, "Dout": tensor, "Delta": TensorArgument("float32")}
     arguments |= contiguous_strides(shape, "o") | gradient_strides(shape, "o", "do")
@@ -56,7 +57,7 @@ def row_sums_spec(shape: AttentionShape) -> CompileSpec:
 
 
 def gradient_strides(shape: AttentionShape, letter: str, name: str) -> dict[str, int]:
-    """The strides of the gradient `name` of a contiguous tensor."""
+    """Return the strides of the gradient `name` of a contiguous tensor."""
     return {key.replace(f"_{letter}", f"_{name}"): value for key, value in contiguous_strides(shape, letter).items()}
 
 
@@ -95,7 +96,7 @@ class BackwardInputs:
             self.strides = *inner, *divided
 
     def new(self, *passes: Step) -> tuple[Any, list[Any]]:
-        """Memory that must live until all steps are enqueued, and its parts."""
+        """Return memory that must live until all steps are enqueued, and its parts."""
         memory = self._space.new(self._device)
         return memory, self._space.parts(memory, as_addresses=take_addresses(*self._ahead, *passes))
 
@@ -103,8 +104,8 @@ class BackwardInputs:
         self, memory: Any, parts: list[Any], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float,
         extras: Extras,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-        """Enqueues what runs ahead, and returns the tensors that both passes take before the gradients, and features
-        with their strides after them.
+        """Enqueue what runs ahead, and return the tensors that both passes take before the gradients, and features with
+        their strides after them.
 
         Raises:
             UsageError: dropout_p is outside [0, 1).
@@ -122,7 +123,7 @@ class BackwardInputs:
 
 
 def contiguous_steps(tensor: Any) -> tuple[int, int, int]:
-    """The strides of a contiguous tensor of this one's sizes, but the last."""
+    """Return the strides of a contiguous tensor of this one's sizes, but the last."""
     _, heads, rows, dim = tensor.shape
     return heads * rows * dim, rows * dim, dim
 
@@ -150,7 +151,7 @@ class FlashBackward(AttentionKernel):
         return self.first_fitting(candidates, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the pass over keys, which sums up both gradients."""
+        """Return the columns of the pass over keys, which sums up both gradients."""
         summed = padded_width(shape.head_dim) + padded_width(shape.head_dim_v)
         return least_pass_columns(config.block_n, config.block_m, summed, shape, limits)
 
@@ -166,11 +167,11 @@ class FlashBackward(AttentionKernel):
         return specialize(keys_kernel, arguments, launch_options(config))
 
     def sums_argument(self, config: KernelConfig, shape: AttentionShape) -> Any:
-        """What stands for the sums of dq when the pass over keys is compiled offline."""
+        """Return what stands for the sums of dq when the pass over keys is compiled offline."""
         del config, shape
 
     def sums_code(self, config: KernelConfig) -> int:
-        """How the pass over keys adds up dq: `SUMS` of `keys_kernel`."""
+        """Return how the pass over keys adds up dq: `SUMS` of `keys_kernel`."""
         del config
         return 0
 
@@ -180,7 +181,7 @@ def launch_options(config: KernelConfig) -> dict[str, int]:
 
 
 def common_arguments(shape: AttentionShape) -> dict[str, Any]:
-    """What both passes take before sizes and constants, to be compiled offline."""
+    """Return what both passes take before sizes and constants, to be compiled offline."""
     arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Dout"), TensorArgument(shape.dtype))
     arguments |= dict.fromkeys(("Lse", "Delta"), TensorArgument("float32")) | example_arguments(shape)
     for letter in "qkv":
@@ -193,14 +194,14 @@ def key_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
 
 
 def key_sizes(shape: AttentionShape) -> dict[str, int]:
-    """The run-time integers of the pass over keys."""
+    """Return the run-time integers of the pass over keys."""
     heads = shape.batch * shape.num_heads_kv
     walked_bytes = shape.seqlen_q * (shape.head_dim + shape.head_dim_v) * shape.element_bytes * shape.group_size
     return run_time_sizes(shape, heads, min(heads, max(1, GROUP_BYTES // walked_bytes)))
 
 
 def query_sizes(shape: AttentionShape) -> dict[str, int]:
-    """The run-time integers of a pass over queries."""
+    """Return the run-time integers of a pass over queries."""
     return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
 
 
@@ -209,13 +210,14 @@ def statistics_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
 
 
 def statistics_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments of `statistics_kernel`: of the tiles of the pass over keys, whose products it repeats."""
+    """Return the constexpr arguments of `statistics_kernel`: of the tiles of the pass over keys, whose products it
+    repeats."""
     values = tile_constants(shape, config.block_m, config.block_n, 1)
     return {name: values[name] for name in statistics_kernel.arg_names if name in values}
 
 
 def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-    """The compilations of what runs ahead of both passes."""
+    """Return the compilations of what runs ahead of both passes."""
     if shape.dtype != "float32":
         return (row_sums_spec(shape),)
     own, numbers = TensorArgument(shape.dtype), TensorArgument("float32")
@@ -227,13 +229,13 @@ def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSp
 
 
 def key_constants(config: KernelConfig, shape: AttentionShape, sums: int) -> dict[str, Any]:
-    """The constexpr arguments of `keys_kernel`."""
+    """Return the constexpr arguments of `keys_kernel`."""
     values = {"SUMS": sums} | tile_constants(shape, config.block_m, config.block_n, config.num_stages)
     return {name: values[name] for name in keys_kernel.arg_names if name in values}
 
 
 def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: int) -> dict[str, Any]:
-    """The constexpr arguments that both passes share."""
+    """Return the constexpr arguments that both passes share."""
     ragged = shape.seqlen_q % block_m != 0 or shape.seqlen_k % block_n != 0 or shape.features.varlen
     return feature_constants(shape) | {
         "HEAD_DIM": shape.head_dim,

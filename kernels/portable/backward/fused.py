@@ -59,8 +59,10 @@ class FusedBackwardLaunch(BackwardLauncher):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         extras: Extras = NO_EXTRAS, *, pins: bool,
     ) -> Launch:  # fmt: skip
-        """Raises:
-        UsageError: the tensor of a feature is missing.
+        """Return the launch of tensors like these.
+
+        Raises:
+            UsageError: the tensor of a feature is missing.
         """
         import torch
 
@@ -113,7 +115,7 @@ class FlashBackwardFused(FlashBackward):
     preferred_width: ClassVar[Mapping[int, int]] = {64: 0, 128: 2, 256: 3}
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: what the copy engine can add."""
+        """Return the broken rules, besides the range of every parameter: what the copy engine can add."""
         problems = super().rule_violations(config, shape, limits)
         if problems or config.parameters["reduce"] == BY_ATOMICS:
             return problems
@@ -124,12 +126,12 @@ class FlashBackwardFused(FlashBackward):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the launch that takes most."""
+        """Return the bytes of the launch that takes most."""
         statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
         return max(self.launch_bytes(config, shape, limits), statistics)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the pass over keys."""
+        """Return the bytes of the pass over keys."""
         loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
         return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
 
@@ -140,13 +142,13 @@ class FlashBackwardFused(FlashBackward):
         return max(keys, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
 
     def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """With the product that dq is, where a tile of queries is high enough for tensor memory."""
+        """Return the columns with the product that dq is, where a tile of queries is high enough for tensor memory."""
         keys = super().most_tensor_memory_columns(config, shape, limits)
         shared = keys > 0 and config.block_m >= WARPGROUP_ROWS
         return keys + (3 * padded_width(shape.head_dim) + config.block_n if shared else 0)
 
     def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
-        """What it takes to add a tile's share of dQ."""
+        """Return what it takes to add a tile's share of dQ."""
         width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
         tiles = {
             "K": shared_tile("K, for dQ", n, width, 2),
@@ -178,12 +180,12 @@ class FlashBackwardFused(FlashBackward):
 
 
 def copies(config: KernelConfig) -> bool:
-    """Whether the copy engine adds up dq."""
+    """Return whether the copy engine adds up dq."""
     return config.parameters["reduce"] == BY_COPY_ENGINE
 
 
 def _sums_code(config: KernelConfig) -> int:
-    """`SUMS` of `keys_kernel`."""
+    """Return `SUMS` of `keys_kernel`."""
     return 1 + config.parameters["reduce"]
 
 

@@ -59,7 +59,7 @@ class SparseBackwardLaunch(BackwardLauncher):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         extras: Extras = NO_EXTRAS, *, pins: bool,
     ) -> Launch:  # fmt: skip
-        """A launch for masks with the blocks of this one.
+        """Return a launch for masks with the blocks of this one.
 
         Raises:
             UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
@@ -99,7 +99,7 @@ class SparseBackwardLaunch(BackwardLauncher):
         return launch
 
     def _shifts(self, *blocks: tuple[str, int]) -> tuple[int, ...]:
-        """log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""
+        """Return log2 of the tiles of each block of the mask, by the parameter that holds the tile's size."""
         return tuple(tile_shift(name, block, self.config.parameters[name]) for name, block in blocks)
 
 
@@ -155,16 +155,18 @@ class FlashBackwardSparse(AttentionKernel):
         return _columns(most_pass_columns, config, shape, limits)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the function for dk and dv."""
+        """Return the bytes of the function for dk and dv."""
         own = config.parameters
         return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        """Three products in the function for dq, four in the one for dk and dv; the probabilities twice."""
+        """Return the cost: three products in the function for dq, four in the one for dk and dv; the probabilities
+        twice."""
         return SoftmaxCost(instructions_per_score=11.0, rescales=False, products=7)
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
-        """Of the function that takes longest, which owns kv_block_n keys and walks kv_block_m queries at a time."""
+        """Return the forward of the function that takes longest, which owns kv_block_n keys and walks kv_block_m
+        queries at a time."""
         own = config.parameters
         owner = replace(config, block_m=own["kv_block_m"], block_n=own["kv_block_n"])
         return super().as_forward(owner, shape)
@@ -195,37 +197,38 @@ class FlashBackwardSparse(AttentionKernel):
 
 
 def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
-    """The lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a row."""
+    """Return the lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a
+    row."""
     return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
 
 
 def _columns(of_pass: Callable[..., int], config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Tensor memory of the function that takes more of it: for dq, and for dk and dv together."""
+    """Return the tensor memory of the function that takes more of it: for dq, and for dk and dv together."""
     own, widths = config.parameters, (padded_width(shape.head_dim), padded_width(shape.head_dim_v))
     dq = of_pass(own["block_m"], own["block_n"], widths[0], shape, limits)
     return max(dq, of_pass(own["kv_block_n"], own["kv_block_m"], sum(widths), shape, limits))
 
 
 def tiles(length: int, block: int) -> int:
-    """How many tiles of `block` rows cover a length."""
+    """Return how many tiles of `block` rows cover a length."""
     return -(-length // block)
 
 
 def run_time_sizes(shape: AttentionShape) -> dict[str, int]:
-    """The integers that are not compiled in."""
+    """Return the integers that are not compiled in."""
     batch_heads = shape.batch * shape.num_heads
     heads = (shape.num_heads, shape.group_size, batch_heads, heads_per_group(shape))
     return dict(zip(RUN_TIME_SIZES, (*heads, shape.seqlen_q, shape.seqlen_k, shape.causal_offset), strict=True))
 
 
 def dq_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments of `dq_kernel`."""
+    """Return the constexpr arguments of `dq_kernel`."""
     own = config.parameters
     return _constants(config, shape, "RAGGED_K", shape.seqlen_k % own["block_n"] != 0, own["block_m"], own["block_n"])
 
 
 def dkv_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments of `dkv_kernel`."""
+    """Return the constexpr arguments of `dkv_kernel`."""
     block_m, block_n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
     return _constants(config, shape, "RAGGED_Q", shape.seqlen_q % block_m != 0, block_m, block_n)
 
@@ -248,7 +251,7 @@ def _constants(
 
 
 def _common_arguments(shape: AttentionShape) -> dict[str, Any]:
-    """What the functions for dq and for dk and dv both take, to be compiled offline."""
+    """Return what the functions for dq and for dk and dv both take, to be compiled offline."""
     numbers, lists = TensorArgument("float32"), TensorArgument("int32")
     arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Dout"), TensorArgument(shape.dtype))
     arguments |= {"Lse": numbers, "Delta": numbers, "Indices": lists, "Before": lists}

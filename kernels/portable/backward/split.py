@@ -56,8 +56,10 @@ class SplitBackwardLaunch(BackwardLauncher):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         extras: Extras = NO_EXTRAS, *, pins: bool,
     ) -> Launch:  # fmt: skip
-        """Raises:
-        UsageError: the tensor of a feature is missing.
+        """Return the launch of tensors like these.
+
+        Raises:
+            UsageError: the tensor of a feature is missing.
         """
         del scale
         shape, config = self.shape, self.config
@@ -106,7 +108,7 @@ class FlashBackwardSplit(FlashBackward):
     preferred_width: ClassVar[Mapping[int, int]] = {128: 0, 256: 1}
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the launch that takes most."""
+        """Return the bytes of the launch that takes most."""
         own = config.parameters
         queries = pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
         statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
@@ -129,15 +131,15 @@ class FlashBackwardSplit(FlashBackward):
         return max(super().most_tensor_memory_columns(config, shape, limits), queries)
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Of the pass over keys."""
+        """Return the bytes of the pass over keys."""
         return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        """Of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
+        """Return the cost of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
         return SoftmaxCost(rescales=False, products=4)
 
     def second_launch(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> SecondLaunch:
-        """The pass over queries: scores and dout v^T again, and the product that dq is."""
+        """Return the pass over queries: scores and dout v^T again, and the product that dq is."""
         own = config.parameters
         names = ("block_m", "block_n", "num_warps", "num_stages")
         blocks = KernelConfig.of(self.name, {name: own[f"dq_{name}"] for name in names})
@@ -171,7 +173,7 @@ def _query_options(config: KernelConfig) -> dict[str, int]:
 
 
 def _query_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments of `queries_kernel`."""
+    """Return the constexpr arguments of `queries_kernel`."""
     own = config.parameters
     values = tile_constants(shape, own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"])
     return {name: values[name] for name in queries_kernel.arg_names if name in values}

@@ -76,7 +76,8 @@ class FlashDecode(AttentionKernel):
     follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: a merge that is launched early needs the hardware for it."""
+        """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the
+        hardware for it."""
         problems = super().rule_violations(config, shape, limits)
         if not problems and config.parameters["overlap"] and limits.cc < OVERLAPPING_CC:
             return (
@@ -95,7 +96,7 @@ class FlashDecode(AttentionKernel):
         return super().shape_problem(shape, limits)
 
     def _queries_problem(self, shape: AttentionShape) -> str | None:
-        """Why the shape has too many queries, or None."""
+        """Return why the shape has too many queries, or None."""
         tree, queries = shape.features.mask is MaskKind.TREE, shape.seqlen_q
         if queries <= (MAX_TREE_QUERIES if tree else MAX_QUERIES):
             return None
@@ -113,9 +114,9 @@ class FlashDecode(AttentionKernel):
         )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Q, the buffers of K and V, and P where warps exchange it: read off the allocations of Triton 3.6, equal to
-        nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above. In float32 what the
-        forward's tiles in order take."""
+        """Return the bytes of Q, the buffers of K and V, and P where warps exchange it: read off the allocations of
+        Triton 3.6, equal to nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above. In
+        float32 what the forward's tiles in order take."""
         width, width_v = operand_widths(shape)
         if limits.mma == "none":
             return plain_bytes(config.block_m, config.block_n, width, width_v, shape.element_bytes)
@@ -145,8 +146,8 @@ class FlashDecode(AttentionKernel):
         return _FORWARD.most_tensor_memory_columns(_in_order(config), shape, limits)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Whole tiles get deep buffers and about one program a multiprocessor, as all winners of more than 32 rows on
-        an H200; lower ones, which mostly load, get several programs."""
+        """Return the default: whole tiles get deep buffers and about one program a multiprocessor, as all winners of
+        more than 32 rows on an H200; lower ones, which mostly load, get several programs."""
         rows = shape.group_size * shape.seqlen_q
         block_m = next((block for block in (16, 32) if rows <= block), WARPGROUP_ROWS)
         block_n = 32 if limits.mma == "none" else 64
@@ -169,11 +170,11 @@ class FlashDecode(AttentionKernel):
         return self.first_fitting((*side_by_side, *lower), shape, limits)
 
     def _blocks_up_to(self, block_m: int) -> list[int]:
-        """The choices of block_m that are not above this one, the largest first."""
+        """Return the choices of block_m that are not above this one, the largest first."""
         return sorted((rows for rows in self.parameters["block_m"] if rows <= block_m), reverse=True)
 
     def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
-        """The fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
+        """Return the fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
         tiles = -(-visible_keys(shape) // block_n)
         fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
         return next((splits for splits in fitting if programs * splits >= 3 * wanted // 4), fitting[-1])
@@ -185,8 +186,9 @@ class FlashDecode(AttentionKernel):
         return config, folded_decode(config.parameters["splits"], shape)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
-        """Packed rows of a group; `shared_bytes` says which products read which memory. A share's output leaves in
-        float32 when the loop has ended. Plain multiply-adds and float32 keep what those of an ordinary forward keep."""
+        """Return the tiles of the packed rows of a group; `shared_bytes` says which products read which memory. A
+        share's output leaves in float32 when the loop has ended. Plain multiply-adds and float32 keep what those of an
+        ordinary forward keep."""
         if limits.mma == "none" or shape.dtype == "float32":
             return None
         m, n, short = config.block_m, config.block_n, shape.element_bytes
@@ -244,13 +246,13 @@ class FlashDecode(AttentionKernel):
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:
-    """The same tiles of the plain forward, whose shared memory is that of float32 decoding."""
+    """Return the same tiles of the plain forward, whose shared memory is that of float32 decoding."""
     return replace(config, kernel=_FORWARD.name, extra=(("schedule", IN_ORDER),))
 
 
 def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
-    """A plain forward for the models: the packed rows of a key head are the queries of one head, and every split is a
-    batch entry of its own."""
+    """Return a plain forward for the models: the packed rows of a key head are the queries of one head, and every split
+    is a batch entry of its own."""
     return replace(
         shape,
         batch=shape.batch * splits,
@@ -263,26 +265,26 @@ def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
 
 
 def visible_keys(shape: AttentionShape) -> int:
-    """About how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
+    """Return about how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
     left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
     keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
     return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
 
 
 def _query_tiles(shape: AttentionShape) -> int:
-    """Of the forward kernels, which do not pack: how many tiles of 64 queries there are."""
+    """Return how many tiles of 64 queries there are."""
     return shape.batch * shape.num_heads * -(-shape.seqlen_q // WARPGROUP_ROWS)
 
 
 def _forward_leaves_idle(shape: AttentionShape) -> bool:
-    """Whether kernels without splits occupy at most half of a large GPU, and for so long that splits and a merge are
-    faster. Of float32, whose whole tiles spill, nothing was measured."""
+    """Return whether kernels without splits occupy at most half of a large GPU, and for so long that splits and a merge
+    are faster. Of float32, whose whole tiles spill, nothing was measured."""
     idle = _query_tiles(shape) <= IDLE_TILES
     return idle and visible_keys(shape) >= MANY_KEYS and shape.element_bytes == 2
 
 
 def _paged_strides(shape: AttentionShape) -> dict[str, int]:
-    """Strides of contiguous pages, in elements; a page takes the place of a batch entry."""
+    """Return the strides of contiguous pages, in elements; a page takes the place of a batch entry."""
     strides: dict[str, int] = {}
     for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
         page_elements = shape.features.page_size * dim

@@ -48,7 +48,8 @@ class DecodeLaunch(TritonLaunch):
         return compiled
 
     def pinned(self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> Launch:
-        """As `TritonLaunch.pinned`; the tensors of the extras must keep their strides and alignment, too."""
+        """Pin the launch as `TritonLaunch.pinned` does; the tensors of the extras must keep their strides and
+        alignment, too."""
         arguments = (q, k, v, out, lse, scale, extras)
         compiled = self._launch(*arguments)
         if not can_pin(compiled):
@@ -64,7 +65,7 @@ class DecodeLaunch(TritonLaunch):
 
 
 def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launch) -> Launch:
-    """The launch of the kernel that leaves shares in a workspace, and of the one that merges them."""
+    """Return the launch of the kernel that leaves shares in a workspace, and of the one that merges them."""
 
     def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
         arguments = leading(q, k, v, out, lse, scale, extras)
@@ -75,8 +76,8 @@ def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launc
 
 
 def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
-    """The launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the batch
-    is."""
+    """Return the launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the
+    batch is."""
     sizes, splits = first_sizes(config, shape), config.parameters["splits"]
     workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
     return DecodeLaunch(
@@ -139,8 +140,9 @@ def _merge_trailing(fixed: tuple[Any, ...], work: Any, k: Any, v: Any, out: Any)
 
 
 def merge_arguments(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> dict[str, Any]:
-    """The integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make programs, and
-    so are all where the batch must not decide: the width of a part says in which order the splits are added up."""
+    """Return the integers and constexpr arguments of the merge, in order. Few rows are cut into parts, to make
+    programs, and so are all where the batch must not decide: the width of a part says in which order the splits are
+    added up."""
     rows = shape.batch * shape.num_heads * shape.seqlen_q
     narrow = rows < PROGRAMS or batch_invariant
     return {
@@ -155,7 +157,7 @@ def merge_arguments(config: KernelConfig, shape: AttentionShape, *, batch_invari
 
 
 def first_sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
-    """The run-time integers of the first kernel that the shape says, in order."""
+    """Return the run-time integers of the first kernel that the shape says, in order."""
     left, right = _bounds(shape)
     return {
         "num_heads": shape.num_heads,
@@ -171,14 +173,15 @@ def first_sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
 
 
 def _bounds(shape: AttentionShape) -> tuple[int, int]:
-    """(left, right) of the keys around the diagonal that a query sees, by window and causal mask; or `UNLIMITED`."""
+    """Return (left, right) of the keys around the diagonal that a query sees, by window and causal mask; or
+    `UNLIMITED`."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     reach = shape.seqlen_q + shape.seqlen_k  # a bound that lies further off bounds nothing, and might overflow
     return min(left, reach), min(right, reach) if shape.causal is Causal.NONE else 0
 
 
 def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """The constexpr arguments of the first kernel, in order."""
+    """Return the constexpr arguments of the first kernel, in order."""
     (left, right), (width, width_v) = _bounds(shape), operand_widths(shape)
     return {
         "HEAD_DIM": shape.head_dim,

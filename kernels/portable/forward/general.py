@@ -121,8 +121,10 @@ class GeneralForwardLaunch(Launcher):
     def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras, *, pins: bool
     ) -> Launch:
-        """Raises:
-        UsageError: the tensor of a feature is missing.
+        """Return the launch of tensors like these.
+
+        Raises:
+            UsageError: the tensor of a feature is missing.
         """
         del lse, scale
         check_extras(self.features, extras)
@@ -171,7 +173,8 @@ class FlashForwardGeneral(AttentionKernel):
         return super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """What the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of it."""
+        """Return what the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of
+        it."""
         return _DENSE.shared_bytes(_in_order(config), shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -192,7 +195,7 @@ class FlashForwardGeneral(AttentionKernel):
         return self.first_fitting(candidates, shape, limits)
 
     def _preferred(self, shape: AttentionShape, limits: ComputeLimits) -> tuple[tuple[int, int, int, int], ...]:
-        """Blocks, warps and stages of defaults, the best first."""
+        """Return blocks, warps and stages of defaults, the best first."""
         if limits.mma == "mma" and shape.features.dropout:
             return self.crowded
         if limits.mma == "wgmma" and max(shape.head_dim, shape.head_dim_v) <= NARROW_COLUMNS:

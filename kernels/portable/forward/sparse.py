@@ -93,7 +93,7 @@ class SparseForwardLaunch(Launcher):
     def prepared(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras, *, pins: bool
     ) -> Launch:
-        """A launch for masks with the blocks of this one.
+        """Return a launch for masks with the blocks of this one.
 
         Raises:
             UsageError: the block mask is missing, belongs to another shape, or has blocks that the tiles do not divide.
@@ -143,7 +143,7 @@ class FlashForwardSparse(AttentionKernel):
         return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
-        """Besides the range of every parameter: what `schedule_problem` says."""
+        """Return the broken rules, besides the range of every parameter: what `schedule_problem` says."""
         return super().rule_violations(config, shape, limits) or schedule_problem(config, shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -194,7 +194,7 @@ def mask_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
 
 
 def fitting_mask(extras: Extras, shape: AttentionShape, query: Any) -> BlockMask:
-    """The block mask of a call.
+    """Return the block mask of a call.
 
     Raises:
         UsageError: it is missing, on another device than the query, or belongs to another shape.

@@ -226,7 +226,7 @@ def test_wrong_use_says_the_way_out(tune, compiled, words: tuple[object, ...], c
 @pytest.mark.slow
 def test_an_old_card_is_explained_without_a_gpu(tune) -> None:
     words = ("explain", "--seq", 1024, "--dim", 64, "--dtype", "fp16", "--device", "rtx2070", "--kernel", "flash_fwd")
-    result = tune(*words, "--block-m", 64, "--block-n", 32, "--json")
+    result = tune(*words, "--block-m", 32, "--block-n", 32, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["tensor_cores"] == "none"

@@ -113,3 +113,36 @@ def test_a_kernel_is_compiled_without_a_gpu_and_explained(tune) -> None:
     assert data["blocks_per_sm"] == min(limit for limit in data["limits"].values() if limit is not None)
     assert "compiling flash_fwd 128x64" in result.stderr
     assert "num_stages 3→2" in data["explanation"]
+
+
+def test_a_plot_shows_the_kernel_on_three_curves_of_at_most_80_columns(tune) -> None:
+    plain, plotted = tune(*RAW).stdout, tune(*RAW, "--plot").stdout
+    assert plotted.startswith(plain)
+    lines = plotted[len(plain) :].splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = ("registers per thread", "dynamic shared memory of a block, KiB", "warps of a block")
+    for title, own in zip(titles, ("168", "113", "4"), strict=True):
+        start = lines.index(title)
+        level = next(line for line in lines[start + 1 :] if "●" in line)
+        scale = next(line for line in lines[start + 1 :] if own in line.split())
+        assert level.split()[0] == "2"  # blocks/SM
+        middle = scale.index(f" {own}") + 1 + (len(own) - 1) // 2
+        assert abs(level.index("●") - middle) <= 1
+
+
+def test_curves_are_in_the_json_on_request(tune) -> None:
+    assert "curves" not in json.loads(tune(*RAW, "--json").stdout)
+    curves = json.loads(tune(*RAW, "--plot", "--json").stdout)["curves"]
+    assert curves["shared_bytes"]["steps"][-1][1] == 1
+    assert curves["num_warps"]["last"] == 32
+
+
+def test_a_block_that_does_not_fit_is_drawn_too(tune) -> None:
+    result = tune(*RAW[:-1], 300_000, "--plot")
+    assert result.exit_code == 0
+    assert result.stdout.count("●") == 4  # three curves and the line that says what it is
+
+
+def test_a_kernel_of_which_many_blocks_fit_stands_in_the_top_line(tune) -> None:
+    lines = tune("occupancy", "--cc", "9.0", "--warps", 1, "--regs", 32, "--shared", 0, "--plot").stdout.splitlines()
+    assert [line.split()[0] for line in lines if "●" in line][1:] == ["≥12", "≥12", "≥12"]

@@ -55,13 +55,14 @@ def test_features_are_listed_forwards_first_with_who_took_part() -> None:
     text = feature_tables({"rows": ROWS}, "Caption.")
     header, _, *lines = lines_of(text)
     assert header == (
-        "| shape | kernel | default, µs | tuned, µs | tuned over default | FlexAttention, µs | TFLOP/s "
+        "| shape | kernel | default, µs | tuned, µs | tuned over default | FlexAttention, µs "
+        "| tuned over best peer | TFLOP/s "
         "| GB/s of keys and values |"
     ), "cuDNN took no part"
     assert lines == [
-        f"| {WINDOW.label} | flash_fwd_general | 250.0 | 200.0 | 1.250 | 300.0 | 500 | - |",
-        f"| {PAGED.label} | flash_decode | 25.0 | 20.0 | 1.250 | - | 5000 | 3500 |",
-        f"| {SPARSE.label} | flash_bwd_sparse | failed | 400.0 | - | - | 250 | - |",
+        f"| {WINDOW.label} | flash_fwd_general | 250.0 | 200.0 | 1.250 | 300.0 | 1.500 | 500 | - |",
+        f"| {PAGED.label} | flash_decode | 25.0 | 20.0 | 1.250 | - | - | 5000 | 3500 |",
+        f"| {SPARSE.label} | flash_bwd_sparse | failed | 400.0 | - | - | - | 250 | - |",
     ]
     assert "1.250 over the default (2 shapes); 1.500 over FlexAttention (1 shapes)" in text
     assert text.startswith("Caption. All of a row was checked first")

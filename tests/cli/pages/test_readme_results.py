@@ -88,8 +88,8 @@ def test_without_a_file_the_block_says_so() -> None:
 def test_tables_hold_every_row_in_order() -> None:
     block = results_block(DOCUMENT)
     lines = block.splitlines()
-    assert "| 512 | causal | failed | 100 | 390 (612 s) | 400 | 500 | 0.800 (0.900 to 1.100) |" in lines
-    assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100) |" in lines
+    assert "| 512 | causal | failed | 100 | 390 (612 s) | 400 | 500 | 0.800 (0.900 to 1.100), cuDNN |" in lines
+    assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100), cuDNN |" in lines
     assert lines.index("Head dimension 64, TFLOP/s:") < lines.index("Head dimension 128, TFLOP/s:")
     assert block.index("| 512 | causal") < block.index("| 1024 | full")
     assert "NVIDIA H200 on 2026-11-21 (triton 3.6.0, torch 2.13.0, cudnn 9.19.0, driver 580.65" in block
@@ -102,7 +102,7 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     other = row(512, 64, True, entry("tuned", 1.0, config={"kernel": "flash_fwd_tma"}), entry("flash_fwd", 300.0))
     block = results_block(DOCUMENT | {"rows": [first, other]})
     header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
-    assert header.endswith("| tuned / cuDNN | flash_fwd_tma | flash_fwd |")
+    assert header.endswith("| tuned / best peer | flash_fwd_tma | flash_fwd |")
     assert full.endswith("| 390 | 520 |")  # the kernel that won has its time, too
     assert causal.endswith("| 1 | 300 |")
     assert "A column with the name of a kernel" in block
@@ -111,7 +111,7 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     (header,) = (
         line for line in results_block(DOCUMENT | {"rows": [first, without]}).splitlines() if "cuDNN |" in line
     )
-    assert header.endswith("| tuned / cuDNN |")
+    assert header.endswith("| tuned / best peer |")
 
 
 def test_a_rival_that_the_kernels_do_not_have_any_more_has_no_figure() -> None:
@@ -141,7 +141,7 @@ def test_a_rival_that_the_kernels_do_not_have_any_more_has_no_figure() -> None:
 SUSTAINED = DOCUMENT | {
     "regime": "sustained",
     "rows": [
-        row(seq, 64, False, entry("tuned", 520.0))
+        row(seq, 64, False, entry("tuned", 520.0), entry("cudnn", 500.0))
         | {
             "load": {"sm_clock_mhz": [1560, 1605, 1650], "power_w": power_w, "at_power_limit": held},
             "commit": "0123456789abcdef",
@@ -154,7 +154,7 @@ SUSTAINED = DOCUMENT | {
 def test_a_table_under_sustained_load_proves_it_in_every_row() -> None:
     block = results_block(SUSTAINED)
     lines = block.splitlines()
-    assert "| 1024 | full | - | - | - | 520 | - | 1.040 (0.900 to 1.100) | 1560 to 1650 | 691 |" in lines
+    assert "| 1024 | full | - | - | - | 520 | 500 | 1.040 (0.900 to 1.100), cuDNN | 1560 to 1650 | 691 |" in lines
     assert "in 1 of 2 rows the power limit held the clock down" in block
     assert "Commit 0123456789." in block
 
@@ -168,10 +168,25 @@ def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
     first, other = row(512, 64, False, entry("tuned", 520.0), entry("flex", 260.0)), row(512, 64, True)
     block = results_block(DOCUMENT | {"rows": [first, other]})
     header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
-    assert header.endswith("| tuned / cuDNN | FlexAttention |")
+    assert header.endswith("| tuned / best peer | FlexAttention |")
     assert full.endswith("| 260 |")
     assert causal.endswith("| - |")
     assert "2.000 over FlexAttention (1 shapes)" in block
+
+
+def test_the_fastest_peer_counts_and_who_is_missing_is_said_first() -> None:
+    tuned, third = entry("tuned", 520.0), entry("fa3", 650.0)
+    paired = {"median": 0.81, "low": 0.8, "high": 0.82}
+    later = entry("tuned", 520.0) | {"timing": tuned["timing"] | {"over_best": paired}}
+    rows = [row(512, 64, False, tuned, entry("cudnn", 500.0), third), row(512, 64, True, later, third)]
+    document = DOCUMENT | {"rows": rows, "environment": DOCUMENT["environment"] | {"peers": {"fa3": "fa3-fwd 0.0.3"}}}
+    block = results_block(document)
+    assert "| 512 | full | - | - | - | 520 | 500 | 0.800, FA3 | 650 |" in block.splitlines(), "rounds are not paired"
+    assert "| 512 | causal | - | - | - | 520 | - | 0.810 (0.800 to 0.820), FA3 | 650 |" in block.splitlines()
+    assert block.startswith("Measured without FlashAttention-4. Measured on NVIDIA H200")
+    assert "driver 580.65, fa3-fwd 0.0.3, power limit" in block
+    assert "0.800 over the fastest peer (2 shapes); 1.040 over cuDNN (1 shapes)" in block
+    assert block.index("over the fastest peer") < block.index("over FlashAttention-3 (2 shapes)")
 
 
 def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:

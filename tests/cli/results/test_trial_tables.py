@@ -65,3 +65,21 @@ def test_a_missing_folder_or_library_is_one_paragraph(
     without = tune("export", tmp_path / "t.parquet", "--format", "parquet")
     assert without.exit_code == 2
     assert 'pip install "blocktune[frames]"' in without.stderr
+
+
+@pytest.mark.parametrize(("format_", "kind"), [("kernel-tuner", "cache"), ("t4", "t4")])
+def test_files_of_kernel_tuner_go_to_a_folder_and_to_stdout(
+    tune: Any, sweep: Sweep, tmp_path: Path, format_: str, kind: str
+) -> None:
+    files = json.loads(tune("export", tmp_path / "out", "--format", format_, "--json").stdout)["files"]
+    kernels = sorted({trial.config.kernel for trial in sweep.trials})
+    assert [Path(name).name.split(".")[1:] for name in files] == [[kernel, kind, "json"] for kernel in kernels]
+    printed = json.loads(tune("export", "-", "--format", format_).stdout)
+    assert printed == {Path(name).name: json.loads(Path(name).read_text()) for name in files}
+
+
+def test_files_of_kernel_tuner_need_trials(tune: Any, winner: Any, tmp_path: Path) -> None:
+    tune.store(winner())
+    empty = tune("export", tmp_path / "out", "--format", "t4")
+    assert empty.exit_code == 3
+    assert "writes measured trials" in empty.stderr

@@ -101,3 +101,15 @@ def test_a_table_on_a_terminal_keeps_to_its_width(monkeypatch: pytest.MonkeyPatc
     text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     assert text.splitlines()[0] == "b2 h32 s8192 d64 bf16"
     assert max(map(len, text.splitlines())) <= 72
+
+
+def test_a_table_says_which_columns_it_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal())
+    columns, rows = ("name", "device", "cc", "SMs"), [("t4", "Tesla-T4-with-16-GB", "7.5", "40")]
+    for width, named in (("60", ""), ("25", "device"), ("15", "device, SMs")):
+        monkeypatch.setenv("COLUMNS", width)
+        print_table(columns, rows, optional=("device", "SMs"))
+        said = f"left out, since the terminal is narrow: {named}; --json has everything\n" if named else ""
+        assert capsys.readouterr().err == said

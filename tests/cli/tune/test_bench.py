@@ -23,7 +23,8 @@ HERE = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
 
 def entry(name: str, median_us: float) -> Entry:
     over = Ratio(median=200.0 / median_us, low=0.99, high=1.01)
-    return Entry(name=name, timing=Timing(median_us=median_us, low_us=1.0, high_us=2.0, tflops=5.0, over_cudnn=over))
+    timing = Timing(median_us=median_us, low_us=1.0, high_us=2.0, tflops=5.0, over_cudnn=over, over_best=over)
+    return Entry(name=name, timing=timing)
 
 
 class FakeCompare:
@@ -81,12 +82,13 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
     result = tune("bench", *GRID, "--autotune")
     assert result.exit_code == 0, result.output
     for part in (
-        "b32 h32 s512 d64 bf16, burst, 21 rounds",
+        "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer cuDNN",
         "100.0 µs",
         "2.000x (0.990 to 1.010)",
         "paper was not timed: no block of this rule",
         "tried 10 configs in 60 s, compiling 5 of them; about 70 s with an empty cache",
         "tuned over cudnn: 2.000x (geometric mean of 2 shapes)",
+        "tuned over best peer: 2.000x (geometric mean of 2 shapes)",
     ):
         assert part in result.stdout, part
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]

@@ -288,11 +288,11 @@ def test_a_real_prediction_is_stored_and_answers_tune_best(tune, monkeypatch: py
 
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive: bool) -> None:
-    from blocktune.cli.tune.run_many import _jobs
+    from blocktune.cli.tune.run_many import jobs_of
     from blocktune.tuner.search.shape_defaults import complete_shape
 
+    h200 = device.device_named("h200")
     search = {
-        "device": device.device_named("h200"),
         "budget": Budget(),
         "kernels": None,
         "sampler": "guided",
@@ -301,7 +301,7 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
         "regime": Regime.BURST,
     }
     shapes = [complete_shape(8192, 64), complete_shape(1, 128, batch=1, heads=32, kv_heads=8, seq_k=8192)]
-    forward, decoding = _jobs(shapes, None, search | {"exhaustive": exhaustive})
+    forward, decoding = jobs_of(shapes, None, search | {"exhaustive": exhaustive}, h200.key, h200.limits)
     assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
     assert (decoding.size > forward.size) is exhaustive
     assert decoding.regime is Regime.BURST

@@ -107,6 +107,7 @@ def test_prediction_is_the_allocation_on_hopper(config: KernelConfig, problem: A
         assert predicted == allocated
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("config", "problem"), sample(HOPPER, 4, "float32"), ids=name_of)
 def test_prediction_of_split_operands_on_hopper(config: KernelConfig, problem: AttentionShape) -> None:
     predicted, allocated = (count(config, problem, HOPPER) for count in (predicted_bytes, allocated_bytes))
@@ -131,6 +132,7 @@ def test_prediction_is_a_lower_bound_elsewhere(
     assert predicted_bytes(config, problem, cc) <= allocated_bytes(config, problem, cc)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(("block_m", "block_n", "head_dim"), [(32, 32, 32), (64, 32, 64), (64, 32, 128), (32, 64, 64)])
 def test_prediction_without_tensor_cores(block_m: int, block_n: int, head_dim: int, dtype: str) -> None:
@@ -143,6 +145,7 @@ def test_prediction_without_tensor_cores(block_m: int, block_n: int, head_dim: i
     assert predicted <= allocated <= predicted + (4 * block_m if dtype == "float32" else 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernel", ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed", "flash_decode"])
 def test_prediction_of_the_other_portable_kernels_without_tensor_cores(kernel: str) -> None:
     problem = replace(shape(64, "float16", seqlen=1024), seqlen_q=1 if kernel == "flash_decode" else 1024)
@@ -151,6 +154,7 @@ def test_prediction_of_the_other_portable_kernels_without_tensor_cores(kernel: s
     assert predicted_bytes(small, problem, TURING) == allocated_bytes(small, problem, TURING)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kernel", "dtype", "head_dim"),
     [
@@ -172,6 +176,7 @@ def test_256_columns_of_float32_fit_no_turing() -> None:
     assert "must hold" in (get_kernel("flash_fwd").unsupported(shape(256, "float32"), limits_for(TURING)) or "")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kernel", "block_m", "block_n", "warps", "schedule", "head_dim"),
     [
@@ -191,6 +196,7 @@ def test_prediction_of_one_stage_on_hopper(
     assert allocated_bytes(config, shape(head_dim), HOPPER) == predicted_bytes(config, shape(head_dim), HOPPER)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cc", [(8, 0), (12, 0)])
 @pytest.mark.parametrize("schedule", [IN_ORDER, AHEAD])
 def test_wide_keys_of_one_stage_leave_memory_free(cc: tuple[int, int], schedule: int) -> None:

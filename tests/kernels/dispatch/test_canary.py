@@ -96,6 +96,36 @@ def test_a_wrong_mask_is_seen() -> None:
     assert problem_of(CONFIG, launcher(False), shape_of(*given, True), *given, torch.empty_like(given[0])) is not None
 
 
+def with_probabilities_in(dtype: torch.dtype) -> Any:
+    """A launch that rounds what follows the maximum of a row to a type, as kernels do ahead of the second product."""
+
+    def launch(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: None, scale: float) -> None:
+        scores = query.float() @ key.float().mT * scale
+        parts = (scores - scores.amax(-1, keepdim=True)).exp()
+        out.copy_(parts.to(dtype).float() @ value.float() / parts.sum(-1, keepdim=True))
+
+    return launch
+
+
+def rounded(distance: float, dtype: torch.dtype) -> str | None:
+    """The problem of probabilities rounded to a type, where a key of no value is this far ahead of the others."""
+    query, key, value = (torch.zeros(1, 1, 200, 64, dtype=torch.float16) for _ in range(3))
+    query[..., 0] = key[:, :, 0, 0] = (distance * 8.0) ** 0.5
+    value[:, :, 1:] = torch.randn(199, 64).half()
+    shape = shape_of(query, key, value, False)
+    return problem_of(CONFIG, with_probabilities_in(dtype), shape, query, key, value, torch.empty_like(query))
+
+
+@pytest.mark.parametrize("distance", [8.0, 12.0, 16.2])
+def test_a_key_of_no_value_that_takes_nearly_all_probability_leaves_the_others_coarse(distance: float) -> None:
+    """In float16 the probabilities of the others are subnormal numbers, or 0."""
+    assert rounded(distance, torch.float16) is None
+
+
+def test_what_is_too_coarse_is_seen_next_to_such_a_key() -> None:
+    assert rounded(8.0, torch.float8_e5m2) is not None
+
+
 def test_values_that_are_not_finite_are_not_compared() -> None:
     query, key, value = tensors(torch.float16)
     value[:, :, 5] = float("inf")

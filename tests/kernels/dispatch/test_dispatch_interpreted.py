@@ -61,6 +61,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
     command = [sys.executable, "-P", "-c", textwrap.dedent(SCRIPT), name]

@@ -138,6 +138,7 @@ def test_a_draft_sees_the_cache_and_its_ancestors(device: str) -> None:
         assert_right(out[entry], by_loop(q[entry], k[entry].transpose(0, 1), v[entry].transpose(0, 1), sees))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 def test_only_active_blocks_take_part(device: str, is_causal: bool) -> None:

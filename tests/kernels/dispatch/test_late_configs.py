@@ -249,7 +249,9 @@ def test_a_busy_process_keeps_a_sound_store(tmp_path: Path, kernel: PlainKernel)
 
 def test_a_fork_does_not_wait_for_a_long_reading(tmp_path: Path) -> None:
     path = multiplied(store_with(tmp_path / "store.db", best(SHAPE, config(128))), 5000)
-    waited = []
+    began = time.monotonic()
+    Dispatcher(SqliteConfigs(path)).explain(SHAPE)
+    reading, waited = time.monotonic() - began, []
     for _ in range(4):
         dispatcher = Dispatcher(SqliteConfigs(path))
         dispatcher(*tensors(SHAPE))  # is read from now on
@@ -260,7 +262,7 @@ def test_a_fork_does_not_wait_for_a_long_reading(tmp_path: Path) -> None:
         waited.append(time.monotonic() - began)
         os.waitpid(child, 0)
     assert dispatcher.explain(SHAPE).rung is Rung.EXACT
-    assert min(waited) < 0.3
+    assert min(waited) < reading / 3
 
 
 def test_a_store_that_is_written_meanwhile_is_read_whole(tmp_path: Path) -> None:

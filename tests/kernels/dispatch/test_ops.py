@@ -242,6 +242,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, in torch 2.15
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("layout", "changes"), [*CALLS, ("bshd", {"sinks": torch.rand(4)})])
 def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
     leaves = inputs(layout=layout, dim_v=8)

@@ -116,6 +116,14 @@ def test_calls_without_a_mask_leave_pytorch_the_choice(asked_of_pytorch: Seen) -
     assert asked_of_pytorch[0]["allowed"] == set(ALLOWED)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_value_with_other_keys_reaches_no_fused_backend(asked_of_pytorch: Seen, gradients: bool) -> None:
+    query, key, value = (tensor.requires_grad_(gradients) for tensor in three(dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="size"):
+        Dispatcher(ListSource())(query, key, torch.cat((value, value[:, :, :1]), 2))
+    assert [seen["allowed"] for seen in asked_of_pytorch] == [{"math"}]
+
+
 @pytest.mark.parametrize("batch", [0, 1])
 def test_a_batch_of_none_is_computed_by_definition(asked_of_pytorch: Seen, batch: int) -> None:
     query = torch.randn(batch, 4, 20, 64)

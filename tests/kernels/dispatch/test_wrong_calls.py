@@ -5,12 +5,14 @@ same kind, and on the way through PyTorch that its fused backends need. Fakes st
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels import registry
 from blocktune.kernels.dispatch import dispatcher as dispatch
@@ -195,6 +197,12 @@ def answer(attention: Callable[..., Tensor], call: Call, *, gradients: bool = Fa
         return error
 
 
+def theirs(name: str, *, gradients: bool = False) -> Answer:
+    """PyTorch's answer. Its fused backend reads past the end of a value with fewer keys, its mathematics raise."""
+    with sdpa_kernel(SDPBackend.MATH) if name == "another length of values" else nullcontext():
+        return answer(pytorchs, CALLS[name], gradients=gradients)
+
+
 def _recorded(argument: Any) -> Any:
     differentiable = isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
     return argument.detach().clone().requires_grad_() if differentiable else argument
@@ -213,22 +221,23 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_on_the_cpu(name: str) -> None:
-    assert_same(answer(Dispatcher(ListSource()), CALLS[name]), answer(pytorchs, CALLS[name]))
+    assert_same(answer(Dispatcher(ListSource()), CALLS[name]), theirs(name))
 
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_before_our_kernels(monkeypatch: pytest.MonkeyPatch, name: str, gradients: bool) -> None:
     ours = answer(pretend_gpu(monkeypatch), CALLS[name], gradients=gradients)
-    assert_same(ours, answer(pytorchs, CALLS[name], gradients=gradients))
+    assert_same(ours, theirs(name, gradients=gradients))
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_on_the_way_through_pytorchs_fused_backends(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch_attention, "FUSED_DEVICE", "cpu")
-    assert_same(answer(Dispatcher(ListSource()), CALLS[name]), answer(pytorchs, CALLS[name]))
+    assert_same(answer(Dispatcher(ListSource()), CALLS[name]), theirs(name))
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_with_plans_for_the_tensors(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """The short way to a plan compares the options: what equals a bool or is false like 0.0 must not take it."""

@@ -78,12 +78,14 @@ def test_the_ladder_has_its_kernels_and_none_competes_unasked() -> None:
     assert not set(HISTORICAL) & {kernel.name for kernel in kernels_for(shape_of(), limits_for((9, 0)))}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("kernel", "causal"), list(product(HISTORICAL, Causal)))
 @pytest.mark.parametrize("lengths", [(64, 64), SIZES, SIZES[::-1]], ids=str)
 def test_masks_and_ragged_lengths(kernel: str, causal: Causal, lengths: tuple[int, int]) -> None:
     check(config_of(kernel), shape_of(seqlen_q=lengths[0], seqlen_k=lengths[1], causal=causal))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kernel", HISTORICAL)
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 77), (70, 5), (100, 20)], ids=str)
 def test_short_lengths_and_rows_that_see_no_key(kernel: str, lengths: tuple[int, int]) -> None:
@@ -92,6 +94,7 @@ def test_short_lengths_and_rows_that_see_no_key(kernel: str, lengths: tuple[int,
                                           causal=causal))  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kernel", HISTORICAL)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -102,6 +105,7 @@ def test_grouped_heads_and_strides(kernel: str, heads: tuple[int, int], layout: 
     check(config_of(kernel), shape, layout)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kernel", HISTORICAL)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (24, 24), (32, 16), (80, 80)])
 def test_head_dimensions(kernel: str, head_dim: int, head_dim_v: int) -> None:

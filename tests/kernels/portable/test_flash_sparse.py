@@ -143,6 +143,7 @@ def check_backward(problem: Problem, config: KernelConfig) -> tuple[torch.Tensor
     return gradients
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("schedule", [0, 1, 2])
 @pytest.mark.parametrize("density", [0.2, 0.6])
 @pytest.mark.parametrize("causal", Causal)
@@ -151,6 +152,7 @@ def test_forward(density: float, schedule: int, causal: Causal) -> None:
     check_forward(Problem(shape, random_mask(shape, density)), forward_config(schedule=schedule))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("schedule", [0, 2])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (70, 33), (40, 100)])
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
@@ -168,6 +170,7 @@ def test_forward_tiles_within_blocks(block_q: int, block_k: int, block_m: int, b
     check_forward(Problem(shape, mask), forward_config(block_m, block_n))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("per_batch", [False, True])
 def test_forward_grouped_heads_with_their_own_masks(layout: str, per_batch: bool) -> None:
@@ -239,6 +242,7 @@ def test_only_sparse_shapes_are_served() -> None:
     assert "backward" in str(FORWARD.unsupported(shape_of(direction=Direction.BACKWARD), limits))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("density", [0.2, 0.6, 1.0])
 @pytest.mark.parametrize("causal", Causal)
 def test_backward(density: float, causal: Causal) -> None:
@@ -246,6 +250,7 @@ def test_backward(density: float, causal: Causal) -> None:
     check_backward(Problem(shape, random_mask(shape, density)), backward_config())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (70, 33), (40, 100)])
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT, Causal.LOWER_RIGHT])
 def test_backward_ragged(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
@@ -261,6 +266,7 @@ def test_backward_tiles_within_blocks(blocks: tuple[int, int], tiles: tuple[int,
     check_backward(Problem(shape, random_mask(shape, 0.5, *blocks)), backward_config(*tiles))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("per_batch", [False, True])
 def test_backward_of_grouped_heads_with_their_own_masks(layout: str, per_batch: bool) -> None:

@@ -29,6 +29,7 @@ def shape(kernel: str, head_dim: int = 64, dtype: str = "bfloat16") -> Attention
 
 
 @compiled_here
+@pytest.mark.few(3)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("cc", "instruction"), [((8, 0), "mma"), (HOPPER, "wgmma")])
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -41,6 +41,7 @@ def results(dtype: str, rows: int, dim: int, *, packed: bool = False) -> tuple[t
 
 
 @runs
+@pytest.mark.few(10)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("rows", "dim"), [(1, 16), (70, 32), (129, 40), (64, 128)])
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -58,6 +59,7 @@ def test_rows_are_written_again_with_sinks(dtype: str, rows: int, dim: int, pack
 
 
 @runs
+@pytest.mark.few(8)
 @pytest.mark.parametrize("with_lse", [False, True])
 @pytest.mark.parametrize(("rows", "dim"), [(1, 16), (70, 32), (129, 40)])
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -89,6 +91,7 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 
 
 @runs
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sunk", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("varlen", [True, False])

@@ -113,6 +113,7 @@ def drawn(shape: AttentionShape) -> torch.Tensor:
 
 
 @runs
+@pytest.mark.few(12)
 @pytest.mark.parametrize("config", FORWARD, ids=labels)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 @pytest.mark.parametrize("keys", HIDDEN)
@@ -127,6 +128,7 @@ def test_forwards_with_infinite_keys(config: KernelConfig, causal: Causal, keys:
 
 
 @runs
+@pytest.mark.few(10)
 @pytest.mark.parametrize("config", BACKWARD, ids=labels)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 @pytest.mark.parametrize("keys", HIDDEN)
@@ -141,6 +143,7 @@ def test_backwards_with_infinite_keys(config: KernelConfig, causal: Causal, keys
 
 
 @runs
+@pytest.mark.few(8)
 @pytest.mark.parametrize("config", BACKWARD, ids=labels)
 @pytest.mark.parametrize("features", ["", "additive"])
 @pytest.mark.parametrize("factor", [1.0, 30.0, 300.0, 1e4, 1e5])

@@ -125,9 +125,9 @@ def test_pairs_of_the_longest_windows_are_counted_at_once() -> None:
         batch=1, num_heads=1, num_heads_kv=1, seqlen_q=2**31 - 1, seqlen_k=2**31 - 1, head_dim=64, head_dim_v=64,
         dtype="bfloat16", features=Features(window=(5, 5)),
     )  # fmt: skip
-    began = time.monotonic()
+    began = time.thread_time()
     assert shape.visible_pairs == 11 * (2**31 - 1) - 30
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize("word", ["window=99999999999999999999:0", "window=0:2147483648", "page=4294967296"])

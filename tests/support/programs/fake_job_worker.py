@@ -1,7 +1,8 @@
 """A worker as `blocktune.tuner.fleet.worker` that tunes nothing: fake_job_worker.py FOLDER
 
 FOLDER/script.json says by a job's batch, or by the GPU that this process was given, what it does with a job; FOLDER/log
-gets a line for each job that is begun.
+gets a line for each job that is begun, FOLDER/ready one for each that may be interrupted from now on, and FOLDER/heard
+one for each interrupt that did not end its job.
 """
 
 import json
@@ -21,7 +22,10 @@ def say(**message: object) -> None:
 
 def progress(done: int) -> None:
     values = {"phase": "search", "done": done, "total": 4, "compiled": 0, "outcomes": {"ok": done}, "best": None}
-    say(progress=values | {"best_us": None, "elapsed_seconds": 0.0, "eta_seconds": None, "message": ""})
+    say(
+        progress=values
+        | {"best_us": None, "elapsed_seconds": 0.0, "eta_seconds": None, "message": "", "measuring": None}
+    )
 
 
 def report(job: dict[str, Any], *, interrupted: bool = False) -> None:
@@ -30,6 +34,11 @@ def report(job: dict[str, Any], *, interrupted: bool = False) -> None:
     shape = {"label": f"shape {job['shape']['batch']}"}
     facts = {"best": best, "shape": shape, "speedup_over_default": None, "outcomes": {"ok": 4}, "seconds": 0.1}
     say(report=facts | {"interrupted": interrupted, "gpu": GPU})
+
+
+def note(name: str, line: object) -> None:
+    with (FOLDER / name).open("a") as file:
+        file.write(f"{line}\n")
 
 
 def make(job: dict[str, Any], action: str) -> None:
@@ -45,12 +54,14 @@ def make(job: dict[str, Any], action: str) -> None:
     elif action == "wait":
         try:
             progress(1)
+            note("ready", os.getpid())
             time.sleep(60)
         except KeyboardInterrupt:
             report(job, interrupted=True)
     elif action == "deaf":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, lambda number, frame: note("heard", os.getpid()))
         progress(2)
+        note("ready", os.getpid())
         time.sleep(60)
     else:
         time.sleep(float(action))
@@ -65,6 +76,5 @@ for line in sys.stdin:
     job = json.loads(line)
     script = json.loads((FOLDER / "script.json").read_text())
     batch = str(job["shape"]["batch"])
-    with (FOLDER / "log").open("a") as log:
-        log.write(f"{GPU} {os.environ['BLOCKTUNE_PROCESSORS']} {batch} {os.getpid()}\n")
+    note("log", f"{GPU} {os.environ['BLOCKTUNE_PROCESSORS']} {batch} {os.getpid()}")
     make(job, script.get(GPU) or script.get(batch) or "0")

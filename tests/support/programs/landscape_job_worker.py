@@ -24,17 +24,16 @@ class AnyShape(landscape.InstantCompiler):
         return super().submit(kernel, config, landscape.SHAPE, cc)
 
 
-def make(job: Job, tell: OnProgress) -> TuningReport:
-    with ResultStore.open(job.database) as store:
-        return tune(
-            job.shape,
-            device=landscape.DEVICE,
-            store=store,
-            budget=job.budget,
-            on_progress=tell,
-            compiler=AnyShape(),
-            runner=ReplayRunner(landscape.measurements(0)),
-        )
+def make(job: Job, store: ResultStore, tell: OnProgress) -> TuningReport:
+    return tune(
+        job.shape,
+        device=landscape.DEVICE,
+        store=store,
+        budget=job.budget,
+        on_progress=tell,
+        compiler=AnyShape(),
+        runner=ReplayRunner(landscape.measurements(0)),
+    )
 
 
 if __name__ == "__main__":

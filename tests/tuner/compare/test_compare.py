@@ -31,7 +31,7 @@ TUNED = get_kernel("flash_fwd").default_config(SHAPE, DEVICE.limits)
 
 
 class FakeClock:
-    """Runs every launch and gives it the time of its place in the line-up, which grows with every round."""
+    """Runs every launch once and gives it the time of its place in the line-up, which grows with every round."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[Any, ...]] = []
@@ -43,9 +43,9 @@ class FakeClock:
         self.heated.append(seconds)
 
     def rounds(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[tuple[float, ...], ...]:
-        for launch in launches:
-            launch()
         if not self.orders:
+            for launch in launches:
+                launch()
             self.place = {id(launch): 100.0 * (number + 1) for number, launch in enumerate(launches)}
         self.orders.append(tuple(launches))
         drift = len(self.orders)
@@ -93,7 +93,7 @@ def winner(**changes: Any) -> Best:
 @pytest.fixture
 def run(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comparison]:
     monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "MATH", "fa2": "NO_SUCH_BACKEND"})
+    monkeypatch.setattr("blocktune.tuner.compare.compare.BACKENDS", {"cudnn": "MATH", "fa2": "NO_SUCH_BACKEND"})
     assert store.set_best(winner())
 
     def compared(**given: Any) -> Comparison:
@@ -104,12 +104,12 @@ def run(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Co
 
 def test_everybody_is_checked_and_nobody_is_dropped_silently(run: Callable[..., Comparison]) -> None:
     comparison = run(clock=FakeClock())
-    assert [entry.name for entry in comparison.entries] == ["tuned", "default", "paper", "cudnn", "fa2", "fa4"]
+    assert [entry.name for entry in comparison.entries] == ["tuned", "default", "paper", "cudnn", "fa2", "fa3", "fa4"]
     problems = {entry.name: entry.problem for entry in comparison.entries if entry.problem}
-    assert set(problems) == {"default", "fa2", "fa4"}
+    assert set(problems) == {"default", "fa2", "fa3", "fa4"}
     assert "relative error" in problems["default"]
     assert "NO_SUCH_BACKEND" in problems["fa2"]
-    assert "flash_attn.cute must be importable" in problems["fa4"]
+    assert "FlashAttention-4 must be importable, but flash_attn.cute" in problems["fa4"]
     assert {entry.name for entry in comparison.entries if entry.timing} == {"tuned", "paper", "cudnn"}
 
 
@@ -137,6 +137,8 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
     assert (tuned.over_cudnn.median, tuned.over_cudnn.low, tuned.over_cudnn.high) == pytest.approx((3.0, 3.0, 3.0))
     assert cudnn.over_cudnn is not None
     assert cudnn.over_cudnn.median == 1.0
+    assert comparison.best_peer == comparison.to_json()["best_peer"] == "cudnn"
+    assert tuned.over_best == tuned.over_cudnn
     assert tuned.tflops == pytest.approx(SHAPE.flops / tuned.median_us * 1e-6)
     assert line_up.ROUNDS[0] <= comparison.rounds <= line_up.ROUNDS[1]
     firsts = {order[0] for order in clock.orders}
@@ -151,16 +153,16 @@ def test_times_go_to_whom_they_belong_whatever_the_order(run: Callable[..., Comp
 def test_a_backend_that_is_not_there_is_named(
     run: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "CUDNN_ATTENTION"})
+    monkeypatch.setattr("blocktune.tuner.compare.compare.BACKENDS", {"cudnn": "CUDNN_ATTENTION"})
     comparison = run(clock=FakeClock())
     cudnn, tuned = comparison.entry("cudnn"), comparison.entry("tuned")
     assert cudnn is not None
     assert cudnn.problem.startswith("RuntimeError")
     assert tuned is not None
     assert tuned.timing is not None
-    assert tuned.timing.over_cudnn is None
+    assert tuned.timing.over_cudnn is tuned.timing.over_best is comparison.best_peer is None
     data = comparison.to_json()
-    assert [entry["correct"] for entry in data["contenders"]] == [True, False, True, False, False]
+    assert [entry["correct"] for entry in data["contenders"]] == [True, False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -221,10 +223,13 @@ def test_a_lost_gpu_ends_the_comparison(run: Callable[..., Comparison]) -> None:
 
 
 def test_the_spread_is_that_of_the_rounds() -> None:
-    timing = timing_of([float(value) for value in range(1, 22)], [2.0 * value for value in range(1, 22)], flops=22)
+    own = [float(value) for value in range(1, 22)]
+    timing = timing_of(own, [2.0 * value for value in own], [1.5 * value for value in own], flops=22)
     assert (timing.low_us, timing.median_us, timing.high_us) == (2.0, 11.0, 20.0)
     assert timing.over_cudnn is not None
     assert timing.over_cudnn.median == 2.0
+    assert timing.over_best is not None
+    assert timing.over_best.median == 1.5
     assert torch.isclose(torch.tensor(timing.tflops), torch.tensor(2e-6))
 
 

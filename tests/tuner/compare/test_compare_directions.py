@@ -19,6 +19,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare.compare import compare
+from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.peers import sdpa_problem
 from blocktune.tuner.compare.report import Comparison
 from blocktune.tuner.correctness.inputs import key_bytes
@@ -34,12 +35,17 @@ BACKWARD = replace(SHAPE, direction=Direction.BACKWARD)
 class FakeClock:
     """Runs every launch once; each takes 100 microseconds."""
 
+    def __init__(self) -> None:
+        self._known: list[Callable[[], None]] = []
+
     def heat(self, launch: Callable[[], None], seconds: float) -> None:
         launch()
 
     def rounds(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[tuple[float, ...], ...]:
         for launch in launches:
-            launch()
+            if launch not in self._known:
+                launch()
+        self._known += launches
         return ((100.0,) * len(launches),) * count
 
     def synchronize(self) -> None:
@@ -68,7 +74,7 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Comparison]]:
     """Compares a shape whose winner is the default of the first kernel that computes it."""
     monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr("blocktune.tuner.compare.compare.PEERS", {"cudnn": "MATH"})
+    monkeypatch.setattr("blocktune.tuner.compare.compare.BACKENDS", {"cudnn": "MATH"})
     with ResultStore.open(tmp_path / "results.db") as store:
 
         def compared(shape: AttentionShape, **given: Any) -> Comparison:
@@ -92,7 +98,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 def problems(comparison: Comparison) -> dict[str, str]:
     """Of everybody but FlashAttention-4, which is not installed."""
-    return {entry.name: entry.problem for entry in comparison.entries if entry.problem and entry.name != "fa4"}
+    return {
+        entry.name: entry.problem for entry in comparison.entries if entry.problem and entry.name not in FLASH_PEERS
+    }
 
 
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])

@@ -1,7 +1,8 @@
-"""FlexAttention says our features in its own functions, and FlashAttention-4 is called as it wants to be."""
+"""FlexAttention says our features in its own functions, and FlashAttention-3 and -4 are called as they want to be."""
 
 import sys
 from dataclasses import replace
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.compare.fa4_peer import fa4_compute
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.tuner.compare.flash_peers import FLASH_PEERS, FlashPeer
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 
@@ -39,6 +40,7 @@ def problem_of(shape: AttentionShape, make: Any) -> str | None:
 
 
 @pytest.mark.usefixtures("uncompiled")
+@pytest.mark.few(5)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
 @pytest.mark.parametrize("words", WORDS)
 def test_flex_computes_the_features(words: str, causal: Causal) -> None:
@@ -60,34 +62,93 @@ def test_flex_names_what_it_cannot_say() -> None:
         problem_of(shape, flex_compute)
 
 
-def fake_fa4(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flash_attn_func(q: Any, k: Any, v: Any, *, softmax_scale: float, causal: bool) -> Any:
+Asked = list[dict[str, Any]]
+
+
+def fake_package(monkeypatch: pytest.MonkeyPatch, module: str) -> Asked:
+    """Put a package in place that computes by the definition, and return the options that it is called with."""
+    asked: Asked = []
+
+    def flash_attn_func(q: Any, k: Any, v: Any, *, softmax_scale: float, causal: bool, **options: Any) -> Any:
+        asked.append(options)
         turned = (tensor.transpose(1, 2) for tensor in (q, k, v))
         mask = Causal.LOWER_RIGHT if causal else Causal.NONE
         out, lse = attention_reference(*turned, causal=mask, scale=softmax_scale)
         return out.transpose(1, 2), lse
 
-    package, module = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    module.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+    sys.modules[module].flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    return asked
+
+
+@pytest.fixture(params=["flash_attn_interface", "fa3_fwd_interface", "flash_attn.cute"])
+def peer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FlashPeer:
+    fake_package(monkeypatch, request.param)
+    return next(peer for peer in FLASH_PEERS.values() if request.param in peer.modules)
 
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
-def test_fa4_is_called_in_its_own_layout(monkeypatch: pytest.MonkeyPatch, direction: Direction, causal: Causal) -> None:
-    fake_fa4(monkeypatch)
-    assert problem_of(replace(SHAPE, direction=direction, causal=causal), fa4_compute) is None
+def test_flash_attention_is_called_in_its_own_layout(peer: FlashPeer, direction: Direction, causal: Causal) -> None:
+    assert problem_of(replace(SHAPE, direction=direction, causal=causal), peer.compute) is None
 
 
-def test_fa4_that_is_not_installed_is_named() -> None:
-    with pytest.raises(UsageError, match=r"flash_attn.cute must be importable"):
-        problem_of(SHAPE, fa4_compute)
+def options_of(shape: AttentionShape, name: str, asked: Asked) -> dict[str, Any]:
+    """Return what a peer is called with, for a question of features or of none."""
+    question, _ = questions_of(shape, device="cpu", seed=0)
+    compute = FLASH_PEERS[name].compute(shape, question)
+    compute(question.q, question.k, question.v)
+    return asked[-1]
+
+
+def test_features_are_said_in_the_words_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    third, fourth = (fake_package(monkeypatch, module) for module in ("fa3_fwd_interface", "flash_attn.cute"))
+    window = replace(SHAPE, features=Features.parse("window=40:-1"))
+    assert options_of(window, "fa3", third) == {"window_size": (40, -1)}
+    assert options_of(window, "fa4", fourth) == {"window_size": (40, None)}
+    capped = options_of(replace(SHAPE, features=Features.parse("softcap")), "fa3", third)
+    assert capped["softcap"] > 0
+    steady = replace(SHAPE, features=Features.parse("deterministic"), direction=Direction.BACKWARD)
+    assert options_of(steady, "fa4", fourth) == {"deterministic": True}
+
+
+def test_few_queries_let_the_third_generation_choose_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    third, fourth = (fake_package(monkeypatch, module) for module in ("fa3_fwd_interface", "flash_attn.cute"))
+    shape = replace(SHAPE, seqlen_q=1)
+    assert options_of(shape, "fa3", third) == {"num_splits": 0}
+    assert options_of(shape, "fa4", fourth) == {}
+
+
+@pytest.mark.parametrize("name", FLASH_PEERS)
+def test_a_peer_that_is_not_installed_is_named(name: str) -> None:
+    peer = FLASH_PEERS[name]
+    with pytest.raises(UsageError, match=rf"{peer.title} must be importable.*Install .*{peer.packages[-1]}"):
+        problem_of(SHAPE, peer.compute)
+    assert peer.version is None
+
+
+def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package != "fa3-fwd":
+            raise metadata.PackageNotFoundError(package)
+        return "0.0.3"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert FLASH_PEERS["fa3"].version == "fa3-fwd 0.0.3"
+    assert FLASH_PEERS["fa4"].version is None
 
 
 @pytest.mark.parametrize(
-    "changes", [{"features": Features(softcap=True)}, {"causal": Causal.UPPER_LEFT, "seqlen_k": 256}]
+    ("changes", "message"),
+    [
+        ({"features": Features(alibi=True)}, "compared without alibi"),
+        ({"causal": Causal.UPPER_LEFT, "seqlen_k": 256}, "aligns the causal mask to the lower right"),
+        ({"dtype": FP8}, "takes no 8-bit tensors"),
+    ],
 )
-def test_fa4_is_compared_on_plain_shapes(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="compared on plain shapes"):
-        problem_of(replace(SHAPE, **changes), fa4_compute)
+def test_a_shape_that_a_peer_computes_otherwise_is_refused(changes: dict[str, Any], message: str) -> None:
+    shape = replace(SHAPE, **changes)
+    with pytest.raises(UsageError, match=message):
+        FLASH_PEERS["fa4"].compute(shape, None)  # type: ignore[arg-type]

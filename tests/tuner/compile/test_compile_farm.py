@@ -72,7 +72,7 @@ def listed_children() -> list[int]:
     return found
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -119,10 +119,10 @@ def test_farm_harmful_compiles_cost_one_result_each(make_farm: MakeFarm, fakes: 
 
 
 def test_farm_timeout_kills_the_compiler_s_child_too(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
-    farm = make_farm(timeout_s=1.5)
+    farm = make_farm(timeout_s=3)
     result = submit(farm, fakes, "sleeping").result()
     assert result.outcome is Outcome.COMPILE_TIMEOUT
-    assert "1.5 s" in result.error
+    assert "3 s" in result.error
     assert all(gone(pid) for pid in read_pids(tmp_path / "pids"))
 
 

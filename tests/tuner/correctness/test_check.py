@@ -18,6 +18,7 @@ def outputs(shape: AttentionShape, question: forward.Question) -> tuple[Any, Any
     return out, lse
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("causal", list(Causal))
 @pytest.mark.parametrize("lengths", [(80, 96), (130, 40), (1, 70)])

@@ -126,6 +126,7 @@ def test_block_sparse_is_a_boolean_mask_of_blocks() -> None:
         assert question.flops == pytest.approx(0.2 * shape.flops, rel=1e-6)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", list(Causal))
 @pytest.mark.parametrize("label", [*DENSE, "varlen", "deterministic", "varlen window=20:3 alibi dropout softcap"])
 def test_gradients_are_those_of_autograd_in_float64(label: str, causal: Causal) -> None:

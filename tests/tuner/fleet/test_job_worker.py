@@ -75,14 +75,17 @@ def answers(make: Any, *jobs: Job) -> list[dict[str, Any]]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_wrong_with_a_job_is_its_answer_and_the_next_one_is_made(error: BaseException, code: int) -> None:
+def test_what_is_wrong_with_a_job_is_its_answer_and_the_next_one_is_made(
+    error: BaseException, code: int, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "store.db")
     progress = Progress(phase="search", done=3, total=9, best=landscape.SPACE.feasible[0], best_us=12.5)
 
-    def make(asked: Job, tell: Any) -> Any:
+    def make(asked: Job, store: ResultStore, tell: Any) -> Any:
         tell(progress)
         raise error
 
-    first, end, *rest = answers(make, job(), job(seed=1))
+    first, end, *rest = answers(make, job(database=place), job(database=place, seed=1))
     assert progress_from(first["progress"]) == progress
     assert end["exit_code"] == code
     assert end["error"]
@@ -90,14 +93,19 @@ def test_what_is_wrong_with_a_job_is_its_answer_and_the_next_one_is_made(error: 
 
 
 def test_a_gpu_of_another_kind_ends_the_worker(tmp_path: Path) -> None:
-    def make(asked: Job, tell: Any) -> Any:
-        return make_job(device_named("h200"), landscape.InstantCompiler(), asked, tell)
+    compiler, asked = landscape.InstantCompiler(), job(database=str(tmp_path / "store.db"))
+
+    def make(asked: Job, store: ResultStore, tell: Any) -> Any:
+        return make_job(device_named("h200"), compiler, asked, store, tell)
 
     with pytest.raises(NoDeviceError, match="here is no GPU"):
-        answers(make, job())
+        answers(make, asked)
     a100 = dataclasses.replace(device_named("a100"), source="driver")
-    with pytest.raises(NoDeviceError, match=r"nvidia h200.*but here is nvidia a100"):
-        make_job(a100, landscape.InstantCompiler(), job(database=str(tmp_path / "store.db")), lambda progress: None)
+    with (
+        ResultStore.open(asked.database) as store,
+        pytest.raises(NoDeviceError, match=r"nvidia h200.*here is nvidia a100"),
+    ):
+        make_job(a100, compiler, asked, store, lambda progress: None)
 
 
 def test_the_real_worker_starts_and_says_why_it_ends() -> None:

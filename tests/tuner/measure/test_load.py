@@ -60,19 +60,18 @@ def test_a_load_is_held_when_the_power_limit_binds_nearly_all_the_while(capped: 
 
 
 def test_power_is_energy_over_time_and_unknown_for_what_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "MIN_POWER_SECONDS", 0.02)
     energies: list[float | None] = [1000.0, 1035.0]
     with Watch(FakeMonitor([state(1980, 0)], energies)) as watch:
         time.sleep(0.05)
+    with Watch(FakeMonitor([state(1980, 0)], [None, None])) as unknown:
+        time.sleep(0.05)
+    monkeypatch.setattr(load, "MIN_POWER_SECONDS", 0.02)
     found = watch.load()
     assert found.power_w == pytest.approx(35.0 / found.seconds, rel=0.05)
     assert watch.telemetry().power_w == found.power_w
-    with Watch(FakeMonitor([state(1980, 0)], [1000.0, 1035.0])) as brief:
-        pass
-    assert brief.load().power_w is None
-    with Watch(FakeMonitor([state(1980, 0)], [None, None])) as unknown:
-        time.sleep(0.05)
     assert unknown.load().power_w is None
+    monkeypatch.setattr(load, "MIN_POWER_SECONDS", found.seconds + 1)
+    assert watch.load().power_w is None
 
 
 def test_the_samples_of_a_trial_count_as_one() -> None:

@@ -67,7 +67,7 @@ def test_print_says_it_in_words() -> None:
 
 
 def test_a_notebook_shows_every_limit_with_the_binding_one_in_bold() -> None:
-    table = ElementTree.fromstring(occupancy(**BLOCK, cc="9.0")._repr_html_())
+    table = ElementTree.fromstring(occupancy(**BLOCK, cc="9.0")._repr_html_())[0]
     caption, *rows = table
     assert caption.text == "2 blocks/SM on compute capability 9.0: 8 of 64 warps"
     assert [(row[0].tag, row[0].text, row[1].text) for row in rows] == [

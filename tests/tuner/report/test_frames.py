@@ -8,6 +8,7 @@ import pytest
 import blocktune
 from blocktune.db.exchange.document import document_from
 from blocktune.db.store import ResultStore
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.tuner.lab import sweep_file
 
@@ -41,6 +42,27 @@ def test_a_database_is_a_row_for_every_trial(tmp_path: Path) -> None:
 def test_an_empty_database_is_an_empty_frame(tmp_path: Path) -> None:
     ResultStore.open(tmp_path / "a.db").close()
     assert len(blocktune.load_trials(tmp_path / "a.db")) == 0
+
+
+def test_polars_gives_the_same_table() -> None:
+    pytest.importorskip("polars", reason="data frames of polars need polars")
+    pytest.importorskip("pandas", reason="data frames need pandas")
+    frame, other = blocktune.load_sweep(SWEEP, library="polars"), blocktune.load_sweep(SWEEP)
+    assert frame.columns == list(other.columns)
+    for name in ("kernel", "time_us", "created_at", "outcome", "resources_registers"):
+        assert frame[name].to_list() == other[name].tolist()
+    best = frame.sort("time_us").row(0, named=True)
+    assert best["samples_us"] == list(sweep_file.load_sweep(SWEEP).timed[min_config()].samples_us)
+
+
+def min_config() -> KernelConfig:
+    timed = sweep_file.load_sweep(SWEEP).timed
+    return min(timed, key=lambda config: timed[config].time_us or 0.0)
+
+
+def test_another_library_is_refused() -> None:
+    with pytest.raises(UsageError, match="`library` must be pandas or polars, but got 'dask'"):
+        blocktune.load_sweep(SWEEP, library="dask")
 
 
 def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path) -> None:

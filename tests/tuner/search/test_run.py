@@ -1,11 +1,8 @@
 """The use case with a real store: what it reports and keeps, how it resumes, and what it says when nothing works."""
 
 import dataclasses
-import signal
 import sqlite3
-import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,59 +19,19 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, StoreError, UnknownDeviceError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
     MEASURED_BUDGET,
     PREDICTED_BUDGET,
     Budget,
     Progress,
-    TuningReport,
     effective_budget,
 )
 from blocktune.tuner.search.tune import tune
 from tests.support import landscape
-from tests.support.programs import python
+from tests.support.landscape_runs import DEFAULT, SMALL, Replay, run
 
-pytestmark = pytest.mark.triton_free
-
-DEFAULT = landscape.KERNELS["pointers"].default_config(landscape.SHAPE, landscape.DEVICE.limits)
-SMALL = Budget(trials=60)
-
-
-@pytest.fixture(autouse=True)
-def _synthetic_kernels() -> Iterator[None]:
-    with landscape.registered():
-        yield
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultStore]:
-    with ResultStore.open(tmp_path / "store.db") as store:
-        yield store
-
-
-class Replay(ReplayRunner):
-    """A replay of one landscape; finals and confirmations are counted."""
-
-    def __init__(self, salt: int = 0, *, interrupt_after: int | None = None):
-        super().__init__(landscape.measurements(salt))
-        self.finals_held = 0
-        self._interrupt_after = interrupt_after
-
-    def measure(self, config: KernelConfig) -> Measurement:
-        if len(self.measured) == self._interrupt_after:
-            raise KeyboardInterrupt
-        return super().measure(config)
-
-    def finals(self, configs: Any) -> Finals:
-        self.finals_held += 1
-        return super().finals(configs)
-
-
-def run(store: ResultStore, runner: ReplayRunner | None, **changes: Any) -> TuningReport:
-    given: dict[str, Any] = {"device": landscape.DEVICE, "budget": SMALL, "compiler": landscape.InstantCompiler()}
-    return tune(landscape.SHAPE, store=store, runner=runner, **given | changes)
+pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 
 
 def test_the_winner_is_stored_with_its_evidence(store: ResultStore) -> None:
@@ -162,127 +119,11 @@ def test_a_bound_that_is_given_lifts_the_default_of_the_other(
 
 def test_the_report_names_the_bound_that_ended_the_search(store: ResultStore) -> None:
     assert run(store, Replay()).to_json()["ended_by"] == "trials"
-    assert run(store, Replay(), exhaustive=True, budget=None).ended_by == ""
-
-
-def test_a_finished_run_answers_from_the_store(store: ResultStore) -> None:
-    first = run(store, Replay())
-    runner, compiler = Replay(), landscape.InstantCompiler()
-    second = run(store, runner, compiler=compiler)
-    assert (runner.measured, runner.finals_held, compiler.submitted) == ([], 0, [])
-    assert second.best.config == first.best.config
-    assert second.outcomes == first.outcomes
-    assert second.resumed == 60
-    assert second.occupancy == first.occupancy
-
-
-def test_a_larger_budget_goes_on_where_the_smaller_one_ended(store: ResultStore) -> None:
-    run(store, Replay())
-    made = {trial.config for trial in store.trials()}
-    runner = Replay()
-    report = run(store, runner, budget=Budget(trials=90))
-    assert report.best.trials == 90
-    assert runner.finals_held == 1
-    assert not made & set(runner.measured)
-
-
-def test_a_new_kernel_source_or_software_measures_again(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(store, Replay(), budget=Budget(trials=20))
-    monkeypatch.setattr(landscape.LandscapeKernel, "source_hash", property(lambda self: f"new {self.name}"))
-    runner = Replay()
-    report = run(store, runner, budget=Budget(trials=20))
-    assert report.resumed == 0
-    assert DEFAULT in runner.measured
-
-
-def test_each_regime_has_trials_of_its_own_and_the_last_one_the_winner(
-    store: ResultStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
-    few = Budget(trials=12)
-    hot = run(store, Replay(), budget=few, regime=Regime.SUSTAINED)
-    cool = run(store, Replay(salt=3), budget=few, regime=Regime.BURST)
-    assert cool.resumed == 0
-    assert [len(store.trials(environment=report.best.environment)) for report in (hot, cool)] == [12, 12]
-    assert store.bests() == [cool.best]
-    assert cool.to_json()["environment"]["regime"] == "burst"
-    runner = Replay()
-    again = run(store, runner, budget=few)  # the default, of which all trials are known
-    assert (again.resumed, runner.measured, runner.finals_held) == (12, [], 1)
-    assert [best.environment.regime for best in store.bests()] == [Regime.SUSTAINED]
 
 
 def test_what_is_not_here_has_no_regime(store: ResultStore) -> None:
     with pytest.raises(UsageError, match="predictions have none"):
         run(store, None, device=device_named("h200"), regime=Regime.BURST)
-
-
-def test_a_run_cut_short_keeps_everything_and_resumes(store: ResultStore) -> None:
-    report = run(store, Replay(interrupt_after=12))
-    assert report.interrupted
-    assert report.stored
-    assert report.best.speedup_over_default is None
-    assert report.outcomes[Outcome.OK] <= 12
-    made = {trial.config for trial in store.trials()}
-    runner = Replay()
-    resumed = run(store, runner)
-    assert not resumed.interrupted
-    assert resumed.resumed == len(made)
-    assert not made & set(runner.measured)
-    assert resumed.best.speedup_over_default is not None
-    again = run(store, Replay(interrupt_after=0), budget=Budget(trials=90))
-    assert again.interrupted
-    assert not again.stored  # a winner of finals is not replaced by one of a cut run
-
-
-def test_an_interrupt_before_anything_was_found_is_an_interrupt(store: ResultStore) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run(store, Replay(interrupt_after=0))
-
-
-KILLED_RUN = """
-import sys, time
-from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
-from blocktune.tuner.lab.replay import ReplayRunner
-from blocktune.tuner.search.report import Budget
-from blocktune.tuner.search.tune import tune
-from tests.support import landscape
-
-registry.KERNELS.clear()
-registry.KERNELS.update(landscape.KERNELS)
-
-class Slow(ReplayRunner):
-    def measure(self, config):
-        time.sleep(0.02)
-        print(config.label, flush=True)
-        return super().measure(config)
-
-with ResultStore.open(sys.argv[1]) as store:
-    tune(landscape.SHAPE, device=landscape.DEVICE, store=store, budget=Budget(trials=60),
-         compiler=landscape.InstantCompiler(), runner=Slow(landscape.measurements(0)))
-"""
-
-
-@pytest.mark.parametrize("measured", [2, 17])
-def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measured: int) -> None:
-    path = tmp_path / "store.db"
-    command = [*python(KILLED_RUN), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        begun = [process.stdout.readline().strip() for _ in range(measured)]
-        time.sleep(0.005 * measured)
-        process.send_signal(signal.SIGKILL)
-        begun += [line.strip() for line in process.stdout]
-    with ResultStore.open(path) as store:
-        recorder.fold_left(store)  # the kill may have come between the two
-        kept = {trial.config.label for trial in store.trials()}
-        assert set(begun[:-1]) <= kept  # all but the one in flight
-        runner = Replay()
-        report = run(store, runner)
-    assert not kept & {config.label for config in runner.measured}
-    assert report.resumed == len(kept)
-    assert report.best.trials == 60
 
 
 def test_the_default_stays_unless_something_is_faster_beyond_the_noise(store: ResultStore) -> None:
@@ -332,23 +173,6 @@ def test_a_restricted_search_is_still_measured_against_the_default(store: Result
     assert {trial.config.kernel for trial in store.trials()} == {"pointers", "descriptors"}
     wider = run(store, Replay(), budget=Budget(trials=100))
     assert wider.best.time_us <= report.best.time_us * 1.01
-
-
-def test_an_exhaustive_run_measures_again_whom_a_race_had_stopped(store: ResultStore) -> None:
-    class Raced(Replay):
-        def measure(self, config: KernelConfig) -> Measurement:
-            honest = super().measure(config)
-            behind = (honest.relative_to_anchor or 0.0) > 1.0
-            return dataclasses.replace(honest, samples_us=honest.samples_us[:2]) if behind else honest
-
-    run(store, Raced(), budget=SMALL)
-    stopped = {trial.config for trial in store.trials() if len(trial.samples_us) == 2}
-    assert 5 < len(stopped) < 60
-    runner = Replay()
-    report = run(store, runner, exhaustive=True, budget=None)
-    assert report.resumed == 60 - len(stopped)
-    assert stopped <= set(runner.measured)
-    assert sum(report.outcomes.values()) == len(landscape.SPACE.feasible)
 
 
 def test_a_disturbed_run_says_so_and_keeps_the_marks(store: ResultStore) -> None:
@@ -441,22 +265,6 @@ def test_neighbours_are_tried_first(store: ResultStore) -> None:
     tune(near, device=landscape.DEVICE, store=store, budget=SMALL, compiler=compiler, runner=Replay())
     assert compiler.submitted[0] == DEFAULT
     assert best.config in compiler.submitted[:3]
-
-
-def test_a_study_is_kept_beside_the_store_and_goes_on_with_it(store: ResultStore, tmp_path: Path) -> None:
-    import optuna
-
-    place = tmp_path / "search.db"
-    run(store, Replay(), study=str(place), budget=Budget(trials=30))
-    report = run(store, Replay(), study=str(place), budget=Budget(trials=45))
-    (name,) = optuna.get_all_study_names(f"sqlite:///{place}")
-    study = optuna.load_study(study_name=name, storage=f"sqlite:///{place}")
-    labels = [trial.user_attrs["config"] for trial in study.trials if "config" in trial.user_attrs]
-    assert sorted(labels) == sorted(trial.config.label for trial in store.trials())
-    assert len(labels) == len(report.predicted_us) == 45
-    assert study.user_attrs["shape"] == landscape.SHAPE.label
-    fastest = min(store.trials(), key=lambda trial: trial.relative_to_anchor or 9.9)
-    assert study.best_trial.user_attrs["config"] == fastest.config.label
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "optuna.samplers:RandomSampler"])

@@ -155,6 +155,20 @@ def test_the_time_left_never_counts_up(paces: tuple[float, ...], monkeypatch: py
     assert min(known) >= 0
 
 
+def test_what_is_measured_is_said_before_it_can_do_harm() -> None:
+    told: list[Progress] = []
+
+    class Harmful(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            assert told[-1].measuring == config
+            return super().measure(config)
+
+    runner = Harmful(landscape.measurements(0))
+    new_search(runner, trials=12, on_progress=told.append).run()
+    assert len(runner.measured) > 5
+    assert told[-1].measuring is None
+
+
 def test_a_time_budget_bounds_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("blocktune.tuner.search.loop.time", types.SimpleNamespace(monotonic=lambda: now[0]))

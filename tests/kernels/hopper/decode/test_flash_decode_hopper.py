@@ -111,6 +111,7 @@ def test_only_keys_and_values_need_aligned_rows() -> None:
 
 
 @compiled_here
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "config"),
     [

@@ -22,19 +22,16 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.space import SearchSpace
-from tests.kernels.hopper.forward.test_flash_fwd_hopper import (
-    MASKS,
-    TRITON,
+from tests.kernels.hopper.forward.test_flash_fwd_hopper import MASKS, loaded, shape
+from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import (
     cache,
     exponentials_between_the_waits,
-    loaded,
     main_loops,
     name_of,
     positions,
-    shape,
 )
 from tests.support.machine_code import machine_code
-from tests.support.triton_modes import compiled_here
+from tests.support.triton_modes import TRITON, compiled_here
 
 __all__ = ["cache"]
 HOPPER = limits_for((9, 0))
@@ -161,6 +158,7 @@ COMPILED = [
 
 
 @compiled_here
+@pytest.mark.few(2)
 @pytest.mark.parametrize("problem", COMPILED, ids=lambda problem: problem.label)
 def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
     best = KERNEL.default_config(problem, HOPPER)

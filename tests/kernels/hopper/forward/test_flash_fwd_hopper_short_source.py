@@ -27,7 +27,6 @@ check, config_of = partial(other.check, kernel=KERNEL), partial(other.config_of,
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_hopper_short, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
 
 
 @pytest.mark.parametrize("causal", Causal)

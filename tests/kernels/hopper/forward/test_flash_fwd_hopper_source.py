@@ -1,7 +1,7 @@
 """The source of the Hopper forward, run on the CPU by tests/support/gluon_machine.py: every length, mask, feature and
 parameter.
 
-What the compiler makes of it is not seen here; test_flash_fwd_hopper.py reads the machine code, and on a GPU
+What the compiler makes of it is not seen here; test_hopper_fwd_machine_code.py reads the machine code, and on a GPU
 test_flash_fwd_hopper_gpu.py compares results.
 """
 
@@ -40,7 +40,6 @@ WINDOWS = [(0, 0), (20, 9), (-1, 3), (64, -1), (63, 0), (100, 128), (300, 300)]
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
 
 
 def shape_of(

@@ -27,7 +27,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
-from tests.kernels.hopper.forward.test_flash_fwd_hopper import main_loops, positions
+from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import main_loops, positions
 from tests.support.machine_code import machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 
@@ -183,6 +183,7 @@ COMPILED = [  # and the bytes spilled by Triton 3.6 and 3.9
 
 
 @compiled_here
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("problem", "spilled", "spilled_later"), COMPILED, ids=[problem.label for problem, *_ in COMPILED]
 )

@@ -36,7 +36,6 @@ PLACES = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_fp8, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 5.0)
 
 
 def shape_of(seqlen_q: int, seqlen_k: int, head_dim: int = 64, **changes: Any) -> AttentionShape:

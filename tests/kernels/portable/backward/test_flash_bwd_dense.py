@@ -95,6 +95,7 @@ def check(
 
 @runs
 @CONFIGS
+@pytest.mark.few(12)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(64, 64), (70, 90), (90, 40), (1, 33)])
 def test_plain_shapes(config: KernelConfig, causal: Causal, seqlen_q: int, seqlen_k: int) -> None:
@@ -103,6 +104,7 @@ def test_plain_shapes(config: KernelConfig, causal: Causal, seqlen_q: int, seqle
 
 @runs
 @CONFIGS
+@pytest.mark.few(10)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
 @pytest.mark.parametrize("features", WORDS)
 def test_every_feature_alone(config: KernelConfig, features: str, causal: Causal) -> None:
@@ -111,6 +113,7 @@ def test_every_feature_alone(config: KernelConfig, features: str, causal: Causal
 
 @runs
 @CONFIGS
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "features",
     ["window=20:9 softcap dropout", "softcap alibi boolean", "alibi additive dropout", "window=3:-1 additive"],
@@ -121,6 +124,7 @@ def test_features_together(config: KernelConfig, features: str) -> None:
 
 @runs
 @CONFIGS
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("window", "causal"), WINDOWS[::2])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(100, 100), (20, 100), (100, 20)])
 def test_windows(config: KernelConfig, window: tuple[int, int], causal: Causal, seqlen_q: int, seqlen_k: int) -> None:
@@ -137,6 +141,7 @@ def test_head_dimensions(config: KernelConfig, head_dim: int, head_dim_v: int) -
 
 @runs
 @CONFIGS
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_grouped_heads_and_strides(config: KernelConfig, layout: str) -> None:
     shape = shape_of("boolean dropout alibi", batch=2, num_heads=4, num_heads_kv=2, causal="lower_right")
@@ -145,6 +150,7 @@ def test_grouped_heads_and_strides(config: KernelConfig, layout: str) -> None:
 
 @runs
 @CONFIGS
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("others", ["", "window=20:9", "boolean", "alibi dropout"])
 def test_packed_sequences(config: KernelConfig, others: str, causal: Causal) -> None:

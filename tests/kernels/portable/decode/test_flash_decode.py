@@ -1,24 +1,19 @@
 """Decoding against a float64 reference: in Triton's interpreter on the CPU, compiled where a GPU is."""
 
 from dataclasses import dataclass
-from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from blocktune.kernels.hardware.limits import known_ccs, limits_for
+from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.decode.kernel import FlashDecode
-from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.tree_mask import tree_words
-from blocktune.tuner.compile.compiler import compile_resources
-from tests.support.triton_modes import DEVICE, ON_GPU, compiled_here, runs
+from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
 CAN_OVERLAP = ON_GPU and torch.cuda.get_device_capability() >= (9, 0)
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
@@ -176,12 +171,14 @@ def assert_close(
 
 
 @runs
+@pytest.mark.few(3)
 @pytest.mark.parametrize("splits", KERNEL.parameters["splits"])
 def test_every_number_of_splits_and_more_than_tiles(splits: int) -> None:
     check(config_of(splits=splits), case_of(shape_of(seqlen_k=100)))
 
 
 @runs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (7, 1), (16, 2), (20, 1)])
 def test_groups_of_query_heads(heads: tuple[int, int], splits: int) -> None:
@@ -189,6 +186,7 @@ def test_groups_of_query_heads(heads: tuple[int, int], splits: int) -> None:
 
 
 @runs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("seqlen_q", [1, 2, 5, 32])
 def test_few_queries(seqlen_q: int, causal: Causal) -> None:
@@ -196,6 +194,7 @@ def test_few_queries(seqlen_q: int, causal: Causal) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("block_m", KERNEL.parameters["block_m"])
 @pytest.mark.parametrize("block_n", KERNEL.parameters["block_n"])
 def test_any_blocks(block_m: int, block_n: int) -> None:
@@ -204,6 +203,7 @@ def test_any_blocks(block_m: int, block_n: int) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (40, 24), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -224,6 +224,7 @@ def test_log_sum_exp_is_optional_and_layouts_are_free() -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("seqlen_q", [1, 4])
@@ -234,6 +235,7 @@ def test_cache_lengths(splits: int, causal: Causal, seqlen_q: int) -> None:
 
 
 @runs
+@pytest.mark.few(7)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
     ("page_size", "block_n"), [(1, 32), (16, 32), (16, 128), (64, 32), (64, 64), (256, 32), (256, 64)]
@@ -262,6 +264,7 @@ def test_tree_of_nine_tokens(splits: int) -> None:
 
 
 @runs
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("drafts", "lengths"), [(3, (70, 3)), (31, (40, 70)), (33, (33, 64)), (64, (90, 65))])
 def test_random_trees(drafts: int, lengths: tuple[int, int]) -> None:
     shape = shape_of(Features(mask=MaskKind.TREE, cached=True), seqlen_q=drafts, num_heads=2)
@@ -270,6 +273,7 @@ def test_random_trees(drafts: int, lengths: tuple[int, int]) -> None:
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("window", [(20, -1), (0, 0), (-1, 3), (40, 2)])
 def test_windows(window: tuple[int, int], causal: Causal) -> None:
@@ -282,149 +286,6 @@ def test_soft_cap_and_alibi() -> None:
     slopes = torch.tensor([[0.5, 0.25, 0.125, 0.0625]], device=DEVICE)
     shape = shape_of(Features(softcap=True, alibi=True), seqlen_q=3, dtype="float32", causal=Causal.LOWER_RIGHT)
     check(config_of(splits=2), case_of(shape, softcap=1.5, alibi_slopes=slopes))
-
-
-def merged(m: torch.Tensor, total: torch.Tensor, o: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Triples m, l [splits, rows] and o [splits, rows, dim] through the merge kernel: out [rows, dim], lse [rows]."""
-    splits, rows, dim = o.shape
-    work = torch.cat([o.flatten(), m.flatten(), total.flatten()]).to(DEVICE)
-    out, lse = (torch.full(size, float("nan"), device=DEVICE) for size in ((rows, dim), (rows,)))
-    merge_splits_kernel[(rows, 1)](out, lse, work, 0, 0, dim, 1, rows, rows, splits, dim, 16, False)
-    return out, lse
-
-
-def random_triples(splits: int, rows: int = 3, dim: int = 16) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The last split saw no key, and the last row saw none in any."""
-    generator = torch.Generator().manual_seed(splits)
-    m = 20 * torch.randn(splits, rows, generator=generator)
-    total = torch.rand(splits, rows, generator=generator) + 1
-    o = torch.randn(splits, rows, dim, generator=generator)
-    empty = torch.zeros(splits, rows, dtype=torch.bool)
-    empty[-1], empty[:, -1] = True, True
-    return m.masked_fill(empty, float("-inf")), total.masked_fill(empty, 0.0), o.masked_fill(empty[..., None], 0.0)
-
-
-@runs
-def test_merge_in_any_order() -> None:
-    triples = random_triples(4)
-    out, lse = merged(*triples)
-    assert (out[-1] == 0).all()
-    assert lse[-1] == float("-inf")
-    for order in permutations(range(4)):
-        other_out, other_lse = merged(*(part[list(order)] for part in triples))
-        torch.testing.assert_close(other_out, out, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(other_lse, lse, rtol=1e-6, atol=1e-6)
-
-
-@runs
-def test_merge_is_associative() -> None:
-    """A merged part is a triple again, of its log-sum-exp in base 2, the sum 1 and its output."""
-    log2_e = 1.4426950408889634
-    m, total, o = random_triples(4)
-    out, lse = merged(m, total, o)
-    for first in (slice(0, 2), slice(1, 3), slice(2, 4)):
-        part_out, part_lse = (part.cpu() for part in merged(m[first], total[first], o[first]))
-        rest = [split for split in range(4) if not first.start <= split < first.stop]
-        part_sum = (~part_lse.isneginf()).float()
-        triples = (
-            torch.cat([m[rest], part_lse[None] * log2_e, torch.full_like(part_lse[None], float("-inf"))]),
-            torch.cat([total[rest], part_sum[None], torch.zeros_like(part_sum[None])]),
-            torch.cat([o[rest], part_out[None], torch.zeros_like(part_out[None])]),
-        )
-        other_out, other_lse = merged(*triples)
-        torch.testing.assert_close(other_out, out, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(other_lse, lse, rtol=1e-5, atol=1e-5)
-
-
-def test_tree_words_of_nine_tokens() -> None:
-    words = tree_words(NINE_TOKENS)
-    assert words.dtype == torch.int32
-    rows = ["".join(str(int(row) >> draft & 1) for draft in range(9)) for row in words[:, 0]]
-    assert rows == NINE_ROWS.split()
-
-
-def test_tree_words_are_signed_and_as_many_as_needed() -> None:
-    chain = tree_words([None, *range(63)])
-    assert chain.shape == (64, 2)
-    assert chain[31].tolist() == [-1, 0]
-    assert chain[63].tolist() == [-1, -1]
-    assert tree_words([None] * 33)[32].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("parents", [[None, 1], [0], [None, -1], [None, 2, 0], [None, 0.0], []])
-def test_tree_words_refuse_what_is_no_tree(parents: list[Any]) -> None:
-    with pytest.raises(UsageError, match=r"parent|drafts"):
-        tree_words(parents)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"seqlen_q": 33}, "`seqlen_q <= 32` must hold"),
-        ({"seqlen_q": 65, "features": Features(mask=MaskKind.TREE)}, "`seqlen_q <= 64` must hold for a tree"),
-        ({"features": Features(cached=True, page_size=512)}, "`page_size <= 256` must hold"),
-        ({"head_dim": 8}, "`16 <= head_dim <= 256` must hold"),
-        ({"features": Features(dropout=True)}, "does not know dropout"),
-    ],
-)
-def test_what_it_cannot_compute(changes: dict[str, Any], reason: str) -> None:
-    assert reason in (KERNEL.unsupported(shape_of(**changes), HOPPER) or "")
-
-
-@pytest.mark.parametrize("cc", known_ccs(), ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("seqlen_k", [1, 1000, 1 << 20])
-@pytest.mark.parametrize("head_dim", [16, 128, 256])
-def test_default_config_breaks_no_rule(cc: tuple[int, int], dtype: str, seqlen_k: int, head_dim: int) -> None:
-    shape = shape_of(seqlen_k=seqlen_k, head_dim=head_dim, dtype=dtype, num_heads=32, num_heads_kv=8)
-    assert KERNEL.violations(KERNEL.default_config(shape, limits_for(cc)), shape, limits_for(cc)) == ()
-
-
-def test_overlap_needs_its_hardware() -> None:
-    assert KERNEL.violations(config_of(overlap=1), shape_of(), HOPPER) == ()
-    (text,) = KERNEL.violations(config_of(overlap=1), shape_of(), limits_for((8, 9)))
-    assert "needs programmatic dependent launch" in text
-
-
-@compiled_here
-@pytest.mark.parametrize(
-    ("cc", "block_m", "warps", "stages"),
-    [((9, 0), 16, 4, 1), ((9, 0), 16, 2, 3), ((9, 0), 64, 4, 2), ((9, 0), 64, 8, 2), ((8, 0), 64, 4, 2)],
-)
-def test_shared_memory_is_what_the_compiler_allocates(
-    cc: tuple[int, int], block_m: int, warps: int, stages: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    shape = shape_of(num_heads=32, num_heads_kv=8, head_dim=128, dtype="bfloat16", seqlen_k=8192)
-    config = config_of(block_m, 32, 4, warps, stages, int(cc == (9, 0)))
-    resources = compile_resources(KERNEL, config, shape, cc)
-    assert resources.shared_bytes == KERNEL.shared_bytes(config, shape, limits_for(cc))
-    assert resources.tensor_cores == ("wgmma" if cc == (9, 0) and block_m == 64 else "mma")
-    assert resources.spill_bytes == 0
-
-
-def test_default_splits_fill_a_large_gpu() -> None:
-    splits = {
-        batch: KERNEL.default_config(
-            shape_of(batch=batch, seqlen_k=8192, num_heads=32, num_heads_kv=8, head_dim=128), HOPPER
-        ).parameters["splits"]
-        for batch in (1, 8, 64)
-    }
-    assert splits == {1: 64, 8: 8, 64: 1}
-
-
-@pytest.mark.parametrize(
-    ("changes", "splits"),
-    [
-        ({}, 64),
-        ({"causal": Causal.LOWER_RIGHT}, 64),
-        ({"causal": Causal.UPPER_LEFT}, 1),
-        ({"features": Features(window=(511, -1))}, 8),
-    ],
-)
-def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits: int) -> None:
-    shape = shape_of(**{"batch": 1, "seqlen_k": 8192, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128} | changes)
-    assert KERNEL.default_config(shape, HOPPER).parameters["splits"] == splits
 
 
 GPU_HEADS = [(32, 8), (8, 8), (28, 4), (16, 1)]

@@ -175,6 +175,7 @@ def test_hopper_s_defaults_hardly_spill(
 
 
 @runs
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("queries", "heads", "causal", "splits"),
     [
@@ -223,6 +224,7 @@ def test_pages(page_size: int, splits: int) -> None:
 
 
 @runs
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("window", "causal", "splits"),
     [

@@ -100,11 +100,13 @@ def assert_close(
     assert ((lse.double() - expected_lse)[seen].abs() <= LSE_TOLERANCE[dtype] * (1 + expected_lse[seen].abs())).all()
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("kernel", "schedule", "causal"), list(product(PORTABLE, (0, 1, 2), Causal)))
 def test_every_schedule_and_mask(kernel: str, schedule: int, causal: Causal) -> None:
     check(config_of(kernel, schedule=schedule), shape_of(seqlen_q=200, seqlen_k=256, causal=causal))
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("kernel", "schedule"), list(product(PORTABLE, (0, 2))))
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (63, 65), (129, 31), (100, 300), (300, 100)])
 @pytest.mark.parametrize("causal", Causal)
@@ -122,6 +124,7 @@ def test_diagonal_with_any_blocks(kernel: str, block_m: int, block_n: int) -> No
     check(config_of(kernel, block_m, block_n, schedule=2, stages=1), shape)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize(
     ("head_dim", "head_dim_v"), [(16, 16), (32, 32), (80, 80), (96, 96), (112, 112), (128, 64), (64, 96), (192, 128)]
@@ -137,6 +140,7 @@ def test_data_types(kernel: str, dtype: str) -> None:
         check(config_of(kernel, schedule=schedule), shape_of(dtype=dtype, causal=Causal.UPPER_LEFT))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize("heads", [(8, 2), (7, 1), (4, 4)])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -193,6 +197,7 @@ def test_log_sum_exp_is_optional(kernel: str) -> None:
     assert (out.double() - expected).norm() <= TOLERANCE[shape.dtype] * expected.norm()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 @pytest.mark.parametrize(("dtype", "schedule"), [("float16", 0), ("float16", 1), ("float16", 2), ("float32", 0)])
 def test_scores_whose_rounding_exceeds_every_exponent(dtype: str, schedule: int, causal: Causal) -> None:

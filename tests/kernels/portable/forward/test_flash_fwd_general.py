@@ -67,6 +67,7 @@ def check(
 
 
 @runs
+@pytest.mark.few(14)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("features", WORDS)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(70, 90), (90, 40)])
@@ -75,6 +76,7 @@ def test_every_feature_alone(features: str, causal: Causal, seqlen_q: int, seqle
 
 
 @runs
+@pytest.mark.few(12)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
 @pytest.mark.parametrize("features", PAIRS)
 def test_every_pair_of_features(features: str, causal: Causal) -> None:
@@ -82,6 +84,7 @@ def test_every_pair_of_features(features: str, causal: Causal) -> None:
 
 
 @runs
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("window", "causal"), WINDOWS)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(100, 100), (20, 100), (100, 20)])
 def test_windows(window: tuple[int, int], causal: Causal, seqlen_q: int, seqlen_k: int) -> None:
@@ -90,6 +93,7 @@ def test_windows(window: tuple[int, int], causal: Causal, seqlen_q: int, seqlen_
 
 
 @runs
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 77), (63, 65), (64, 32), (33, 100)])
 @pytest.mark.parametrize("features", ["window=20:9 softcap", "boolean dropout", "alibi"])
 def test_ragged_lengths(features: str, seqlen_q: int, seqlen_k: int) -> None:
@@ -111,6 +115,7 @@ def test_head_dimensions(head_dim: int, head_dim_v: int) -> None:
 
 
 @runs
+@pytest.mark.few(3)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1), (2, 2)])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_grouped_heads_and_strides(heads: tuple[int, int], layout: str) -> None:
@@ -119,6 +124,7 @@ def test_grouped_heads_and_strides(heads: tuple[int, int], layout: str) -> None:
 
 
 @runs
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 @pytest.mark.parametrize("sizes", list(product((1, 2), (1, 2), (1, 70))))
 def test_masks_are_broadcast_and_strided(kind: str, sizes: tuple[int, int, int]) -> None:
@@ -163,6 +169,7 @@ def test_dropout_leaves_the_log_sum_exp_alone() -> None:
 
 
 @runs
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("others", ["", "window=20:9", "boolean", "softcap additive", "alibi dropout"])
 def test_packed_sequences(others: str, causal: Causal) -> None:

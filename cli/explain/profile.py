@@ -1,0 +1,200 @@
+"""`tune profile`: counters of Nsight Compute next to what the models predict, and the instructions of the loop."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktune.cli.explain.explain import analysed, choose_config
+from blocktune.cli.shared import completion
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages
+from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.render import note, print_json, print_table, say
+from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.tuner.measure.device_choice import choose_device, is_present
+
+if TYPE_CHECKING:
+    from blocktune.cli.shared.compiled_config import CompileRequest
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.cost.analysis import Analysis
+    from blocktune.tuner.profile.comparison import Row, Stall
+    from blocktune.tuner.profile.counters import Counters
+    from blocktune.tuner.profile.instruction_mix import InstructionMix
+
+SHOWN_LINES = 8
+"""Source lines of reloads in a text; JSON has all of them."""
+
+
+@with_shape_flags
+def profile(
+    flags: ShapeFlags,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
+    ] = None,
+    block_m: BlockM = None,
+    block_n: BlockN = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a block.")] = None,
+    stages: Stages = None,
+    param: OwnParameters = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", help="Counters recorded elsewhere: a CSV of `ncu --csv`, or a report (.ncu-rep)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the counters as a CSV in this file.")] = None,
+    sass: Annotated[bool, typer.Option("--sass", help="Add the instructions of the compiled loop, by kind.")] = False,
+    device: DeviceName = None,
+    db: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put counters of Nsight Compute next to what the models predict of a config.
+
+    The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. With --sass
+    the machine code of a round of its loop is counted by kind of instruction, and reloads of spilled registers by
+    source line; that alone needs no GPU.
+
+    \b
+    tune profile --seq 8192 --dim 64
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --out counters.csv
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from counters.csv
+    tune profile --seq 8192 --dim 64 --device h200 --sass
+    """
+    shape, spec = flags.shape(), choose_device(device)
+    choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
+    with existing_store(db) as store:
+        chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
+    counters = _counters(chosen.request, spec, from_file, out, needed=not sass)
+    analysis = analysed(chosen, spec)
+    mix = _mix(chosen.request) if sass else None
+    if as_json:
+        print_json(_json(analysis, counters, mix))
+        return
+    if flags.assumed():
+        note(flags.assumed())
+    say(f"{shape.label} on {spec.name}\n{chosen.request.config.label}: {chosen.source}\n")
+    if counters is not None:
+        _show_counters(analysis, counters)
+    if mix is not None:
+        _show_mix(mix)
+
+
+def _counters(
+    request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, out: Path | None, *, needed: bool
+) -> "Counters | None":
+    """Return the counters of a file, or of a run here; None where there can be none and they are not needed.
+
+    Raises:
+        NoDeviceError: they are needed, and the device or `ncu` is not here.
+        UsageError: there is no counter in what was read.
+    """
+    from blocktune.tuner.profile.counters import Counters
+    from blocktune.tuner.profile.nsight_compute import read_counters, recorded
+
+    try:
+        if from_file is not None:
+            text = read_counters(from_file)
+        else:
+            _require_present(device)
+            text = recorded(request.shape, request.config)
+    except NoDeviceError as error:
+        if needed or from_file is not None or out is not None:
+            raise
+        note(f"without counters: {error}")
+        return None
+    counters = Counters.parse(text)
+    if out is not None:
+        write_atomically(out, text[text.index('"ID"') :])
+    return counters
+
+
+def _require_present(device: "DeviceSpec") -> None:
+    if not is_present(device):
+        raise NoDeviceError(
+            f"Counters are recorded on the GPU itself, but {device.name} is not here. Read what was recorded there by "
+            "`--from counters.csv`, or look at the instructions alone by `--sass`."
+        )
+
+
+def _mix(request: "CompileRequest") -> "InstructionMix":
+    from blocktune.tuner.profile.instruction_mix import instruction_mix
+
+    return instruction_mix(request.kernel, request.config, request.shape, request.limits)
+
+
+def _json(analysis: "Analysis", counters: "Counters | None", mix: "InstructionMix | None") -> dict[str, Any]:
+    from blocktune.tuner.profile.comparison import comparison, stalls_of
+
+    found: dict[str, Any] = {
+        "device": analysis.device.to_json(),
+        "shape": analysis.shape.to_json() | {"label": analysis.shape.label},
+        "config": analysis.config.to_json(),
+        "rows": None,
+        "stalls": None,
+        "launches": None,
+        "instructions": mix and mix.to_json(),
+    }
+    if counters is not None:
+        found["rows"] = [row.to_json() for row in comparison(analysis, counters)]
+        found["stalls"] = [stall.to_json() for stall in stalls_of(analysis, counters)]
+        found["launches"] = counters.to_json()
+    return found
+
+
+def _show_counters(analysis: "Analysis", counters: "Counters") -> None:
+    from blocktune.tuner.profile.comparison import comparison, stalls_of
+
+    say("Counted: " + ", ".join(launch.kernel for launch in counters.launches))
+    print_table(
+        ("", "predicted", "counted", "ratio", "remark"),
+        [_row(row) for row in comparison(analysis, counters)],
+        optional=("remark",),
+    )
+    say("")
+    stalls = stalls_of(analysis, counters)
+    if stalls:
+        print_table(
+            ("warps wait for", "warps", "share", "term of the model", "alone"), [_stall(stall) for stall in stalls]
+        )
+        say("")
+
+
+def _row(row: "Row") -> tuple[str, ...]:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+    return row.name, _value(row.predicted, row.unit), _value(row.counted, row.unit), ratio, row.remark
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,.0f}" if not unit else f"{value:,.1f} {unit.replace('us', 'µs')}"
+
+
+def _stall(stall: "Stall") -> tuple[str, ...]:
+    alone = "-" if stall.term_us is None else f"{stall.term_us:,.1f} µs"
+    return stall.reason.replace("_", " "), f"{stall.warps:.2f}", f"{100 * stall.share:.0f} %", stall.term or "-", alone
+
+
+def _show_mix(mix: "InstructionMix") -> None:
+    whole = sum(mix.loop.values())
+    print_table(
+        ("instructions of a warp", "in a round of the loop", "share", "in all of the code"),
+        [(kind, count, f"{100 * count / whole:.1f} %", mix.total[kind]) for kind, count in mix.loop.items()],
+    )
+    _show_lines("reloads of spilled registers", mix.reloads)
+    _show_lines("stores of spilled registers", mix.stores)
+
+
+def _show_lines(title: str, lines: Sequence[tuple[str, int]]) -> None:
+    """Print the lines with the most of something, and say how much is left out."""
+    if not lines:
+        return
+    say("")
+    print_table((title, "in a round"), lines[:SHOWN_LINES])
+    rest = lines[SHOWN_LINES:]
+    if rest:
+        note(f"left out: {sum(count for _, count in rest)} {title}, at {len(rest)} other lines; --json has all")

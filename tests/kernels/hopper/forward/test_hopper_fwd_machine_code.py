@@ -1,0 +1,124 @@
+"""What the Hopper forward compiles to: its resources, and exponentials between the waits for products."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.compile.compiler import compile_resources
+from blocktune.tuner.cost.estimated_resources import estimated_resources
+from blocktune.tuner.occupancy.calculator import occupancy
+from tests.kernels.hopper.forward.test_flash_fwd_hopper import HOPPER, KERNEL, loaded, shape
+from tests.support.machine_code import loops, machine_code, mnemonic
+from tests.support.triton_modes import TRITON, compiled_here
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("triton")
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
+        yield folder
+
+
+COMPILED = [
+    *(loaded(head_dim, 8192, Causal.UPPER_LEFT) for head_dim in (64, 128)),
+    loaded(128, 1024, Causal.UPPER_LEFT),
+    shape(96, causal=Causal.UPPER_LEFT),
+    shape(256, causal=Causal.UPPER_LEFT),
+    shape(192, head_dim_v=128),
+    shape(64, seqlen_q=1000, seqlen_k=3000, causal=Causal.LOWER_RIGHT),
+    shape(64, seqlen_q=100, seqlen_k=3000),
+    loaded(128, 4096, features="window=512:100"),
+    shape(128, 4096, Causal.LOWER_RIGHT, "varlen window=512:0 softcap"),
+    shape(256, 4096, Causal.LOWER_RIGHT, "varlen"),
+]
+
+
+ALSO_COMPILED = [loaded(64, 8192, Causal.NONE), loaded(128, 8192, Causal.NONE), loaded(128, 1024, Causal.NONE)]
+"""The masked ones of these have the steps without a mask, too."""
+
+
+@compiled_here
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    "problem",
+    [*COMPILED, *(pytest.param(problem, marks=pytest.mark.exhaustive) for problem in ALSO_COMPILED)],
+    ids=lambda problem: problem.label,
+)
+def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
+    best = KERNEL.default_config(problem, HOPPER)
+    resources = compile_resources(KERNEL, best, problem, (9, 0))
+    consumers = best.block_m // 64
+    assert resources.tensor_cores == "wgmma"
+    assert resources.num_warps == KERNEL.total_warps(best) == {2: 12, 3: 16, 4: 20}[consumers]
+    assert occupancy(resources, HOPPER).blocks_per_sm == 1
+    assert estimated_resources(KERNEL, best, problem, device_named("h200")).registers == resources.registers
+    assert resources.spill_bytes <= spills(problem)
+    assert 0 <= resources.shared_bytes - KERNEL.shared_bytes(best, problem, HOPPER) <= 1024
+    products = 2 if problem.head_dim_v in (96, 192) else 1
+    loops = main_loops(machine_code(KERNEL, best, problem, cache), products)
+    assert len(loops) == consumers
+    for loop in loops:
+        exponentials_between_the_waits(loop, 64 * best.block_n // 128, products)
+        if TRITON < (3, 9):
+            assert not [name for name in loop if name.startswith(("LDL", "STL"))]  # no spill inside the loop
+
+
+def spills(problem: AttentionShape) -> int:
+    """The most bytes that may spill, rounded up from what was seen: 8 with Triton 3.6 at head_dim 128 and 256, none of
+    them in the loop; with 3.9 up to 280 at head_dim 64, where the scores, probabilities and accumulator
+    of a consumer fill 128 of a thread's 160 registers, and up to 104 at others.
+    """
+    if TRITON >= (3, 9):
+        return 288 if problem.head_dim == 64 else 128
+    return 8 if problem.head_dim in (128, 256) else 0
+
+
+def exponentials_between_the_waits(loop: list[str], scores: int, products: int = 1) -> None:
+    """The softmax stands behind the wait for the scores and ahead of the wait for the second product, which therefore
+    runs beside it. ptxas likes to move the second wait up; then nothing overlaps and the kernel is far slower.
+
+    products: parts of the second product, each a group that may still run when the scores are there.
+    """
+    (scores_wait,) = positions(loop, f"DEPBAR {products}")
+    (product_wait,) = positions(loop, "DEPBAR 0")
+    exponentials = positions(loop, "MUFU.EX2")
+    assert len(exponentials) >= scores  # and the factors of the rows
+    assert max(positions(loop, "HGMMA")) < scores_wait < min(exponentials)
+    assert max(exponentials) < product_wait
+
+
+def positions(loop: list[str], name: str) -> list[int]:
+    return [place for place, found in enumerate(loop) if found == name]
+
+
+def main_loops(code: list[tuple[int, str]], products: int = 1) -> list[list[str]]:
+    """Of every consumer the smallest loop with both waits of the pipeline, by the names of its instructions."""
+    smallest: dict[int, list[tuple[int, str]]] = {}
+    for loop in loops(code):
+        body = [(at, name_of(text)) for at, text in loop]
+        waits = [at for at, name in body if name == f"DEPBAR {products}"]
+        if len(waits) == 1 and any(name == "DEPBAR 0" for _, name in body):
+            smallest[waits[0]] = min(body, smallest.get(waits[0], body), key=len)
+    return [[name for _, name in body] for body in smallest.values()]
+
+
+def name_of(instruction: str) -> str:
+    """MUFU.EX2, HGMMA, or DEPBAR with the matrix products that may still run."""
+    wait = re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)", instruction)
+    if wait:
+        return f"DEPBAR {int(wait[1], 16)}"
+    name = mnemonic(instruction)
+    return "HGMMA" if name.startswith("HGMMA") else name
+
+
+def test_a_wait_that_moved_up_is_noticed() -> None:
+    """The proof that the test above can tell the difference."""
+    hidden = ["HGMMA", "DEPBAR 1", *["MUFU.EX2"] * 4, "DEPBAR 0", "BRA"]
+    exponentials_between_the_waits(hidden, scores=4)
+    with pytest.raises(AssertionError):
+        exponentials_between_the_waits(["HGMMA", "DEPBAR 1", "DEPBAR 0", *["MUFU.EX2"] * 4, "BRA"], scores=4)

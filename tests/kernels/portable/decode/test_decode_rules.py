@@ -1,0 +1,83 @@
+"""What the decoding kernel cannot compute, and its default configs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.kernels.hardware.limits import known_ccs, limits_for
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import Causal
+from blocktune.tuner.compile.compiler import compile_resources
+from tests.kernels.portable.decode.test_flash_decode import HOPPER, KERNEL, config_of, shape_of
+from tests.support.triton_modes import compiled_here
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seqlen_q": 33}, "`seqlen_q <= 32` must hold"),
+        ({"seqlen_q": 65, "features": Features(mask=MaskKind.TREE)}, "`seqlen_q <= 64` must hold for a tree"),
+        ({"features": Features(cached=True, page_size=512)}, "`page_size <= 256` must hold"),
+        ({"head_dim": 8}, "`16 <= head_dim <= 256` must hold"),
+        ({"features": Features(dropout=True)}, "does not know dropout"),
+    ],
+)
+def test_what_it_cannot_compute(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (KERNEL.unsupported(shape_of(**changes), HOPPER) or "")
+
+
+@pytest.mark.parametrize("cc", known_ccs(), ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("seqlen_k", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("head_dim", [16, 128, 256])
+def test_default_config_breaks_no_rule(cc: tuple[int, int], dtype: str, seqlen_k: int, head_dim: int) -> None:
+    shape = shape_of(seqlen_k=seqlen_k, head_dim=head_dim, dtype=dtype, num_heads=32, num_heads_kv=8)
+    assert KERNEL.violations(KERNEL.default_config(shape, limits_for(cc)), shape, limits_for(cc)) == ()
+
+
+def test_overlap_needs_its_hardware() -> None:
+    assert KERNEL.violations(config_of(overlap=1), shape_of(), HOPPER) == ()
+    (text,) = KERNEL.violations(config_of(overlap=1), shape_of(), limits_for((8, 9)))
+    assert "needs programmatic dependent launch" in text
+
+
+@compiled_here
+@pytest.mark.parametrize(
+    ("cc", "block_m", "warps", "stages"),
+    [((9, 0), 16, 4, 1), ((9, 0), 16, 2, 3), ((9, 0), 64, 4, 2), ((9, 0), 64, 8, 2), ((8, 0), 64, 4, 2)],
+)
+def test_shared_memory_is_what_the_compiler_allocates(
+    cc: tuple[int, int], block_m: int, warps: int, stages: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = shape_of(num_heads=32, num_heads_kv=8, head_dim=128, dtype="bfloat16", seqlen_k=8192)
+    config = config_of(block_m, 32, 4, warps, stages, int(cc == (9, 0)))
+    resources = compile_resources(KERNEL, config, shape, cc)
+    assert resources.shared_bytes == KERNEL.shared_bytes(config, shape, limits_for(cc))
+    assert resources.tensor_cores == ("wgmma" if cc == (9, 0) and block_m == 64 else "mma")
+    assert resources.spill_bytes == 0
+
+
+def test_default_splits_fill_a_large_gpu() -> None:
+    splits = {
+        batch: KERNEL.default_config(
+            shape_of(batch=batch, seqlen_k=8192, num_heads=32, num_heads_kv=8, head_dim=128), HOPPER
+        ).parameters["splits"]
+        for batch in (1, 8, 64)
+    }
+    assert splits == {1: 64, 8: 8, 64: 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, 64),
+        ({"causal": Causal.LOWER_RIGHT}, 64),
+        ({"causal": Causal.UPPER_LEFT}, 1),
+        ({"features": Features(window=(511, -1))}, 8),
+    ],
+)
+def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits: int) -> None:
+    shape = shape_of(**{"batch": 1, "seqlen_k": 8192, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128} | changes)
+    assert KERNEL.default_config(shape, HOPPER).parameters["splits"] == splits

@@ -1,0 +1,161 @@
+"""A Ray cluster as a fleet: how to reach it, and which kinds of GPU its nodes say they have.
+
+A node says so by a custom resource for each kind of GPU, as many as it has of them, which `tune devices --ray` prints:
+
+    ray start --address=head:6379 --resources="$(tune devices --ray)"
+
+Ray places a job by its kind and gives it any GPU of the node, so a node has GPUs of one kind. The name of a resource is
+that of the device with its compute capability and its number of SMs: `blocktune:nvidia h200|9.0|132`.
+"""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from blocktune.kernels.hardware.device import DeviceSpec, device_named, present_devices
+from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError
+
+PREFIX = "blocktune:"
+
+ANY = "any"
+"""In place of a device's name: every kind of GPU that is present."""
+
+CONNECT_SECONDS = 10.0
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Of a Ray that is started for one run: jobs and results are small and pass it by."""
+
+
+def kind_resource(kind: str) -> str:
+    """Return the name of the resource of a kind of GPU, which is `DeviceSpec.key`."""
+    return PREFIX + kind
+
+
+def resources_of(devices: Iterable[DeviceSpec]) -> dict[str, int]:
+    """Return the resources of a node with these GPUs."""
+    return dict(Counter(kind_resource(device.key) for device in devices))
+
+
+def kinds_in(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many GPUs of each kind the living nodes have, by what `ray.nodes()` says."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if node["Alive"]:
+            found.update(_kinds_of(node))
+    return dict(found)
+
+
+def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
+    """Return the kinds of GPU that shapes are tuned for.
+
+    Args:
+        present: kinds that the cluster has.
+        name: of a device, also of one that may join later; `ANY` is every kind, None the only one.
+
+    Raises:
+        NoDeviceError: the cluster has none.
+        UsageError: it has several, and none is named.
+        UnknownDeviceError: no device has this name.
+    """
+    if name not in (None, ANY):
+        return [device_named(str(name)).key]
+    if not present:
+        raise NoDeviceError(
+            "A node of the cluster says which GPUs it has, but none does. Start nodes by "
+            '`ray start --resources="$(tune devices --ray)"`, or name the device that will join by --device.'
+        )
+    if name is None and len(present) > 1:
+        raise UsageError(
+            f"The cluster has several kinds of GPU: {', '.join(sorted(present))}. Name one by --device, or all by "
+            f"`--device {ANY}`."
+        )
+    return sorted(present)
+
+
+def silent_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the addresses of living nodes that have GPUs and do not say of which kind."""
+    alive = (node for node in nodes if node["Alive"])
+    return [node["NodeManagerAddress"] for node in alive if node["Resources"].get("GPU") and not _kinds_of(node)]
+
+
+def processors_of(nodes: Iterable[Mapping[str, Any]], node_id: str) -> int:
+    """Return each GPU's part of a node's processors; 1 where the node is not known."""
+    for node in nodes:
+        if node["NodeID"] == node_id:
+            resources = node["Resources"]
+            return max(1, int(resources.get("CPU", 1) // max(1, resources.get("GPU", 1))))
+    return 1
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect this process to the cluster at an address, `auto` for the one of this machine; None starts one for this
+    machine's GPUs, which ends with the block.
+
+    Raises:
+        UsageError: Ray is missing, or no cluster answers at the address.
+        NoDeviceError: Ray would be started here, where there is no GPU.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            "`--executor ray` needs Ray, but it is not installed. Run `pip install 'blocktune[ray]'`."
+        ) from error
+    _connect(address)
+    # Ray prints each retry on stdout, where results are; `log_to_driver` does not concern that
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "namespace": "blocktune"}
+    try:
+        if address is not None:
+            _require_answer(address)
+        ray.init(**(_own_cluster() if address is None else {"address": address}), **quiet)
+    except BlocktuneError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"`--address` names a Ray cluster, such as auto or host:6379, but {address or 'a new one'} does not "
+            f"answer: {error}. Correct it."
+        ) from error
+
+
+def _require_answer(address: str) -> None:
+    """Check that something listens at a host and port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
+def _own_cluster() -> dict[str, Any]:
+    """Return the arguments that start Ray for the GPUs of this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    devices = present_devices()
+    if not devices:
+        raise NoDeviceError(
+            "`--executor ray` starts Ray for the GPUs of this machine, but it has none. Name a cluster by --address."
+        )
+    return {
+        "address": "local",
+        "include_dashboard": False,
+        "num_gpus": len(devices),
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "resources": resources_of(devices),
+    }
+
+
+def _kinds_of(node: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        name.removeprefix(PREFIX): int(count) for name, count in node["Resources"].items() if name.startswith(PREFIX)
+    }

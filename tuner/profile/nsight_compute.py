@@ -1,0 +1,96 @@
+"""Runs Nsight Compute (`ncu`) on one config, or reads the counters that it recorded elsewhere."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.kernels.values.features import NO_FEATURES
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.profile.comparison import METRICS
+
+REPORT = ".ncu-rep"
+TIMEOUT_S = 300
+NO_PERMISSION = "ERR_NVGPUCTRPERM"
+
+CSV = ("--csv", "--page", "raw", "--print-units", "base")
+RECORD = (
+    "--profile-from-start", "off", "--clock-control", "none",
+    "--section", "WarpStateStats", "--metrics", ",".join(METRICS),
+)  # fmt: skip
+"""The clock stays as the driver sets it, since the predictions are for a card that nothing slows."""
+
+
+def record_command(shape: AttentionShape, config: KernelConfig, ncu: str = "ncu") -> tuple[str, ...]:
+    """Return the command that launches a config under Nsight Compute and prints its counters as CSV.
+
+    Raises:
+        UsageError: the shape has features, whose further inputs cannot be made up.
+    """
+    if shape.features != NO_FEATURES:
+        raise UsageError(
+            f"A profile launches plain attention, but got the features {shape.features.label!r}. Leave them out, or "
+            "profile your own program and give its counters by `--from`."
+        )
+    task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
+    return (ncu, *RECORD, *CSV, sys.executable, "-P", "-m", "blocktune.tuner.profile.target", task)
+
+
+def recorded(shape: AttentionShape, config: KernelConfig) -> str:
+    """Return the counters of a config as CSV, recorded on the GPU here.
+
+    Raises:
+        NoDeviceError: there is no `ncu`, or the driver refuses counters.
+        UsageError: the shape has features, or the launch failed.
+    """
+    return _printed(record_command(shape, config, _ncu()))
+
+
+def read_counters(path: Path) -> str:
+    """Return the CSV in a file; that of a report (.ncu-rep) is what `ncu` makes of it.
+
+    Raises:
+        NoDeviceError: the file is a report, and there is no `ncu`.
+        UsageError: the file cannot be read.
+    """
+    if path.suffix == REPORT:
+        return _printed((_ncu(), "--import", str(path), *CSV))
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Counters are a CSV or a report (*{REPORT}), but {path} cannot be read: {error}.") from error
+
+
+def _ncu() -> str:
+    found = shutil.which("ncu")
+    if found is None:
+        raise NoDeviceError(
+            "Counters need Nsight Compute, but `ncu` is not on the PATH. Install it, or record them elsewhere, by "
+            "`tune profile ... --out counters.csv`, and read them here by `--from counters.csv`."
+        )
+    return found
+
+
+def _printed(command: tuple[str, ...]) -> str:
+    """Return what a run of ncu prints."""
+    try:
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=dict(os.environ)
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"A profile takes at most {TIMEOUT_S} s, but this one took longer: a smaller shape?"
+        ) from error
+    said = found.stdout + found.stderr
+    if NO_PERMISSION in said:
+        raise NoDeviceError(
+            f"Counters need the driver's permission, but it refuses ({NO_PERMISSION}). NVIDIA says how to give it: "
+            "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+        )
+    if found.returncode:
+        raise UsageError(f"`ncu` must succeed, but it left with {found.returncode}: {said.strip()[-800:]}")
+    return found.stdout

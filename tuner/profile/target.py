@@ -1,0 +1,49 @@
+"""Launches one config for a profiler to look at: one JSON object {shape, config} is the argument.
+
+Only what runs between the profiler's start and stop is counted, whatever the kernels are called; inputs and the first
+launch, which compiles, are made before.
+"""
+
+import functools
+import json
+import sys
+from typing import Any
+
+import torch
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+
+def main() -> None:
+    """Launch the config of the command line twice, the second time in the profiler's sight."""
+    task = json.loads(sys.argv[1])
+    shape, config = AttentionShape.from_json(task["shape"]), KernelConfig.from_json(task["config"])
+    launch = bound(shape, get_kernel(config.kernel).bind(config, shape))
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def bound(shape: AttentionShape, launch: Launch) -> "functools.partial[None]":
+    """Return a launch with random inputs. The values of a backward's output and log-sum-exp do not matter."""
+    rows, keys = (shape.batch, shape.num_heads, shape.seqlen_q), (shape.batch, shape.num_heads_kv, shape.seqlen_k)
+
+    def normal(*sizes: int) -> Any:
+        return torch.randn(*sizes, device="cuda").to(getattr(torch, shape.dtype))
+
+    q, k, v = normal(*rows, shape.head_dim), normal(*keys, shape.head_dim), normal(*keys, shape.head_dim_v)
+    out, scale = normal(*rows, shape.head_dim_v), shape.head_dim**-0.5
+    if shape.direction is Direction.FORWARD:
+        return functools.partial(launch, q, k, v, out, None, scale)
+    lse, gradients = torch.zeros(rows, device="cuda"), [torch.empty_like(tensor) for tensor in (q, k, v)]
+    return functools.partial(launch, q, k, v, out, lse, normal(*rows, shape.head_dim_v), *gradients, scale)
+
+
+if __name__ == "__main__":
+    main()
