@@ -22,6 +22,7 @@ from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
+from blocktune.cli.ui import ui
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import BlocktuneError
 
@@ -107,6 +108,7 @@ app.command("replay")(replay.replay)
 app.command("noise")(noise.noise)
 app.command("rematch")(rematch.rematch)
 app.command("report")(report.report)
+app.command("ui")(ui.ui)
 app.command("occupancy")(occupancy.occupancy)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)

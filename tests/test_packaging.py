@@ -82,8 +82,9 @@ def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[
     assert {"blocktune/kernels/hardware/gpus.csv", "blocktune/py.typed"} <= wheel_names
 
 
-def test_the_wheel_holds_the_parts_of_a_report(wheel_names: set[str]) -> None:
-    parts = list((ROOT / "cli/report/assets").iterdir())
+@pytest.mark.parametrize("folder", ["report", "ui"])
+def test_the_wheel_holds_the_parts_of_a_page(wheel_names: set[str], folder: str) -> None:
+    parts = list((ROOT / "cli" / folder / "assets").iterdir())
     assert parts
     assert {f"blocktune/{path.relative_to(ROOT)}" for path in parts} <= wheel_names
 

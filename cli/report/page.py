@@ -44,15 +44,20 @@ def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: st
         sweeps: unpacked by the page when they are chosen.
         title: of the page.
     """
-    scripts = [_vega(), "\n".join(asset(name) for name in SCRIPTS)]
+    scripts = [vega(), "\n".join(asset(name) for name in SCRIPTS)]
     packed = [_packed("data", data), *(_packed(f"sweep-{index}", sweep) for index, sweep in enumerate(sweeps))]
     parts = {
         "TITLE": escape(shown(title)),
         "POLICY": _policy(scripts),
-        "STYLE": asset("report.css"),
+        "STYLE": f"<style>\n{asset('report.css')}\n</style>",
         "DATA": "\n".join(packed),
         "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
+    return filled(parts)
+
+
+def filled(parts: Mapping[str, str]) -> str:
+    """Return the text of the page with its parts: TITLE, POLICY, STYLE, DATA and SCRIPTS."""
     text = asset("report.html")
     for name, part in parts.items():
         text = text.replace(f"<!--{name}-->", part, 1)
@@ -77,18 +82,23 @@ def door(value: Any) -> Any:
             return value
 
 
-def _packed(name: str, value: Any) -> str:
-    """Return a block of data.
+def json_text(value: Any) -> str:
+    """Return plain values as JSON, with every string as people may see it.
 
     Raises:
         UsageError: a number is not finite, which JSON cannot say.
     """
     try:
-        text = json.dumps(door(value), separators=(",", ":"), allow_nan=False)
+        return json.dumps(door(value), separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise UsageError(
             f"A report shows finite numbers, but a file has others: {error}. Write that file again, or leave it out."
         ) from error
+
+
+def _packed(name: str, value: Any) -> str:
+    """Return a block of data; raises what `json_text` raises."""
+    text = json_text(value)
     code = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{code}</script>'
 
@@ -104,7 +114,7 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 @functools.cache
-def _vega() -> str:
+def vega() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script that sets them on `window`.
 
     Raises:

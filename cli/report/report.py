@@ -56,7 +56,7 @@ def report(
     tune report results --out h200.html
     tune report my.sweep.json.gz --seq 8192 --dim 64
     """
-    _require_charts()
+    require_charts("tune report")
     sources = read_sources(places or ())
     with ExitStack() as stack:
         store = None if places else stack.enter_context(existing_store(db))
@@ -72,8 +72,11 @@ def report(
     _say_what(out, sources, len(text.encode()), as_json=as_json)
 
 
-def _require_charts() -> None:
+def require_charts(command: str) -> None:
     """Check that the libraries of the charts are there.
+
+    Args:
+        command: what needs them.
 
     Raises:
         UsageError: a library of the charts is missing.
@@ -83,7 +86,7 @@ def _require_charts() -> None:
         import vl_convert  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"`tune report` needs the libraries that draw charts, but {error.name} is not installed. "
+            f"`{command}` needs the libraries that draw charts, but {error.name} is not installed. "
             'Install them: pip install "blocktune[report]"'
         ) from error
 

@@ -41,7 +41,7 @@ def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: 
         StoreError: the file is missing or cannot be read.
     """
     if target.path is not None:
-        uri = readable_uri(target.path) if read_only else f"{target.path.as_uri()}?mode=rw"
+        uri = readable_uri(target.path, lock_timeout_seconds) if read_only else f"{target.path.as_uri()}?mode=rw"
         connect = partial(connect_sqlite, uri, lock_timeout_seconds)
         engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
         event.listen(engine, "begin", partial(_begin_sqlite, lock_timeout_seconds))

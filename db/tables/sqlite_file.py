@@ -78,7 +78,7 @@ def require_file(path: Path) -> None:
             )
 
 
-def readable_uri(path: Path) -> str:
+def readable_uri(path: Path, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> str:
     """Return how this file can be opened for reading.
 
     In a directory that cannot be written and on a full disk, SQLite cannot open a WAL database with `mode=ro`.
@@ -94,7 +94,7 @@ def readable_uri(path: Path) -> str:
     uri = f"{path.as_uri()}?mode=ro"
     with translated(StoreTarget(path=path)):
         try:
-            with closing(connect_sqlite(uri, LOCK_TIMEOUT_SECONDS)) as probe:
+            with closing(connect_sqlite(uri, lock_timeout_seconds)) as probe:
                 probe.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR_SHM")):

@@ -1,4 +1,4 @@
-"""A browser that opens a page from disk and may not use a network.
+"""A browser that opens a page: one from disk, for which it may not use a network, or one of a server here.
 
 Where there is none, its tests are skipped with a reason; with BLOCKTUNE_BROWSER=required they fail instead.
 """
@@ -46,11 +46,14 @@ def _missing(reason: str) -> NoReturn:
 
 
 class Page:
-    """A page that was opened from a file, with everything that it complained about or asked for."""
+    """A page that was opened from a file or an address, with everything that it complained about or asked for."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1440, dark: bool = False) -> None:
+    def __init__(self, browser: Any, place: Path | str, *, width: int = 1440, dark: bool = False) -> None:
+        address = place if isinstance(place, str) else place.as_uri()
         self._context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", offline=True
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            offline=address.startswith("file:"),
         )
         self.page = self._context.new_page()
         self.problems: list[str] = []
@@ -59,7 +62,7 @@ class Page:
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.page.goto(address)
         self.settle()
 
     def settle(self) -> None:

@@ -94,6 +94,16 @@ class CompileFarm:
         message = {"kernel": kernel, "config": config.to_json(), "shape": shape.to_json(), "cc": cc}
         return self._pool.submit(message, partial(self._remembered, key, config), partial(self._lost, key, config))
 
+    def start(self) -> None:
+        """Start a worker process, so that the next compile need not wait for it."""
+        self._pool.start()
+
+    def abort(self, future: "Future[CompileResult]") -> None:
+        """Drop a compile that has not begun, and end one that has: its result is a `COMPILE_ERROR` that is not
+        remembered. One that is done stays as it is."""
+        if not future.cancel():
+            self._pool.abort(future)
+
     def close(self) -> None:
         """Drop what has not begun, kill what is compiling and wait until every process is gone."""
         self._pool.close()

@@ -4,6 +4,7 @@ Worker processes are started as `python -m` with pipes: never by fork, which cop
 never by multiprocessing's spawn, which runs the caller's main module again.
 """
 
+import contextlib
 import queue
 import signal
 import threading
@@ -48,6 +49,7 @@ class WorkerPool:
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._processes: set[CompileProcess] = set()
+        self._busy: dict[Future[Any], CompileProcess | None] = {}  # None: its process is being started
         self._lock = threading.Lock()
         self._closed = False
 
@@ -72,11 +74,21 @@ class WorkerPool:
             if self._closed:
                 raise RuntimeError("A closed farm compiles nothing. Submit inside its `with` block.")
             self._jobs.put(job)
-            if len(self._threads) < self._workers:
-                thread = threading.Thread(target=self._work, name="blocktune-compile", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._add_worker(eager=False)
         return job.future
+
+    def start(self) -> None:
+        """Start a worker unless there are enough, so that the next job need not wait for it."""
+        with self._lock:
+            if not self._closed:
+                self._add_worker(eager=True)
+
+    def abort(self, future: "Future[Any]") -> None:
+        """End a job that has begun: its result is that of a lost one. Harmless when it is done."""
+        with self._lock:
+            process = self._busy.pop(future, None)
+            if process is not None:
+                process.kill()
 
     def close(self) -> None:
         """Drop what has not begun, kill what is compiling and wait until every process is gone."""
@@ -89,21 +101,52 @@ class WorkerPool:
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
+    def _add_worker(self, *, eager: bool) -> None:
+        """Start one more thread unless there are enough; the caller holds the lock. eager: its process, too."""
+        if len(self._threads) < self._workers:
+            thread = threading.Thread(target=self._work, args=(eager,), name="blocktune-compile", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self, eager: bool) -> None:
         process: CompileProcess | None = None
+        if eager:
+            with contextlib.suppress(RuntimeError):  # the first job tries again, and its caller gets the reason
+                process = self._start()
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 job.future.cancel()
-            if not job.future.set_running_or_notify_cancel():
+            with self._lock:  # who sees it running can abort it
+                begins = job.future.set_running_or_notify_cancel()
+                if begins:
+                    self._busy[job.future] = process
+            if not begins:
                 continue
             try:
                 process = process or self._start()
-                job.future.set_result(job.answered(process.ask(job.message, self._timeout_s)))
+                job.future.set_result(job.answered(self._ask(process, job)))
             except Exception as error:
                 self._stop(process)
                 process = None
                 self._finish_without(job, error)
         self._stop(process)
+
+    def _ask(self, process: CompileProcess, job: _Job[Any]) -> Answer:
+        """Return the worker's answer to a job.
+
+        Raises:
+            ChildLostError: there is none, or `abort` ended the job.
+        """
+        with self._lock:
+            aborted = job.future not in self._busy
+            if not aborted:
+                self._busy[job.future] = process
+        answer = {} if aborted else process.ask(job.message, self._timeout_s)
+        with self._lock:
+            aborted = self._busy.pop(job.future, None) is None
+        if aborted:
+            raise ChildDiedError("the worker was killed", signum=signal.SIGKILL)
+        return answer
 
     def _start(self) -> CompileProcess:
         process = self._make_process()
@@ -126,6 +169,8 @@ class WorkerPool:
 
     def _finish_without(self, job: _Job[Any], error: Exception) -> None:
         """End a job that has no answer. Where no worker comes up at all, the caller's `result()` raises the error."""
+        with self._lock:
+            self._busy.pop(job.future, None)
         if self._closed:
             job.future.set_exception(CancelledError())
         elif isinstance(error, ChildLostError):

@@ -12,13 +12,13 @@ from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.report.device_table import ceilings, limits_json
 from blocktune.tuner.report.empty_cells import empty_cells
 from blocktune.tuner.report.on_chip_table import on_chip_table
-from blocktune.tuner.report.trial_columns import trial_columns
+from blocktune.tuner.report.trial_columns import in_order, trial_columns
 from blocktune.tuner.search.verdict import TIE_BAND
 
 
 def sweep_table(sweep: Sweep) -> dict[str, Any]:
     """Return a sweep with its columns, its empty cells and its explained winner."""
-    trials = sorted(sweep.trials, key=lambda trial: trial.created_at)
+    trials = in_order(sweep.trials)
     layouts, numbers = on_chip_table(sweep, [trial.config for trial in trials])
     return {
         "label": sweep.label,
@@ -34,14 +34,14 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
         "ceilings": ceilings(sweep.device, sweep.shape.dtype),
         "terms": {f"{name}_us": words for name, words in terms_of(sweep.shape).items()},
         "tie_band": TIE_BAND,
-        "columns": trial_columns(sweep) | {"layout": numbers},
+        "columns": trial_columns(sweep, trials) | {"layout": numbers},
         "layouts": layouts,
         "empty_cells": [cell.to_json() for cell in empty_cells(sweep)],
-        "explanation": _explanation(sweep),
+        "explanation": explanation(sweep),
     }
 
 
-def _explanation(sweep: Sweep) -> str:
+def explanation(sweep: Sweep) -> str:
     """Return the fastest config in words; empty where nothing was timed or its kernel is not known here."""
     best = _fastest(sweep)
     if best is None or best.resources is None or best.config.kernel not in KERNELS:

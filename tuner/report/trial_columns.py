@@ -26,9 +26,18 @@ TERMS = tuple(field.name for field in fields(CostBreakdown))
 Columns = dict[str, list[Any]]
 
 
-def trial_columns(sweep: Sweep) -> Columns:
-    """Return a list for every column, with an entry for every trial in the order in which they were made."""
-    trials = sorted(sweep.trials, key=lambda trial: trial.created_at)
+def in_order(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials in the order in which they were made."""
+    return sorted(trials, key=lambda trial: trial.created_at)
+
+
+def trial_columns(sweep: Sweep, trials: Sequence[Trial]) -> Columns:
+    """Return a list for every column, with an entry for every trial.
+
+    Args:
+        sweep: what the trials are part of.
+        trials: all of its trials, or some.
+    """
     scores = sweep.scores
     return (
         _configs(trials)

@@ -36,6 +36,7 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
     live && before?.view?.container()?.isConnected && before.name === name && before.dark === BT.isDark();
   BT.figures.set(id, { name, sets, signals, ready, edit, ticket, live, dark: BT.isDark(), view: same ? before.view : null });
   if (same) {
+    for (const [signal, value] of Object.entries(signals)) before.view.signal(signal, value);
     for (const [set, rows] of Object.entries(sets)) before.view.data(set, structuredClone(rows)); // Vega keeps marks of its own in rows
     await before.view.runAsync();
     return;
@@ -55,6 +56,7 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
     mode: "vega-lite",
     ast: true,
     actions: false,
+    defaultStyle: false, // the page has its own
     logLevel: 1, // errors only
     renderer: "svg",
     config: BT.data.themes[BT.isDark() ? "dark" : "light"],

@@ -56,24 +56,29 @@ BT.cellNumber = (value) => {
   return BT.number(value, Math.abs(value) < 20 ? 1 : 0);
 };
 
-BT.drawHeatMaps = () => {
-  if (BT.nothing()) return BT.fill("sweeps-body", BT.message(BT.nothing()));
+// The cells of every kernel that has a time, the kernel of the fastest config first, and the ends of their colours.
+BT.mapsOf = () => {
   const kernels = [...new Set(BT.ranked(BT.table).map((index) => BT.table.columns.kernel[index]))];
   const maps = kernels.map((kernel) => [kernel, BT.cellsOf(kernel)]);
   const values = maps.flatMap(([, cells]) => cells.filter((cell) => cell.state === "timed").map((cell) => cell.value));
-  const signals = BT.ends(values);
+  return { maps, signals: BT.ends(values) };
+};
+
+BT.drawHeatMaps = () => {
+  if (BT.nothing()) return BT.fill("sweeps-body", BT.message(BT.nothing()));
+  BT.maps = BT.mapsOf();
+  const { maps, signals } = BT.maps;
   BT.fill(
     "sweeps-body",
-    BT.el("p", {}, BT.sweepWords()),
+    BT.el("p", { id: "sweep-words" }, BT.sweepWords()),
     BT.choices("What the colour says", BT.MEASURES, BT.state.measure, (measure) => BT.change({ measure })),
     BT.el("p", { class: "quiet" }, "Hatched: cannot exist or has no time, the pointer says why. Empty: not tried. Red triangle: registers are spilled. Each cell is the fastest of its variants."),
-    BT.el("div", { class: "maps" }, kernels.map((kernel, number) =>
-      BT.el("details", { open: number < 3, class: "kernel", ontoggle: () => BT.drawMaps(maps, signals) }, BT.el("summary", {}, kernel), BT.el("div", { class: "chart wide", id: `heat-${number}`, tabindex: "0", role: "region", "aria-label": `Heat maps of ${kernel}` })),
+    BT.el("div", { class: "maps" }, maps.map(([kernel], number) =>
+      BT.el("details", { open: number < 3, class: "kernel", ontoggle: () => BT.drawMaps(BT.maps.maps, BT.maps.signals) }, BT.el("summary", {}, kernel), BT.el("div", { class: "chart wide", id: `heat-${number}`, tabindex: "0", role: "region", "aria-label": `Heat maps of ${kernel}` })),
     )),
     BT.el("div", { id: "config-pair" }),
     BT.el("div", { id: "config-list" }),
   );
-  BT.maps = { maps, signals };
   BT.drawMaps(maps, signals);
   BT.drawConfigs();
 };

@@ -31,7 +31,7 @@ BT.searchParts = () => [
   BT.el("h3", {}, "Finalists"),
   BT.el("p", { class: "quiet" }, BT.finalistWords()),
   BT.el("div", { class: "chart wide", id: "finalists", tabindex: "0", role: "region", "aria-label": "Finalists" }),
-  BT.winnerTable(),
+  BT.el("div", { id: "winners" }, BT.winnerTable() ?? []),
   BT.el("h3", {}, "Clock, temperature and power"),
   BT.el("p", { class: "quiet" }, BT.stateSource()),
   BT.el("div", { class: "chart wide", id: "states", tabindex: "0", role: "region", "aria-label": "State of the GPU over time" }),
@@ -39,10 +39,10 @@ BT.searchParts = () => [
 
 BT.drawProgress = () => {
   const progress = BT.progress();
-  for (const over of ["trial", "seconds"]) BT.chart(`progress-${over}`, `progress-${over}`, { progress });
+  for (const over of ["trial", "seconds"]) BT.chart(`progress-${over}`, `progress-${over}`, { progress }, { live: true });
   const { rows, tie } = BT.finalists();
-  BT.chart("finalists", "finalists", { finalists: rows, tie: [{ low: 1, high: 1 + tie }] });
-  BT.chart("states", "states", { states: BT.states() });
+  BT.chart("finalists", "finalists", { finalists: rows, tie: [{ low: 1, high: 1 + tie }] }, { live: true });
+  BT.chart("states", "states", { states: BT.states() }, { live: true });
 };
 
 // Whether the card was throttled, in one sentence.

@@ -21,7 +21,7 @@ BT.drawShapes = () => {
   );
   BT.drawFleet();
   BT.data.ladder.flatMap((file) => file.rows).forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
-  if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() });
+  if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() }, { live: true });
   if (BT.data.differences?.length) BT.chart("differences", "differences", { differences: BT.data.differences });
 };
 

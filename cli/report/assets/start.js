@@ -8,14 +8,19 @@ BT.start = async () => {
   const other = devices.find((device) => device.cc === (own.cc === "8.0" ? "9.0" : "8.0")) ?? own;
   Object.assign(BT.state, { gpuA: own.id, gpuB: other.id });
   BT.fill("summary", BT.summary());
+  BT.drawChoice(BT.firstSweep());
+  await BT.chooseSweep(sweeps.length ? BT.firstSweep() : -1);
+  BT.watchViews();
+};
+
+BT.drawChoice = (chosen) => {
+  const { sweeps } = BT.data;
   BT.fill(
     "chosen",
     sweeps.length
-      ? BT.selectOf("sweep", "Sweep", sweeps.map((sweep, index) => [index, `${sweep.label} (${sweep.device})`]), BT.firstSweep(), (value) => BT.chooseSweep(Number(value)))
+      ? BT.selectOf("sweep", "Sweep", sweeps.map((sweep, index) => [index, `${sweep.label} (${sweep.device})`]), chosen, (value) => BT.chooseSweep(Number(value)))
       : BT.message("No sweep in this report"),
   );
-  await BT.chooseSweep(sweeps.length ? BT.firstSweep() : -1);
-  BT.watchViews();
 };
 
 // The sweep of the ladder's or the noise's shape if there is one, so that the views fit together; else the first.

@@ -22,7 +22,10 @@ BT.unpack = async (id) => {
 };
 
 BT.chooseSweep = async (index) => {
-  BT.table = index < 0 ? null : await BT.unpack(`sweep-${index}`);
+  const ticket = (BT.choosing = Symbol("sweep"));
+  const table = index < 0 ? null : await BT.unpack(`sweep-${index}`);
+  if (ticket !== BT.choosing) return; // another one was chosen meanwhile
+  BT.table = table;
   const order = BT.table ? BT.ranked(BT.table) : [];
   BT.change({ sweep: index, a: order[0] ?? null, b: BT.rival(order), brush: null });
 };

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def listed_children() -> list[int]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            if "compile_worker" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "tuner.compile.worker" in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(int(pid))
     return found
 
@@ -173,6 +174,34 @@ def test_farm_worker_that_cannot_start_raises_what_it_said(
     future = submit(make_farm(), fakes, "product")
     with pytest.raises(RuntimeError, match="No module named 'tests'"):
         future.result()
+
+
+def test_farm_a_worker_is_ready_before_the_first_job(make_farm: MakeFarm, fakes: Any) -> None:
+    farm = make_farm()
+    farm.start()
+    deadline = time.monotonic() + 60
+    while not children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (before,) = children()
+    assert submit(farm, fakes, "product").result().outcome is Outcome.OK
+    assert children() == [before]
+
+
+def test_farm_abort_ends_one_compile_and_no_other(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
+    farm = make_farm()
+    running, waiting, last = (submit(farm, fakes, name) for name in ("sleeping", "sleeping", "product"))
+    pids = read_pids(tmp_path / "pids")
+    farm.abort(waiting)
+    assert waiting.cancelled()
+    farm.abort(running)
+    assert running.result().outcome is Outcome.COMPILE_ERROR
+    assert "SIGKILL" in running.result().error
+    assert all(gone(pid) for pid in pids)
+    assert last.result().outcome is Outcome.OK
+    farm.abort(last)
+    assert submit(farm, fakes, "product").result() == replace(last.result(), cached=True)
+    remembered = [ResourceCache(tmp_path / "cache").get(path.stem) for path in (tmp_path / "cache").glob("*.json")]
+    assert [result.config.kernel for result in remembered if result] == ["product"]
 
 
 PARENT = """

@@ -18,7 +18,7 @@ from blocktune.tuner.report.device_table import ceilings, limits_table
 from blocktune.tuner.report.empty_cells import empty_cells, place_of
 from blocktune.tuner.report.on_chip_table import on_chip_table
 from blocktune.tuner.report.sweep_table import sweep_table
-from blocktune.tuner.report.trial_columns import TERMS, trial_columns
+from blocktune.tuner.report.trial_columns import TERMS, in_order, trial_columns
 
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 
@@ -31,7 +31,7 @@ def wide() -> Sweep:
 
 @cache
 def columns() -> dict[str, list[Any]]:
-    return trial_columns(wide())
+    return trial_columns(wide(), in_order(wide().trials))
 
 
 def test_columns_have_an_entry_for_every_trial() -> None:

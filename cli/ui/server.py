@@ -1,0 +1,74 @@
+"""The server itself, and everything that runs while it listens."""
+
+import socket
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from blocktune.cli.ui.address import Address
+from blocktune.cli.ui.app import Ui, make_app
+from blocktune.cli.ui.broadcast import POLL_SECONDS, Broadcast
+from blocktune.cli.ui.guard import Guard
+from blocktune.cli.ui.live_page import file_text
+from blocktune.cli.ui.live_store import LiveStore
+from blocktune.cli.ui.page_text import PageText
+from blocktune.cli.ui.what_if import WhatIfs
+from blocktune.tuner.compile.farm import CompileFarm
+
+if TYPE_CHECKING:
+    from blocktune.cli.report.sources import Sources
+    from blocktune.db.tables.location import StoreTarget
+
+END_SECONDS = 5
+"""How long a page that is open may keep the server from ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a server shows. poll_seconds: between two looks at the database."""
+
+    target: "StoreTarget"
+    sources: "Sources"
+    poll_seconds: float = POLL_SECONDS
+
+
+def serve(settings: Settings, address: Address, listening: socket.socket) -> None:
+    """Serve until Ctrl-C."""
+    with CompileFarm(workers=1) as farm:
+        make_server(settings, WhatIfs(farm), address).run(sockets=[listening])
+
+
+def make_server(settings: Settings, what_ifs: WhatIfs, address: Address) -> uvicorn.Server:
+    """Return a server that does not run yet.
+
+    Args:
+        settings: what is served.
+        what_ifs: makes compiles.
+        address: where it will listen.
+    """
+    store = LiveStore(settings.target, settings.sources.sweeps)
+    data = PageText(store, settings.target, settings.sources)
+    broadcast = Broadcast(store, settings.poll_seconds)
+    app = make_app(Ui(store, what_ifs, broadcast, data.text), address.token)
+    threading.Thread(target=_prepare, args=(store, data, what_ifs), name="blocktune-ui", daemon=True).start()
+    config = uvicorn.Config(
+        Guard(app, address.token, address.port),
+        log_level="warning",
+        access_log=False,  # a line of it would hold the token
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    broadcast.until(lambda: server.should_exit)
+    return server
+
+
+def _prepare(store: LiveStore, data: PageText, what_ifs: WhatIfs) -> None:
+    """Read and load what the first page will need, while the user opens it."""
+    file_text("vega.js")
+    store.refresh()
+    data.text()
+    what_ifs.prepare()
