@@ -95,4 +95,4 @@ def test_the_documents_are_a_site_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     reference = (tmp_path / "site" / "reference" / "api.html").read_text()
     assert 'id="blocktune.best_config"' in reference
-    assert "The config that <code>attention</code> takes for a shape" in reference
+    assert "Return the config that <code>attention</code> takes for a shape" in reference

@@ -45,7 +45,15 @@ TIERS = {
         ("compare", "fleet", "upkeep", "lab", "tuned", "profile"),
         ("report",),
     ),
-    "cli": (("shared",), ("autotuned",), ("tune", "results", "explain", "lab"), ("report",), ("ui",), (".",), ("pages",)),
+    "cli": (
+        ("shared",),
+        ("autotuned",),
+        ("tune", "results", "explain", "lab"),
+        ("report",),
+        ("ui",),
+        (".",),
+        ("pages",),
+    ),
 }
 """A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
 FAMILIES = ("kernels/portable", "kernels/hopper")

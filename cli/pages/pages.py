@@ -7,6 +7,7 @@ shows results/NAME.bench.json. The reference of the commands comes from their he
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
@@ -17,23 +18,23 @@ from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
-from blocktune.cli.pages import (
-    bench_summary,
-    differential_tables,
-    fault_tables,
-    gpu_test_tables,
-    library_tables,
-    noise_tables,
-    shipped_tables,
-    speed_picture,
-    split_tables,
-)
+from blocktune.cli.pages import bench_summary, speed_picture
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
 from blocktune.cli.pages.command_output import with_output
 from blocktune.cli.pages.command_reference import with_commands
 from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
+from blocktune.cli.pages.recorded import (
+    differential_tables,
+    fault_tables,
+    gpu_test_tables,
+    library_tables,
+    model_tables,
+    noise_tables,
+    shipped_tables,
+    split_tables,
+)
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
@@ -49,6 +50,30 @@ NO_REPLAY = (
 NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
 
 
+def _ending(suffix: str | tuple[str, ...]) -> Callable[[Path], bool]:
+    return lambda path: path.name.endswith(suffix)
+
+
+def _ladder(path: Path) -> str:
+    return ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+
+
+BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
+    (lambda path: path.name == FLEET, fleet_table),
+    (shipped_tables.is_shipped, shipped_tables.block),
+    (_ending(noise_tables.SUFFIXES), noise_tables.block),
+    (_ending(fault_tables.SUFFIX), fault_tables.block),
+    (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(library_tables.SUFFIX), library_tables.block),
+    (_ending(model_tables.SUFFIX), model_tables.block),
+    (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(LADDER), _ladder),
+    (_ending(CORRECTION), split_tables.block),
+    (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
+)
+"""What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
+
+
 def with_results(page: str, folder: Path) -> str:
     """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
     folder/FILE.
@@ -61,37 +86,24 @@ def with_results(page: str, folder: Path) -> str:
 
     def filled(match: re.Match[str]) -> str:
         path = folder / match["file"]
-        if path.name == FLEET:
-            block = fleet_table(path)
-        elif shipped_tables.is_shipped(path):
-            block = shipped_tables.block(path)
-        elif path.name.endswith(noise_tables.SUFFIXES):
-            block = noise_tables.block(path)
-        elif path.name.endswith(fault_tables.SUFFIX):
-            block = fault_tables.block(path)
-        elif path.name.endswith(differential_tables.SUFFIX):
-            block = differential_tables.block(path)
-        elif path.name.endswith(library_tables.SUFFIX):
-            block = library_tables.block(path)
-        elif path.name.endswith(gpu_test_tables.SUFFIXES):
-            block = gpu_test_tables.block(path)
-        elif path.name.endswith(LADDER):
-            block = ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
-        elif path.name.endswith(CORRECTION):
-            block = split_tables.block(path)
-        elif path.name.endswith(UNTUNED):
-            block = untuned_tables(read_untuned(path))
-        elif path.name.endswith(REPLAY):
+        block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
+        if block is None and path.name.endswith(REPLAY):
             block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
-        elif path.name.endswith(FEATURES) and path.exists():
-            document = with_todays_rivals(read_bench(path))
-            block = feature_tables(document, measured(document) + left_out(document)) if document["rows"] else NOTHING
-        else:
-            block_of = bench_summary.summary if match["part"] == bench_summary.PART else results_block
-            block = block_of(with_todays_rivals(read_bench(path)) if path.exists() else None)
+        if block is None:
+            block = _bench(path, match["part"])
         return f"<!-- results {match['place']} -->\n{block}\n<!-- /results -->"
 
     return BLOCK.sub(filled, page)
+
+
+def _bench(path: Path, part: str | None) -> str:
+    """Return the tables of a bench."""
+    if not path.exists():
+        return NOTHING
+    document = with_todays_rivals(read_bench(path))
+    if not path.name.endswith(FEATURES):
+        return (bench_summary.summary if part == bench_summary.PART else results_block)(document)
+    return feature_tables(document, measured(document) + left_out(document)) if document["rows"] else NOTHING
 
 
 def _replay(path: Path, part: str | None, folder: Path) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.pages.differential_tables import read_differential, tables
+from blocktune.cli.pages.recorded.differential_tables import read_differential, tables
 from tests.differential.case import Case, Entry, class_to_json
 from tests.differential.classes import cases_in, planned_classes
 from tests.differential.parent import Pool, Setup

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.differential_tables import read_differential
+from blocktune.cli.pages.recorded.differential_tables import read_differential
 from blocktune.kernels.values.errors import UsageError
 from tests.differential import planted
 from tests.differential.__main__ import fuzz

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from blocktune.cli.pages.recorded.model_tables import FORMAT, SCHEMA
 from blocktune.kernels.hardware.device import current_device
 from tests.differential.report import environment
 from tests.end_to_end.gpt import GptSizes
 from tests.end_to_end.llama import LlamaSizes
 from tests.end_to_end.rows import Lab, rows
 
-FORMAT, SCHEMA = "blocktune-models", 1
 ROUNDS, STEPS = 21, 16
 
 

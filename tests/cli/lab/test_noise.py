@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.lab import noise_file
-from blocktune.cli.pages import noise_tables
+from blocktune.cli.pages.recorded import noise_tables
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices
 from blocktune.kernels.hardware.device import device_named

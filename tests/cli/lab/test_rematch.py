@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages import noise_tables
+from blocktune.cli.pages.recorded import noise_tables
 from blocktune.db.records.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named

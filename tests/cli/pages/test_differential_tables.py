@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.differential_tables import FORMAT, NOT_RUN, block, read_differential, tables
 from blocktune.cli.pages.pages import with_results
+from blocktune.cli.pages.recorded.differential_tables import FORMAT, NOT_RUN, block, read_differential, tables
 from blocktune.kernels.values.errors import UsageError
 
 CASE = {"kind": {"entry": "attention", "dtype": "float16", "head_dim": 64, "head_dim_v": 64}, "seed": 7}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.pages.fault_tables import NO_FAULTS, block
 from blocktune.cli.pages.pages import with_results
+from blocktune.cli.pages.recorded.fault_tables import NO_FAULTS, block
 from blocktune.kernels.values.errors import UsageError
 from tests.support.programs import faults
 

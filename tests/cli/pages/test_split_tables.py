@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from blocktune.cli.pages.pages import with_results
-from blocktune.cli.pages.split_tables import BATCHES, HEADS, KEYS
+from blocktune.cli.pages.recorded.split_tables import BATCHES, HEADS, KEYS
 
 RESULTS = Path("results")
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.cli.pages.gpu_test_tables import COSTS_COLUMNS
+from blocktune.cli.pages.recorded.gpu_test_tables import COSTS_COLUMNS
 from blocktune.kernels import registry
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.dispatch import dispatcher as dispatch
