@@ -140,7 +140,7 @@ def test_watching_never_waits_for_the_file(log: MissLog, monkeypatch: pytest.Mon
     log.watch(plan())
     waited = time.perf_counter() - began
     go_on.set()
-    assert waited < 0.05
+    assert waited < 2  # the file waits 10 s
 
 
 def test_a_place_that_cannot_be_written_ends_the_counting_with_one_warning(

@@ -148,7 +148,7 @@ def test_a_call_does_not_wait_for_a_fork_that_waits(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, factory=GatedConnection)):
             return "read"
 
-    writer = in_another_thread(gate, 0.6)
+    writer = in_another_thread(gate, 2.5)
     forker = threading.Thread(target=lambda: (gate.close(), gate.reopen()))
     forker.start()
     while not gate.is_closed:
@@ -156,7 +156,7 @@ def test_a_call_does_not_wait_for_a_fork_that_waits(tmp_path: Path) -> None:
     reading = BackgroundRead(read, lambda: None)
     began = time.monotonic()
     assert reading.value(CALL_SECONDS) is None
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 2
     assert reading.value(MAX_SECONDS) == "read"
     for thread in (writer, forker):
         thread.join()
