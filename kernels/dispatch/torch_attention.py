@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.backends import cuda as backends
@@ -75,7 +76,9 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
 
 def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
     """Return whether key and value differ in more than their last dimension."""
-    return not (key.is_nested or value.is_nested) and key.shape[:-1] != value.shape[:-1]
+    if is_tracing() or key.is_nested or value.is_nested:  # the sizes of a trace are tensors
+        return False
+    return key.shape[:-1] != value.shape[:-1]
 
 
 def sound_attention(
