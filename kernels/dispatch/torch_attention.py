@@ -78,7 +78,7 @@ def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
     """Return whether key and value differ in more than their last dimension."""
     if is_tracing() or key.is_nested or value.is_nested:  # the sizes of a trace are tensors
         return False
-    return key.shape[:-1] != value.shape[:-1]
+    return bool(key.shape[:-1] != value.shape[:-1])
 
 
 def sound_attention(
