@@ -1,6 +1,7 @@
 """Connections to a database server, which may be restarted, silent or away."""
 
 import math
+import random
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,9 @@ BUSY = re.compile(
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Between two tries to reach a server that was there before."""
+
+BUSY_PAUSE_SECONDS = 0.25
+"""At most, where the server is full: connections end all the time, and who asks seldom may never get one."""
 
 T = TypeVar("T")
 
@@ -106,11 +110,11 @@ class _Connecting:
             try:
                 connection = connect()
             except dialect.loaded_dbapi.OperationalError as error:
-                worth_waiting = self._was_reached or BUSY.search(str(error))
-                if not worth_waiting or time.monotonic() + pause > deadline:
+                is_busy = BUSY.search(str(error)) is not None
+                if not (self._was_reached or is_busy) or time.monotonic() + pause > deadline:
                     raise
-                time.sleep(pause)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                time.sleep(pause * random.uniform(0.5, 1.0))  # so that clients that came together part
+                pause = min(2 * pause, BUSY_PAUSE_SECONDS if is_busy else MAX_PAUSE_SECONDS)
             else:
                 self._was_reached = True
                 return connection

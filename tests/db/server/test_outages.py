@@ -11,6 +11,7 @@ import pytest
 from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.kernels.values.errors import StoreError
 from tests.support.postgres_server import PostgresServer
 from tests.support.programs import program
@@ -20,9 +21,11 @@ def numbered(trial: Trial, number: int) -> Trial:
     return replace(trial, config=replace(trial.config, extra=(("number", number),)))
 
 
-def writers(count: int, place: str, document: Path, each: int) -> subprocess.Popen[str]:
+def writers(
+    count: int, place: str, document: Path, each: int, patience_seconds: float = LOCK_TIMEOUT_SECONDS
+) -> subprocess.Popen[str]:
     """Start processes that write at once; the one that is returned ends with 0 if all of them were served."""
-    command = [*program("herd"), "write", str(count), place, str(document), str(each)]
+    command = [*program("herd"), "write", str(count), place, str(document), str(each), str(patience_seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -107,7 +110,7 @@ def test_many_writers_share_the_few_connections_of_a_server(
     own_server.settings["max_connections"] = "12"
     own_server.start()
     try:
-        with writers(count, place, document, each) as herd:
+        with writers(count, place, document, each, patience_seconds=240) as herd:
             told, _ = herd.communicate(timeout=280)
     finally:
         own_server.stop("fast")

@@ -1,7 +1,8 @@
 """Many processes that do the same at the same moment.
 
     herd.py create MEMBERS PLACE...                 all open one place after the other, none of which exists
-    herd.py write  MEMBERS PLACE DOCUMENT COUNT     each records COUNT trials of its own
+    herd.py write  MEMBERS PLACE DOCUMENT COUNT [PATIENCE]
+                                                    each records COUNT trials of its own, and waits PATIENCE seconds
 
 The members are forked from one process that has imported everything and opened nothing, so that hundreds are cheap.
 Prints one line for each that failed.
@@ -22,6 +23,7 @@ import sqlalchemy.dialects.sqlite  # noqa: F401
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.schema import CURRENT
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 
 
 def together(members: int, work: Callable[[int], None]) -> None:
@@ -62,11 +64,13 @@ def create(members: str, *places: str) -> None:
             assert (health.schema_version, health.sound) == (CURRENT, True)
 
 
-def write(members: str, place: str, document: str, count: str) -> None:
+def write(
+    members: str, place: str, document: str, count: str, patience_seconds: str = f"{LOCK_TIMEOUT_SECONDS}"
+) -> None:
     _, trials = records_from(json.loads(Path(document).read_text()))
 
     def record(member: int) -> None:
-        with ResultStore.open(place) as store:
+        with ResultStore.open(place, lock_timeout_seconds=float(patience_seconds)) as store:
             for number in range(int(count)):
                 own = (("number", number), ("writer", member))
                 store.record(replace(trials[0], config=replace(trials[0].config, extra=own)))
