@@ -5,8 +5,6 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
-from importlib import import_module
 from typing import Any
 
 from blocktune.kernels.tuned.config import Plain
@@ -78,10 +76,11 @@ def function_of(name: str) -> Callable[..., Any]:
     Raises:
         UsageError: there is none.
     """
-    module, _, path = name.partition(":")
+    from blocktune.tuner.jitted.specialization import NOT_FOUND, object_named
+
     try:
-        found = reduce(getattr, path.split("."), import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+        found = object_named(name)
+    except NOT_FOUND as error:
         raise UsageError(
             f"`--args` names a function `module:function`, importable from here, but {name} is not: {error}."
         ) from error

@@ -8,7 +8,7 @@ from blocktune.cli.pages.readme_rivals import left_out
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare.report import PEERS
+from blocktune.tuner.compare.report import PEERS, fastest_peer
 
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
@@ -126,8 +126,7 @@ class BenchRow:
     @property
     def best_peer(self) -> str | None:
         """The name of the fastest peer; None where none was timed."""
-        times = {name: timing["median_us"] for name in PEERS if (timing := self.timing(name))}
-        return min(times, key=lambda name: times[name]) if times else None
+        return fastest_peer({name: timing["median_us"] for name in PEERS if (timing := self.timing(name))})
 
     @property
     def over_best(self) -> str:

@@ -13,7 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
-from blocktune.tuner.compare.report import FEW_QUERIES, PEERS, Entry, Timing, timing_of
+from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
@@ -150,10 +150,10 @@ class LineUp:
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:
         """Return all contenders, those that were timed with their times."""
         samples = {name: column(rounds, place) for name, place in self._places.items()}
-        medians = {name: statistics.median(samples[name]) for name in samples if name in PEERS}
-        best = min(medians, key=lambda name: medians[name], default="")
+        best = fastest_peer({name: statistics.median(times) for name, times in samples.items()})
+        best_us = None if best is None else samples[best]
         return tuple(
-            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn"), samples.get(best)))
+            replace(entry, timing=self._timing(samples[entry.name], samples.get("cudnn"), best_us))
             if entry.name in samples
             else entry
             for entry in self._entries

@@ -1,7 +1,7 @@
 """What a comparison of one shape says: who took part, who did not and why, and the times."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,8 +90,7 @@ class Comparison:
     @property
     def best_peer(self) -> str | None:
         """The name of the fastest peer; None where none was timed."""
-        times = {entry.name: entry.timing.median_us for entry in self.entries if entry.timing and entry.name in PEERS}
-        return min(times, key=lambda name: times[name]) if times else None
+        return fastest_peer({entry.name: entry.timing.median_us for entry in self.entries if entry.timing})
 
     def entry(self, name: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
@@ -107,6 +106,11 @@ class Comparison:
             "contenders": [entry.to_json() for entry in self.entries],
             "load": None if self.load is None else self.load.to_json(),
         }
+
+
+def fastest_peer(times_us: Mapping[str, float]) -> str | None:
+    """Return the name of the fastest peer among contenders with their times; None where there is no peer."""
+    return min((name for name in PEERS if name in times_us), key=times_us.__getitem__, default=None)
 
 
 def timing_of(

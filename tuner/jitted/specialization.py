@@ -20,6 +20,9 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.compiler import compile_key
 
+NOT_FOUND = (ImportError, AttributeError, ValueError)
+"""What is raised by a name that nothing has."""
+
 _hook_lock = threading.Lock()
 
 
@@ -68,16 +71,25 @@ def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
     )
 
 
+def object_named(name: str) -> Any:
+    """Return what a module has under the name `module:qualified.name`.
+
+    Raises:
+        one of NOT_FOUND: nothing has this name, or its module cannot be imported.
+    """
+    module, _, path = name.partition(":")
+    return reduce(getattr, path.split("."), import_module(module))
+
+
 def function_named(name: str) -> Any:
     """Return the jitted function with this name, `module:qualified.name`.
 
     Raises:
         UsageError: there is none.
     """
-    module, _, path = name.partition(":")
     try:
-        found = reduce(getattr, path.split("."), import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+        found = object_named(name)
+    except NOT_FOUND as error:
         raise UsageError(
             f"A kernel is named `module:function`, importable from here, but {name} is not: {error}. Look at the "
             "spelling, and at PYTHONPATH."

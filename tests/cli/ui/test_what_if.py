@@ -1,6 +1,5 @@
 """Compiles that a page asks for: one at a time, cancellable, known ones at once, and refusals in words."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.search.shape_defaults import complete_shape
+from tests.support.faked_compiles import faked_compiles
 from tests.support.live_servers import LiveServer, live_server
-from tests.support.programs import ROOT
 
 H200 = device_named("h200")
 SMALL = AttentionShape(
@@ -40,14 +39,7 @@ def settled(what_ifs: WhatIfs, number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    monkeypatch.setenv("BLOCKTUNE_TEST_PID", str(os.getpid()))
-    monkeypatch.setenv("BLOCKTUNE_TEST_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from tests.support import compile_fakes
-
-    return compile_fakes
+    return faked_compiles(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -17,21 +17,14 @@ from blocktune.db.records.records import Outcome
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
-from tests.support.programs import ROOT
+from tests.support.faked_compiles import faked_compiles
 
 MakeFarm = Callable[..., CompileFarm]
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    monkeypatch.setenv("BLOCKTUNE_TEST_PID", str(os.getpid()))
-    monkeypatch.setenv("BLOCKTUNE_TEST_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from tests.support import compile_fakes
-
-    return compile_fakes
+    return faked_compiles(monkeypatch, tmp_path)
 
 
 @pytest.fixture
