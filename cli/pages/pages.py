@@ -32,6 +32,7 @@ from blocktune.cli.pages.recorded import (
     library_tables,
     model_tables,
     noise_tables,
+    sanitizer_tables,
     shipped_tables,
     split_tables,
 )
@@ -67,6 +68,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.pages.recorded.differential_tables import read_differential, tables
+from blocktune.tuner.measure.environment import source_commit
 from tests.differential.case import Case, Entry, class_to_json
 from tests.differential.classes import cases_in, planned_classes
 from tests.differential.parent import Pool, Setup
@@ -128,6 +129,7 @@ class Run:
             "jobs": self._jobs,
             "seconds": round(time.monotonic() - self.started, 1),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(),
         }
         return self.report.document(run, self.problems)
 

@@ -9,6 +9,7 @@ import torch
 
 from blocktune.cli.pages.recorded.model_tables import FORMAT, SCHEMA
 from blocktune.kernels.hardware.device import current_device
+from blocktune.tuner.measure.environment import source_commit
 from tests.differential.report import environment
 from tests.end_to_end.gpt import GptSizes
 from tests.end_to_end.llama import LlamaSizes
@@ -35,6 +36,7 @@ def main() -> None:
         "device": current_device().name,
         "environment": environment(),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
         "rounds": lab.rounds,
         "steps": lab.steps,
         "rows": found,

@@ -34,6 +34,7 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.tuned.decide import decide
 from blocktune.tuner.tuned.tune_call import tuned_choice
 from blocktune.tuner.turns.clock import CudaTurnClock
@@ -186,6 +187,7 @@ def read(path: Path) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": current_device().name,
         "date": datetime.now(UTC).date().isoformat(),
+        "commit": source_commit(),
         "software": {
             name: importlib.metadata.version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")
         },
