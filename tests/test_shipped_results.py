@@ -69,8 +69,9 @@ def test_every_shipped_winner_is_compared_with_what_the_code_has(path: Path) -> 
 
 def commits(document: dict[str, Any]) -> list[str]:
     """The commits that a record names, for the whole of it and for its parts."""
-    parts = [document, *document.get("rows", ())] if isinstance(document.get("rows"), list) else [document]
-    named = [part.get("commit") for part in (*parts, *document.get("runs", ()))]
+    kinds = (document.get(name) for name in ("rows", "runs", "cases"))
+    parts = [document, *(part for kind in kinds if isinstance(kind, list) for part in kind)]
+    named = [part.get("commit") for part in parts if isinstance(part, dict)]
     return [commit for commit in (*named, *document.get("commits", ())) if commit]
 
 
@@ -82,7 +83,8 @@ def test_every_record_names_the_commit_that_made_it() -> None:
 
 
 def test_a_commit_is_found_in_every_kind_of_record() -> None:
-    assert commits({"commit": "a", "rows": [{"commit": "b"}, {}], "runs": [{"commit": "c"}]}) == ["a", "b", "c"]
+    assert commits({"commit": "a", "rows": [{"commit": "b"}, {}], "cases": [{"commit": "c"}]}) == ["a", "b", "c"]
+    assert commits({"runs": [{"commit": "a"}], "cases": 5}) == ["a"]
     assert commits({"commits": ["a", ""], "rows": {"flash_fwd": {}}}) == ["a"]
     assert commits({"rows": []}) == []
 

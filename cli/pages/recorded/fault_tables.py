@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import commit_sentence
 
 SUFFIX = ".faults.json"
 """How the names of such files in results/ end."""
@@ -22,11 +21,10 @@ def block(path: Path) -> str:
     if not path.exists():
         return NO_FAULTS
     document = read_document(path, "results", FORMAT, SCHEMA)
-    commit = commit_sentence([document.get("commit")])
     caption = (
         f"Run on {document['date']} with Python {document['python']}, SQLite {document['sqlite']} and seed "
-        f"{document['seed']}, without a GPU.{commit} Lost are acknowledged rows that are gone without a word; wrong "
-        "are rows that were never stored, and commands that did not end as they should:"
+        f"{document['seed']}, without a GPU. Lost are acknowledged rows that are gone without a word; wrong are rows "
+        "that were never stored, and commands that did not end as they should:"
     )
     rows = [
         f"| {case['name']} | {case['tried']:,} | {case['lost']} | {case['wrong']} | {case['note'] or '-'} |"

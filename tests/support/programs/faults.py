@@ -29,7 +29,6 @@ from blocktune.db.recovery.drill import drill
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.tuner.measure.environment import source_commit
 from tests.support.postgres_server import missing_part
 from tests.support.programs import io_faults, program
 from tests.support.programs.changed_exports import imports
@@ -212,7 +211,6 @@ def record(cases: list[Case], seed: int) -> dict[str, Any]:
         "format": FORMAT,
         "schema": SCHEMA,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": source_commit(),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "seed": seed,
