@@ -140,7 +140,7 @@ def give_dq(dq, steps, row, m, first, bounds, order, W: gl.constexpr, FORM: gl.c
         HALF: gl.constexpr = dq.shape[1]
         x = in_register_order(dq)
         turn = order.turns + row // BLOCK_M * 2 + W
-        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
+        count = turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, FORM)
         pass_turn(turn - 2, gl.where(m > first, count, -1))  # of the block before
         tma.store_wait(0)
         dq_smem.store(x)
@@ -157,7 +157,7 @@ def end_turns(memory, row, m, bounds, order, W: gl.constexpr, FORM: gl.constexpr
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     turn = order.turns + row // BLOCK_M * 2 + W
-    pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
+    pass_turn(turn, turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, FORM))
 
 
 @gluon.jit

@@ -104,7 +104,7 @@ def producer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
@@ -253,7 +253,7 @@ def consumer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
         n0 = n * BLOCK_N
         first = 0
         low = 0

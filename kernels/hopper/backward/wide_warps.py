@@ -117,7 +117,7 @@ def wide_head(
     if is_ordered(FORM):
         m = end - BLOCK_M
         turn = order.turns + (row + m) // BLOCK_M * 2 + W
-        pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
+        pass_turn(turn, turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, FORM))
     return gradients, slot, phase, do_slot, do_phase, parity
 
 
@@ -152,7 +152,7 @@ def wide_consumer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
         begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
@@ -233,7 +233,7 @@ def wide_producer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
