@@ -113,6 +113,7 @@ class Options(NamedTuple):
     NAMED: Any
     PERSISTENT: Any
     FORM: Any
+    PARTS: Any
 
 
 class WideOptions(NamedTuple):

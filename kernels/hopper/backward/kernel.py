@@ -21,7 +21,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
+from blocktune.kernels.hopper.backward.launch import GRADIENT_ROWS, PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     BLOCK_N,
@@ -37,6 +37,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_deferred,
     is_plain,
     is_wide,
+    key_rows,
     keys_of_block,
     panels,
     width_of,
@@ -44,6 +45,7 @@ from blocktune.kernels.hopper.backward.layout import (
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
+    join_parts_kernel,
     prepare_kernel,
     prepare_rows_kernel,
 )
@@ -58,11 +60,17 @@ GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 
 
+TILES = 8 * 132
+"""Tiles that let the multiprocessors of an H100 or H200 end together. With fewer, groups are walked along in parts."""
+
+
 class FlashBackwardHopper(AttentionKernel):
     """The warp-specialised backward kernel of Hopper.
 
     fold_lse, fold_delta: the statistics of a query are the initial accumulators of its products. named_barriers: bit 0
     for the exchange of dS, bit 1 for the release of stages. persistent: as many blocks as multiprocessors.
+    group_parts: in how many parts the query heads that share keys are walked along, each by blocks of its own, whose
+    gradients of keys and values a fourth launch adds up.
     """
 
     name = "flash_bwd_hopper"
@@ -78,7 +86,9 @@ class FlashBackwardHopper(AttentionKernel):
         "fold_delta": (0, 1),
         "named_barriers": (0, 1, 2, 3),
         "persistent": (0, 1),
+        "group_parts": (1, 2, 4, 8, 16),
     }
+    follows_shape: ClassVar[tuple[str, ...]] = ("group_parts",)
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
@@ -113,6 +123,17 @@ class FlashBackwardHopper(AttentionKernel):
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
         if (features.varlen or features.deterministic) and not own["persistent"]:
             return (f"`persistent` 1 of {self.name} must hold for {features.label}: tiles come from a counter.",)
+        return self._parts_violations(own["group_parts"], shape)
+
+    def _parts_violations(self, parts: int, shape: AttentionShape) -> tuple[str, ...]:
+        if shape.group_size % parts:
+            return (
+                f"`group_parts` of {self.name} must divide the query heads that share keys, but got {parts} of "
+                f"{shape.group_size}.",
+            )
+        if parts > 1 and (is_wide(shape) or shape.features.varlen):
+            what = "packed sequences" if shape.features.varlen else "heads wider than 128"
+            return (f"`group_parts` 1 of {self.name} must hold for {what}, but got {parts}.",)
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -138,7 +159,8 @@ class FlashBackwardHopper(AttentionKernel):
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
-        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1)
+        parts = _default_parts(shape)
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1, parts)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
@@ -180,7 +202,7 @@ class FlashBackwardHopper(AttentionKernel):
     def source_hash(self) -> str:
         return hash_of_sources(
             prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
-            finish_rows_kernel,
+            finish_rows_kernel, join_parts_kernel,
         )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
@@ -191,13 +213,20 @@ class FlashBackwardHopper(AttentionKernel):
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
-        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
+        if config.parameters["group_parts"] > 1:
+            arguments |= dict.fromkeys(("dk_desc", "dv_desc"), arguments["dq_desc"])
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        parts = config.parameters["group_parts"]
+        return (*self._passes(shape), *([_join_spec(shape, parts)] if parts > 1 else []))
+
+    def _passes(self, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """Return the kernels before and after."""
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
         strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
         before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
@@ -222,8 +251,22 @@ class FlashBackwardHopper(AttentionKernel):
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
-        numbers = _sizes(shape) | _constants(config, shape)
-        return BackwardLaunch(shape, numbers, bool(config.parameters["persistent"]))
+        numbers = _sizes(config, shape) | _constants(config, shape)
+        own = config.parameters
+        return BackwardLaunch(shape, numbers, bool(own["persistent"]), own["group_parts"])
+
+
+def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
+    own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
+    arguments: dict[str, Any] = {"dk_sums": sums, "dv_sums": sums, "dk": own, "dv": own, "scale": 1.0}
+    strides = (tuple(contiguous_strides(shape, letter).values()) for letter in "kv")
+    names = (("stride_kb", "stride_kh", "stride_km"), ("stride_vb", "stride_vh", "stride_vm"))
+    for of_tensor, values in zip(names, strides, strict=True):
+        arguments |= dict(zip(of_tensor, values, strict=True))
+    blocks = key_rows(shape, 1) // (shape.batch * shape.num_heads_kv * GRADIENT_ROWS)
+    arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": blocks}
+    arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "WIDTH": width_of(shape), "PARTS": parts}
+    return specialize(join_parts_kernel, arguments, {"num_warps": WARPS})
 
 
 def _rows(shape: AttentionShape) -> Rows:
@@ -240,15 +283,28 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _heads_per_group(shape: AttentionShape) -> int:
-    """Return the key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
-    head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size
-    return min(shape.batch * shape.num_heads_kv, max(1, GROUP_BYTES // head_bytes))
+def _default_parts(shape: AttentionShape) -> int:
+    """Return the fewest parts of groups that make `TILES` of a launch, else the most."""
+    if is_wide(shape) or shape.features.varlen:
+        return 1
+    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.batch * shape.num_heads_kv
+    possible = [parts for parts in FlashBackwardHopper.parameters["group_parts"] if shape.group_size % parts == 0]
+    return next((parts for parts in possible if parts * tiles >= TILES), possible[-1])
 
 
-def _sizes(shape: AttentionShape) -> dict[str, int]:
-    heads = shape.batch * shape.num_heads_kv
-    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads_kv, shape.group_size, heads, _heads_per_group(shape))
+def _heads_per_group(shape: AttentionShape, parts: int) -> int:
+    """Return the parts of key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
+    head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size // parts
+    return min(shape.batch * shape.num_heads_kv * parts, max(1, GROUP_BYTES // head_bytes))
+
+
+def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """Return the integers of a launch, in which each part of a group counts as a head of keys of its own."""
+    parts = config.parameters["group_parts"]
+    heads, group = shape.num_heads_kv * parts, shape.group_size // parts
+    values = (
+        shape.seqlen_q, shape.seqlen_k, heads, group, shape.batch * heads, _heads_per_group(shape, parts),
+    )  # fmt: skip
     return dict(zip(SIZES, values, strict=True))
 
 
@@ -258,15 +314,19 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
         first |= {"CAUSAL": causal}
     else:
-        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > 1}
+        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}
         first |= {"DEFER": is_deferred(shape)}
-    return first | {
-        "FOLD_LSE": bool(own["fold_lse"]),
-        "FOLD_DELTA": bool(own["fold_delta"]),
-        "NAMED": own["named_barriers"],
-        "PERSISTENT": bool(own["persistent"]),
-        "FORM": form_of(shape),
-    }
+    return (
+        first
+        | {
+            "FOLD_LSE": bool(own["fold_lse"]),
+            "FOLD_DELTA": bool(own["fold_delta"]),
+            "NAMED": own["named_barriers"],
+            "PERSISTENT": bool(own["persistent"]),
+            "FORM": form_of(shape),
+        }
+        | ({} if is_wide(shape) else {"PARTS": own["group_parts"]})
+    )
 
 
 def _sums_stand_in(shape: AttentionShape) -> Any:

@@ -66,6 +66,12 @@ def dq_part(shape: AttentionShape) -> int:
     return BLOCK_M // 2 if is_deferred(shape) else 64
 
 
+def key_rows(shape: AttentionShape, parts: int) -> int:
+    """Return the rows of the float32 gradients that parts of a group of query heads leave: whole tiles of keys."""
+    tiles = -(-shape.seqlen_k // BLOCK_N)
+    return shape.batch * shape.num_heads_kv * parts * tiles * BLOCK_N
+
+
 def is_plain(shape: AttentionShape) -> bool:
     """Return whether all tiles are whole, and nothing is masked but the diagonal of equal lengths."""
     square = shape.causal is Causal.NONE or shape.seqlen_q == shape.seqlen_k

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
 from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -128,6 +128,25 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
     dq_smem.store(x)
     fence_async_shared()
     add_out(dq_desc, [(row // 64 * 2 + W) * HALF, 0], dq_smem)
+
+
+@gluon.jit
+def put_partial(gradient, desc, memory, block):
+    """Writes a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
+    accumulator registers: one half of its columns after the other."""
+    HALF: gl.constexpr = gradient.shape[1] // 2
+    # [2, HALF, 64]
+    x = gl.reshape(in_register_order(gradient), [2, HALF, 64])
+    # [HALF, 64]
+    low, high = gl.split(gl.permute(x, (1, 2, 0)))
+    tma.store_wait(0)
+    memory.store(low)
+    fence_async_shared()
+    copy_out(desc, [block * 2 * HALF, 0], memory)
+    tma.store_wait(0)
+    memory.store(high)
+    fence_async_shared()
+    copy_out(desc, [(block * 2 + 1) * HALF, 0], memory)
 
 
 @gluon.jit

@@ -42,7 +42,15 @@ from blocktune.kernels.hopper.backward.form import (
     is_ordered,
     names_release,
 )
-from blocktune.kernels.hopper.backward.steps import end_turns, give_dq, issue_dq, no_products_yet, step, wait_ds
+from blocktune.kernels.hopper.backward.steps import (
+    end_turns,
+    give_dq,
+    issue_dq,
+    no_products_yet,
+    put_partial,
+    step,
+    wait_ds,
+)
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import (
@@ -86,6 +94,7 @@ def producer(
     NAMED: gl.constexpr = OPTIONS.NAMED
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
+    PARTS: gl.constexpr = OPTIONS.PARTS
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
@@ -141,9 +150,13 @@ def producer(
                     mbarrier.wait(ends.kv_empty, kv_phase)
                     mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
                     k_tile = as_block(k_desc, memory.k)
-                    copy_rows(k_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM)
+                    copy_rows(
+                        k_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM
+                    )
                     v_tile = as_block(v_desc, memory.v)
-                    copy_rows(v_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM)
+                    copy_rows(
+                        v_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM
+                    )
                     kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
@@ -311,15 +324,20 @@ def consumer(
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
         # [KEYS, head_dim]
-        tma.store_wait(0)
-        staging.store(dv.to(dtype))
-        fence_async_shared()
-        copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
-        dk = dk * scale
-        tma.store_wait(0)
-        staging.store(dk.to(dtype))
-        fence_async_shared()
-        copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
+        if OPTIONS.PARTS > 1:
+            block = (batch_head * key_tiles + n) * 2 + W
+            put_partial(dv, dv_desc, memory.dq.index(W), block)
+            put_partial(dk, dk_desc, memory.dq.index(W), block)
+        else:
+            tma.store_wait(0)
+            staging.store(dv.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
+            dk = dk * scale
+            tma.store_wait(0)
+            staging.store(dk.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
     tma.store_wait(0)
 
 
@@ -330,7 +348,7 @@ def flash_bwd_hopper_kernel(
     turns,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    FORM: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
     order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
@@ -339,6 +357,10 @@ def flash_bwd_hopper_kernel(
     What the plain FORM has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
     turns (int32 zeros, one for every half of 64 rows of the workspace), and with a soft cap cap_in = 2 log2(e) scale /
     softcap, when scale_log2 is softcap times log2(e).
+
+    PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
+    batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
+    part leaves gradients of its own, which `join_parts_kernel` adds up.
     """
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
@@ -412,6 +434,7 @@ def flash_bwd_hopper_kernel(
         NAMED=NAMED,
         PERSISTENT=PERSISTENT,
         FORM=FORM,
+        PARTS=PARTS,
     )
     gl.warp_specialize([
         (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, turns, 0, OPTIONS)),
