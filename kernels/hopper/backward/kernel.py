@@ -41,6 +41,7 @@ from blocktune.kernels.hopper.backward.layout import (
     keys_of_block,
     panels,
     width_of,
+    width_v,
 )
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
@@ -141,10 +142,11 @@ class FlashBackwardHopper(AttentionKernel):
         half; barriers."""
         row_bytes = width_of(shape) * shape.element_bytes
         if is_wide(shape):
-            rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
+            of_keys = (WIDE_BLOCK_N + config.num_stages * BLOCK_M) * row_bytes
+            of_values = (WIDE_BLOCK_N + (config.num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
             statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
             exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
-            return rows * row_bytes + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
+            return of_keys + of_values + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
         stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
         ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
         dq_bytes = 2 * 64 * dq_part(shape) * 4
@@ -155,7 +157,7 @@ class FlashBackwardHopper(AttentionKernel):
         others start from that, wider heads with as many stages as fit."""
         stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
-            stages = 2 if width_of(shape) == 256 else 3
+            stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
@@ -171,19 +173,19 @@ class FlashBackwardHopper(AttentionKernel):
         Of wider heads than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel
         by panel."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
-        d, wide = width_of(shape), is_wide(shape)
+        d, d_v, wide = width_of(shape), width_v(shape), is_wide(shape)
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
         slots = {"Q": stages, "dO": stages - wide}
         statistics = {"LSE": stages, "delta": stages - wide}
         return OnChip(
             tiles=(
-                *(shared_tile(name, n, d, short) for name in "KV"),
-                *(shared_tile(name, m, d, short, count) for name, count in slots.items()),
+                *(shared_tile(name, n, columns, short) for name, columns in (("K", d), ("V", d_v))),
+                *(shared_tile(name, m, columns, short, slots[name]) for name, columns in (("Q", d), ("dO", d_v))),
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
                 shared_tile("dS", n, m, short, 1 if wide else 2),
                 shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
-                *gradient_tiles(m, n, (d, d), short),
+                *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,
         )
@@ -311,7 +313,8 @@ def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     own, causal = config.parameters, shape.causal is not Causal.NONE
     if is_wide(shape):
-        first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first = dict(zip(("PANELS", "V_PANELS"), panels(shape), strict=True))
+        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
         first |= {"CAUSAL": causal}
     else:
         first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}

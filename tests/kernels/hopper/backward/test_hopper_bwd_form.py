@@ -30,6 +30,7 @@ from blocktune.kernels.hopper.backward.layout import (
     keys_of_block,
     scale_arguments,
     width_of,
+    width_v,
 )
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -246,6 +247,10 @@ def test_widths_and_blocks() -> None:
     found = [width_of(shape(64, 64, head_dim=dim, head_dim_v=64)) for dim in (40, 64, 72, 128, 136, 192, 200, 256)]
     assert found == [64, 64, 128, 128, 192, 192, 256, 256]
     assert width_of(shape(64, 64, head_dim=64, head_dim_v=128)) == 128
+    pairs = {(192, 128): (192, 128), (64, 256): (192, 256), (256, 40): (256, 128), (64, 128): (128, 128)}
+    for (dim, dim_v), columns in pairs.items():
+        asked = shape(64, 64, head_dim=dim, head_dim_v=dim_v)
+        assert (width_of(asked), width_v(asked)) == columns
     assert keys_of_block(shape(64, 64)) == 128
     assert keys_of_block(shape(64, 64, head_dim=192)) == 64
 
