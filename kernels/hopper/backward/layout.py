@@ -34,7 +34,7 @@ SMALLEST_SCALE = 1e-30
 
 
 def width_of(shape: AttentionShape) -> int:
-    """Return the columns of the products with queries and keys of this shape, whose heads are not wider than the widest."""
+    """Return the columns of the products with queries and keys of this shape, whose heads `WIDTHS` hold."""
     least = WIDE if is_wide(shape) else shape.head_dim_v
     return next(width for width in WIDTHS if max(shape.head_dim, least) <= width)
 
