@@ -20,7 +20,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops, Visits
-from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
@@ -243,7 +243,7 @@ def _constants(
         "WIDTH_V": padded_width(shape.head_dim_v),
         "CAUSAL": shape.causal is not Causal.NONE,
         ragged_name: ragged,
-        "PRECISION": product_precision(shape.dtype),
+        "PRECISION": gradient_precision(shape.dtype),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "STAGES": config.num_stages,
