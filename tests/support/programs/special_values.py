@@ -83,8 +83,8 @@ class Report:
     """Whether the GPU computes nothing more for this process."""
 
     def bound(self, output: str, rounding: float) -> float:
-        """Three times the error of PyTorch's own choice, or of its mathematics where the choice is not finite, or of the
-        formula in float32 where neither is; and rounding."""
+        """Three times the error of PyTorch's own choice, or of its mathematics where the choice is not finite, or of
+        the formula in float32 where neither is; and rounding."""
         errors = (self.pytorch.get(output, math.inf), self.mathematics[output], self.formula[output])
         return 3 * next(filter(math.isfinite, errors)) + rounding * self.sizes[output]
 
