@@ -188,12 +188,14 @@ def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr
 # ---- a fixed order of additions
 #
 # Tiles of a head add their part of dq of a block of queries by turns, the one with the last keys first. A turn is the
-# number of tiles that have added, times four: one elected lane of every warp of the warpgroup counts, so that whichever
-# lane issued the copy has counted only after its copy was complete. Tiles are taken from the counter in this order, and
-# a tile waits for those of its head alone that were taken before it. The first unfinished tile of all therefore never
-# waits for long: it is in work (its block took it, and every tile before it in that block's queue is finished), and
-# what it waits for is finished. A warpgroup waits only for turns of its own half, so the two halves of a block never
-# hold each other.
+# number of tiles that have added, times the warps that pass it on (WARPS): one elected lane of every warp counts, so
+# that whichever lane issued the copy has counted only after its copy was complete. Tiles are taken from the counter in
+# this order, and a tile waits for those of its head alone that were taken before it. The first unfinished tile of all
+# therefore never waits for long: it is in work (its block took it, and every tile before it in that block's queue is
+# finished), and what it waits for is finished.
+#
+# Of heads up to 128 one warp adds both halves of a step and passes one turn (`adder`). Of wider ones each warpgroup
+# adds and passes turns of its own half, so that the two halves of a block never hold each other.
 #
 # Why the last keys first: a walk begins where the diagonal cuts the tile. Of two neighbours that begin together, the
 # one with the later keys is ahead by a tile's keys from the first step on, and whoever waits for it finds it done. In
@@ -241,18 +243,20 @@ def await_turn(turn, count):
 
 @gluon.jit
 def pass_turn(turn, count):
-    """Counts once this warpgroup's additions are complete in global memory; does not if `count` is negative."""
+    """Counts once the additions of these warps are complete in global memory; does not if `count` is negative."""
     ASM: gl.constexpr = pass_asm()
     address = turn.to(gl.int64, bitcast=True)
     gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def turn_of(n, m, bounds, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+def turn_of(
+    n, m, bounds, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
     """How much has been counted for the queries from m on when it is tile n's turn; -1 where the tile adds only zeros.
     Tiles that are seen by the queries follow each other without a gap; the first to add holds the last key that the
     last of the queries sees."""
     last = (bounds.keys - 1) // BLOCK_N
     if has_upper(FORM):
         last = gl.minimum(last, gl.maximum(m + BLOCK_M - 1 + bounds.upper, 0) // BLOCK_N)
-    return gl.where(seen, 4 * (last - n), -1)
+    return gl.where(seen, WARPS * (last - n), -1)

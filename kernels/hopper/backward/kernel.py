@@ -43,6 +43,7 @@ from blocktune.kernels.hopper.backward.layout import (
     width_of,
     width_v,
 )
+from blocktune.kernels.hopper.backward.parts import default_parts, heads_per_group, possible_parts
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
@@ -56,13 +57,6 @@ from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-
-GROUP_BYTES = 32 << 20
-"""Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
-
-
-TILES = 8 * 132
-"""Tiles that let the multiprocessors of an H100 or H200 end together. With fewer, groups are walked along in parts."""
 
 
 class FlashBackwardHopper(AttentionKernel):
@@ -87,7 +81,7 @@ class FlashBackwardHopper(AttentionKernel):
         "fold_delta": (0, 1),
         "named_barriers": (0, 1, 2, 3),
         "persistent": (0, 1),
-        "group_parts": (1, 2, 4, 8, 16),
+        "group_parts": (1, 2, 3, 4, 5, 6, 7, 8, 16),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("group_parts",)
 
@@ -132,7 +126,7 @@ class FlashBackwardHopper(AttentionKernel):
                 f"`group_parts` of {self.name} must divide the query heads that share keys, but got {parts} of "
                 f"{shape.group_size}.",
             )
-        if parts > 1 and (is_wide(shape) or shape.features.varlen):
+        if parts not in possible_parts(shape, (parts,)):
             what = "packed sequences" if shape.features.varlen else "heads wider than 128"
             return (f"`group_parts` 1 of {self.name} must hold for {what}, but got {parts}.",)
         return ()
@@ -161,7 +155,7 @@ class FlashBackwardHopper(AttentionKernel):
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
-        parts = _default_parts(shape)
+        parts = default_parts(shape, self.parameters["group_parts"])
         values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1, parts)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
@@ -285,27 +279,12 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _default_parts(shape: AttentionShape) -> int:
-    """Return the fewest parts of groups that make `TILES` of a launch, else the most."""
-    if is_wide(shape) or shape.features.varlen:
-        return 1
-    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.batch * shape.num_heads_kv
-    possible = [parts for parts in FlashBackwardHopper.parameters["group_parts"] if shape.group_size % parts == 0]
-    return next((parts for parts in possible if parts * tiles >= TILES), possible[-1])
-
-
-def _heads_per_group(shape: AttentionShape, parts: int) -> int:
-    """Return the parts of key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
-    head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size // parts
-    return min(shape.batch * shape.num_heads_kv * parts, max(1, GROUP_BYTES // head_bytes))
-
-
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
     """Return the integers of a launch, in which each part of a group counts as a head of keys of its own."""
     parts = config.parameters["group_parts"]
     heads, group = shape.num_heads_kv * parts, shape.group_size // parts
     values = (
-        shape.seqlen_q, shape.seqlen_k, heads, group, shape.batch * heads, _heads_per_group(shape, parts),
+        shape.seqlen_q, shape.seqlen_k, heads, group, shape.batch * heads, heads_per_group(shape, parts),
     )  # fmt: skip
     return dict(zip(SIZES, values, strict=True))
 

@@ -27,6 +27,7 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     bounds_of,
     form_of,
+    is_wide,
     keys_of_block,
     scale_arguments,
     width_of,
@@ -123,6 +124,11 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
                 ] == []
 
 
+def warps_that_pass(problem: AttentionShape) -> int:
+    """Wide heads: every warp of the warpgroup; else the warp that adds."""
+    return 4 if is_wide(problem) else 1
+
+
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
     """Tiles in the order in which they are taken, the last keys first; each finds counted what it waits for, and no
@@ -130,15 +136,15 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
     for problem in problems(head_dim):
         if not form_of(problem):
             continue
-        block_n, limits = keys_of_block(problem), limits_of(problem)
+        block_n, limits, warps = keys_of_block(problem), limits_of(problem), warps_that_pass(problem)
         counted: dict[int, int] = {}
         for n in reversed(range(-(-problem.seqlen_k // block_n))):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = bounds.turn_of.fn(n, m, limits, any_seen, BLOCK_M, block_n, form_of(problem))
+                turn = bounds.turn_of.fn(n, m, limits, any_seen, BLOCK_M, block_n, warps, form_of(problem))
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
-                    counted[m] = counted.get(m, 0) + 4
+                    counted[m] = counted.get(m, 0) + warps
 
 
 @pytest.mark.parametrize("lengths", [(4096, 4096), (2048, 4096), (4096, 2048)])
@@ -157,9 +163,9 @@ def test_tiles_that_begin_together_need_not_wait(
     for n in range(problem.seqlen_k // block_n):
         first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
         for m in range(first, end, BLOCK_M) if any_seen else ():
-            turn = bounds.turn_of.fn(n, m, limits_of(problem), any_seen, BLOCK_M, block_n, form)
+            turn = bounds.turn_of.fn(n, m, limits_of(problem), any_seen, BLOCK_M, block_n, 1, form)
             added_at[m, turn] = (m - first) // BLOCK_M
-    ahead = [at - added_at[m, turn - 4] for (m, turn), at in added_at.items() if turn]
+    ahead = [at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn]
     assert min(ahead) == (0 if bounds_of(problem)[0] > 0 else block_n // BLOCK_M)
 
 
