@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     """A barrier for each dS."""
     dq_full: Any
     dq_empty: Any
-    """A barrier for each part of dQ that another warp adds."""
+    """A barrier for each part of dQ that another warp adds, in a fixed order of additions; else None."""
 
 
 class WideMemory(NamedTuple):

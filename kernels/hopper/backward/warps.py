@@ -347,7 +347,9 @@ def consumer(
 def adder(dq_desc, memory, ends, sizes, turns, OPTIONS: gl.constexpr):
     """In a fixed order: adds dQ of every step to the sums when it is the tile's turn.
 
-    The warpgroups would wait for turns, and for the memory that a turn is passed on by, once or twice in every step.
+    The warpgroups would wait for turns, and for the memory that a turn is passed on by, in every step. A turn is passed
+    on one step later, when its additions are long complete, and at the end of a walk at once: a tile never holds a turn
+    while it waits for one of another head.
     """
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
@@ -381,8 +383,9 @@ def adder(dq_desc, memory, ends, sizes, turns, OPTIONS: gl.constexpr):
                 tma.store_wait(0)
                 for half in gl.static_range(2):
                     mbarrier.arrive(memory.dq_empty.index(half), count=1)
-                pass_turn(turns + block, count)
+                pass_turn(turns + block - 1, gl.where(m > first, count, -1), 2)
                 parity ^= 1
+            pass_turn(turns + (row + end) // BLOCK_M - 1, gl.where(seen, 0, -1), 0)
         tile, tile_slot, tile_phase = receive_alone(ends.ring, tile_slot, tile_phase)
 
 
@@ -454,8 +457,8 @@ def flash_bwd_hopper_kernel(
         do_full=new_barriers(STAGES),
         empty=new_barriers(STAGES),
         ds_full=new_barriers(2),
-        dq_full=new_barriers(2),
-        dq_empty=new_barriers(2),
+        dq_full=new_barriers(2) if is_ordered(FORM) else None,
+        dq_empty=new_barriers(2) if is_ordered(FORM) else None,
     )
     ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
@@ -466,7 +469,8 @@ def flash_bwd_hopper_kernel(
     for i in gl.static_range(2):
         mbarrier.init(memory.ds_full.index(i), count=2)
         open_slot(ends.ring.full, ends.ring.empty, i, 3 if is_ordered(FORM) else 2)
-        open_slot(memory.dq_full, memory.dq_empty, i, 1)
+        if is_ordered(FORM):
+            open_slot(memory.dq_full, memory.dq_empty, i, 1)
     fence_async_shared()
     steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(
