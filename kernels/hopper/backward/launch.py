@@ -1,4 +1,4 @@
-"""A launch of the Hopper backward: descriptors, workspace, and the three kernels."""
+"""A launch of the Hopper backward: descriptors, workspace, and its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
