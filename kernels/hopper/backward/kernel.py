@@ -3,8 +3,8 @@
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type); a fourth where groups
 are walked along in parts (parts.py). The device functions and what makes them fast are in warps.py; heads wider than
-128 have a kernel of their own with 64 keys (wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256
-elements, both causal masks, windows, a soft cap and packed sequences.
+128 have a kernel of their own with 64 keys (wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes:
+16-bit types, any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
 fixed one (bounds.py); dk and dv always are.
