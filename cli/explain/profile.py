@@ -1,6 +1,7 @@
 """`tune profile`: counters of Nsight Compute next to what the models predict, and the instructions of the loop."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,9 @@ def profile(
         Path | None,
         typer.Option("--from", help="Counters recorded elsewhere: a CSV of `ncu --csv`, or a report (.ncu-rep)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep the counters as a CSV in this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep the counters and what they are of: NAME.counters.csv.")
+    ] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Add the instructions of the compiled loop, by kind.")] = False,
     device: DeviceName = None,
     db: Database = None,
@@ -58,16 +61,24 @@ def profile(
 
     \b
     tune profile --seq 8192 --dim 64
-    tune profile --seq 8192 --dim 64 --kernel flash_fwd --out counters.csv
-    tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from counters.csv
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --out h200.counters.csv
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from h200.counters.csv
     tune profile --seq 8192 --dim 64 --device h200 --sass
     """
     shape, spec = flags.shape(), choose_device(device)
+
+    from blocktune.tuner.profile.counter_file import CounterFile
+    from blocktune.tuner.profile.counters import Counters
+
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
-    counters = _counters(chosen.request, spec, from_file, out, needed=not sass)
+    text = _counted(chosen.request, spec, from_file, needed=not sass or out is not None)
+    counters = None if text is None else Counters.parse(text)
     analysis = analysed(chosen, spec)
+    if out is not None and text is not None:
+        today = "" if from_file is not None else datetime.now(UTC).date().isoformat()
+        write_atomically(out, CounterFile(analysis, text, today).text())
     mix = _mix(chosen.request) if sass else None
     if as_json:
         print_json(_json(analysis, counters, mix))
@@ -81,33 +92,25 @@ def profile(
         _show_mix(mix)
 
 
-def _counters(
-    request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, out: Path | None, *, needed: bool
-) -> "Counters | None":
-    """Return the counters of a file, or of a run here; None where there can be none and they are not needed.
+def _counted(request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, *, needed: bool) -> str | None:
+    """Return the counters of a file, or of a run here, as text; None where there can be none and they are not needed.
 
     Raises:
         NoDeviceError: they are needed, and the device or `ncu` is not here.
-        UsageError: there is no counter in what was read.
+        UsageError: the file cannot be read, or the launch failed.
     """
-    from blocktune.tuner.profile.counters import Counters
     from blocktune.tuner.profile.nsight_compute import read_counters, recorded
 
     try:
         if from_file is not None:
-            text = read_counters(from_file)
-        else:
-            _require_present(device)
-            text = recorded(request.shape, request.config)
+            return read_counters(from_file)
+        _require_present(device)
+        return recorded(request.shape, request.config)
     except NoDeviceError as error:
-        if needed or from_file is not None or out is not None:
+        if needed or from_file is not None:
             raise
         note(f"without counters: {error}")
         return None
-    counters = Counters.parse(text)
-    if out is not None:
-        write_atomically(out, text[text.index('"ID"') :])
-    return counters
 
 
 def _require_present(device: "DeviceSpec") -> None:
@@ -162,16 +165,10 @@ def _show_counters(analysis: "Analysis", counters: "Counters") -> None:
 
 
 def _row(row: "Row") -> tuple[str, ...]:
+    from blocktune.tuner.profile.comparison import in_words
+
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-    return row.name, _value(row.predicted, row.unit), _value(row.counted, row.unit), ratio, row.remark
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if unit == "bytes":
-        return f"{value / 1e6:,.1f} MB"
-    return f"{value:,.0f}" if not unit else f"{value:,.1f} {unit.replace('us', 'µs')}"
+    return row.name, in_words(row.predicted, row.unit), in_words(row.counted, row.unit), ratio, row.remark
 
 
 def _stall(stall: "Stall") -> tuple[str, ...]:

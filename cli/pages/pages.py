@@ -26,6 +26,7 @@ from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
+    counter_tables,
     differential_tables,
     fault_tables,
     gpu_test_tables,
@@ -60,6 +61,7 @@ def _ladder(path: Path) -> str:
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (lambda path: path.name == FLEET, fleet_table),
+    (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),

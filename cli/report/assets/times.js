@@ -1,15 +1,22 @@
 // View 3: lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
-  if (BT.nothing()) return BT.fill("times-body", BT.message(BT.nothing()));
-  const pair = ["a", "b"].filter((letter) => BT.state[letter] !== null).map((letter) => [letter.toUpperCase(), BT.trial(BT.state[letter])]);
-  BT.fill(
-    "times-body",
-    pair.map(([letter, row]) => BT.el("p", {}, BT.laneWords(letter, row))),
-    BT.el("div", { class: "chart wide", id: "lanes", tabindex: "0", role: "region", "aria-label": "Lanes of time by unit" }),
-    BT.el("h3", {}, "Roofline"),
-    BT.roofWords(),
-    BT.el("div", { class: "chart", id: "roofline" }),
-  );
+  BT.fill("times-body", BT.nothing() ? BT.message(BT.nothing()) : BT.timeParts(), BT.counterParts());
+  if (!BT.nothing()) BT.drawTimeCharts();
+  BT.drawCounters();
+};
+
+BT.pair = () => ["a", "b"].filter((letter) => BT.state[letter] !== null).map((letter) => [letter.toUpperCase(), BT.trial(BT.state[letter])]);
+
+BT.timeParts = () => [
+  BT.pair().map(([letter, row]) => BT.el("p", {}, BT.laneWords(letter, row))),
+  BT.el("div", { class: "chart wide", id: "lanes", tabindex: "0", role: "region", "aria-label": "Lanes of time by unit" }),
+  BT.el("h3", {}, "Roofline"),
+  BT.roofWords(),
+  BT.el("div", { class: "chart", id: "roofline" }),
+];
+
+BT.drawTimeCharts = () => {
+  const pair = BT.pair();
   BT.chart("lanes", "lanes", { lanes: pair.flatMap(([letter, row]) => BT.lanesOf(letter, row)) });
   if (BT.table.ceilings) BT.chart("roofline", "roofline", { roofs: BT.roofs(), points: BT.points(pair) });
 };
