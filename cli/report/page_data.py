@@ -64,7 +64,9 @@ def _headline(sweep: "Sweep") -> dict[str, Any]:
 
 def _counters(name: str, file: "CounterFile") -> dict[str, Any]:
     """Return every prediction of a recorded config next to its counter, and what its warps waited for."""
-    analysis = file.analysis
+    from blocktune.tuner.cost.term_texts import terms_of
+
+    analysis, terms = file.analysis, terms_of(file.analysis.shape)
     return {
         "name": name,
         "device": analysis.device.name,
@@ -73,7 +75,7 @@ def _counters(name: str, file: "CounterFile") -> dict[str, Any]:
         "recorded_on": file.recorded_on,
         "launches": [launch.kernel for launch in file.counters.launches],
         "rows": [row.to_json() for row in file.rows()],
-        "stalls": [stall.to_json() for stall in file.stalls()],
+        "stalls": [stall.to_json() | {"words": terms.get(stall.term, "").partition(":")[0]} for stall in file.stalls()],
     }
 
 

@@ -41,5 +41,5 @@ BT.drawCounters = () => {
     .map((row, order) => ({ ...row, order, predicted: BT.countedText(row.predicted, row.unit), counted: BT.countedText(row.counted, row.unit) }))
     .filter((row) => row.ratio); // a logarithm shows no zero
   BT.chart("counter-ratios", "counter-ratios", { counters });
-  BT.chart("stall-reasons", "stall-reasons", { stalls: file.stalls.map((stall, order) => ({ ...stall, order, percent: 100 * stall.share })) });
+  BT.chart("stall-reasons", "stall-reasons", { stalls: file.stalls.map((stall, order) => ({ ...stall, reason: stall.reason.replaceAll("_", " "), order, percent: 100 * stall.share })) });
 };

@@ -122,12 +122,13 @@ BT.benchParts = () => {
 
 BT.drawContenders = () => {
   const bench = BT.data.bench[BT.fleet.bench];
-  const contenders = bench.rows.flatMap((row, order) => row.contenders.map((each) => ({ ...each, label: row.label, order })));
+  const { names, shared } = BT.unshared(bench.rows.map((row) => row.label));
+  const contenders = bench.rows.flatMap((row, order) => row.contenders.map((each) => ({ ...each, label: row.label, row: names[order] || row.label, order })));
   const { power_limit_w: limit, ...versions } = bench.software;
   const software = Object.entries(versions).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`);
   if (limit) software.push(`power limit ${limit} W`);
   const hot = bench.rows.filter((row) => row.after?.throttle_reasons).length;
-  BT.fill("bench-words", `${bench.device}, ${software.join(", ")}. ${hot ? `Clocks were lowered at the end of ${BT.count(hot, "row")}.` : "Clocks were not lowered."}`);
+  BT.fill("bench-words", `${bench.device}, ${software.join(", ")}. ${hot ? `Clocks were lowered at the end of ${BT.count(hot, "row")}.` : "Clocks were not lowered."}${shared ? ` All shapes: ${shared}.` : ""}`);
   BT.chart("contenders", "contenders", { contenders });
 };
 

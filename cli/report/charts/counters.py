@@ -10,7 +10,7 @@ def counter_ratios() -> Spec:
     base = alt.Chart(rows("counters"))
     y = alt.Y("name:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=200))
     x = alt.X(
-        "ratio:Q", title="prediction over counter, logarithmic", scale=alt.Scale(type="log", nice=False, padding=24)
+        "ratio:Q", title="prediction over counter, logarithmic", scale=alt.Scale(type="log", nice=False, padding=40)
     )
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("name", "predicted", "counted", "remark")]
     exact = alt.Chart(alt.Data(values=[{"ratio": 1}])).mark_rule(strokeWidth=2, color=GREY).encode(x=x)
@@ -18,8 +18,13 @@ def counter_ratios() -> Spec:
         x=x, x2=alt.X2(datum=1), y=y, tooltip=tooltip
     )
     dots = base.mark_point(filled=False, size=70, strokeWidth=2, color=BLUE).encode(x=x, y=y, tooltip=tooltip)
-    words = base.mark_text(align="left", dx=9, fontSize=11).encode(x=x, y=y, text=alt.Text("ratio:Q", format=".2f"))
-    chart = alt.layer(exact, stems, dots, words).properties(width="container", height=alt.Step(24))
+    words = [
+        base.transform_filter(f"datum.ratio {side} 1")
+        .mark_text(align=align, dx=dx, fontSize=11)
+        .encode(x=x, y=y, text=alt.Text("ratio:Q", format=".2f"))
+        for side, align, dx in (("<", "right", -9), (">=", "left", 9))
+    ]
+    chart = alt.layer(exact, stems, dots, *words).properties(width="container", height=alt.Step(24))
     return spec_of(chart, "Every prediction of the models over what was counted on the GPU.")
 
 
@@ -27,14 +32,14 @@ def stall_reasons() -> Spec:
     """Return the share of each reason for which warps waited, `stalls`, with the term of the model that it is near."""
     base = alt.Chart(rows("stalls"))
     y = alt.Y("reason:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=200))
-    x = alt.X("percent:Q", title="share of the waiting warps, %, counted")
+    x = alt.X("percent:Q", title="share of the waiting warps, %, counted", scale=alt.Scale(domain=[0, 100]))
     tooltip = [
         "reason:N",
         alt.Tooltip("percent:Q", format=".1f", title="share, %"),
-        alt.Tooltip("term:N", title="near"),
+        alt.Tooltip("words:N", title="near"),
     ]
     bars = base.mark_bar(color=BLUE, height={"band": 0.7}).encode(x=x, y=y, tooltip=tooltip)
-    words = base.mark_text(align="left", dx=6, fontSize=11).encode(x=x, y=y, text="term:N")
+    words = base.mark_text(align="left", dx=6, fontSize=11).encode(x=x, y=y, text="words:N")
     chart = alt.layer(bars, words).properties(width="container", height=alt.Step(22))
     return spec_of(
         chart, "The reasons for which warps waited, by Nsight Compute, with the term of the model next to each."
