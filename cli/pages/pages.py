@@ -35,6 +35,7 @@ from blocktune.cli.pages.recorded import (
     noise_tables,
     shipped_tables,
     split_tables,
+    ui_tables,
 )
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
@@ -69,6 +70,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(ui_tables.SUFFIX), ui_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),

@@ -68,7 +68,7 @@ def ladder() -> Spec:
     """Return a ladder as a waterfall: every step's bar leads from the time before it to its own."""
     base = alt.Chart(rows("ladder"))
     y = alt.Y("step:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=300))
-    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log"))
+    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=45))
     tooltip = [
         "step:N",
         "config:N",

@@ -105,6 +105,16 @@ def test_counters_stand_next_to_the_predictions(page: Page) -> None:
     assert "Made-up GPU like an H200" in page.text("#counter-words")
 
 
+def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
+    opened = Page(browser, write_report(tmp_path / "backward.html", RESULTS / "h200-backward.bench.json"))
+    assert opened.problems == []
+    steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
+    assert steps == ["two passes", "one kernel", "hopper"]
+    assert opened.page.locator("#ladder-0 .mark-rect path").count() == len(steps)
+    assert "measured by h200-backward.bench.json" in opened.text("#shapes-body")
+    opened.close()
+
+
 def test_whether_the_card_was_throttled_is_one_sentence(page: Page) -> None:
     assert page.text("#throttled").startswith("Throttled: at the power limit in 574 of 576 trials.")
 
