@@ -87,7 +87,9 @@ def _draw_live(browser: Any, url: str, width: int, dark: bool) -> None:
     opened.page.locator("#what-if-form button").click()
     opened.page.locator("#what-if-jobs [data-state=done]").wait_for(timeout=COMPILE_MS)
     opened.settle()
-    _save(browser, opened.page.locator("#what-if").screenshot(), f"what-if-{width}")
+    _release_header(opened)
+    clip = opened.page.locator("#what-if").bounding_box()
+    _save(browser, opened.page.screenshot(full_page=True, clip=clip), f"what-if-{width}")
     opened.close()
 
 
