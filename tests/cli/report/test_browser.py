@@ -110,7 +110,7 @@ def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
     assert opened.problems == []
     steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
     assert steps == ["two passes", "one kernel", "hopper"]
-    assert opened.page.locator("#ladder-0 .mark-rect path").count() == len(steps)
+    assert opened.page.locator("#ladder-0 .mark-rect path").count() == 2 * len(steps), "a bar and a tick each"
     assert "measured by h200-backward.bench.json" in opened.text("#shapes-body")
     opened.close()
 
