@@ -14,7 +14,7 @@ from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def profile(
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
     text = _counted(chosen.request, spec, from_file, needed=not sass or out is not None)
     counters = None if text is None else Counters.parse(text)
+    if text is not None and CounterFile.says_of_what(text):
+        _require_same(CounterFile.parse(text, str(from_file)).analysis, chosen.request)
     analysis = analysed(chosen, spec)
     if out is not None and text is not None:
         today = "" if from_file is not None else datetime.now(UTC).date().isoformat()
@@ -111,6 +113,20 @@ def _counted(request: "CompileRequest", device: "DeviceSpec", from_file: Path | 
             raise
         note(f"without counters: {error}")
         return None
+
+
+def _require_same(recorded: "Analysis", request: "CompileRequest") -> None:
+    """Check that counters are of the config and shape that the flags name.
+
+    Raises:
+        UsageError: they are of another one.
+    """
+    if (recorded.config, recorded.shape) != (request.config, request.shape):
+        raise UsageError(
+            f"Counters stand next to predictions of the same config, but those of `--from` are of "
+            f"{recorded.config.label} for {recorded.shape.label}, and the flags name {request.config.label} for "
+            f"{request.shape.label}. Change the flags."
+        )
 
 
 def _require_present(device: "DeviceSpec") -> None:

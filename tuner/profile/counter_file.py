@@ -67,6 +67,11 @@ class CounterFile:
         }
         return f"{_MARK}{json.dumps(head)}\n{self.csv[self.csv.index(FIRST_COLUMN) :]}"
 
+    @staticmethod
+    def says_of_what(text: str) -> bool:
+        """Return whether a text begins with the line that says of which config it is."""
+        return text.startswith(_MARK)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return what is in a file.
@@ -88,7 +93,7 @@ class CounterFile:
             UsageError: it holds no counters, or does not say of what they are.
         """
         head, _, csv = text.partition("\n")
-        if not head.startswith(_MARK):
+        if not cls.says_of_what(text):
             raise UsageError(
                 f"A file of counters says in its first line which config they are of, but {name} does not. Add it: "
                 f"tune profile FLAGS --from FILE --out NAME{SUFFIX}, with the flags of the config."
