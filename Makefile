@@ -10,6 +10,8 @@
 # make fault-test   the tests of a store under fire with their full counts, and their record in results/
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
+# make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=results/h200 names the files
+# make pictures     of the report and the live page, in docs/guide/pictures: it needs a browser
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
 #
@@ -39,7 +41,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
@@ -68,6 +70,13 @@ test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
 
+# The model next to the counters: `make results` makes the tables of these files.
+COUNTED := flash_fwd flash_fwd_tma flash_fwd_hopper
+counters: $(VENV)/.installed
+	for kernel in $(COUNTED); do \
+		$(BIN)/tune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
+	done
+
 # Steps of whole models with our attention and with PyTorch's, in turns.
 model-bench: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.end_to_end --out $(RECORD).models.json
@@ -94,6 +103,9 @@ cluster-test: $(VENV)/.installed-test
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages
+
+pictures: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.report_pictures
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

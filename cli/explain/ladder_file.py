@@ -153,9 +153,10 @@ def _cells(step: Mapping[str, Any], flops: int) -> list[str]:
     timing = step["timing"]
     time_us = timing["median_us"] if timing else step["predicted_us"]
     known = time_us is not None and not step["problem"]
+    pytorch = "PyTorch" if timing or step["hbm_bytes"] else "-"
     return [
         step["name"],
-        KernelConfig.from_json(step["config"]).label if step["config"] else "PyTorch" if step["hbm_bytes"] else "-",
+        KernelConfig.from_json(step["config"]).label if step["config"] else pytorch,
         f"{time_us:,.0f} µs" if known else "-",
         f"{1e-6 * flops / time_us:.1f}" if known else "-",
         *("-" if step[name] is None else f"{step[name]:.2f}x" for name in ("over_before", "over_v2")),

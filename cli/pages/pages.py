@@ -26,6 +26,7 @@ from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
+    counter_tables,
     differential_tables,
     fault_tables,
     gpu_test_tables,
@@ -34,6 +35,7 @@ from blocktune.cli.pages.recorded import (
     noise_tables,
     shipped_tables,
     split_tables,
+    ui_tables,
 )
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
@@ -60,6 +62,7 @@ def _ladder(path: Path) -> str:
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (lambda path: path.name == FLEET, fleet_table),
+    (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),
@@ -67,6 +70,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(ui_tables.SUFFIX), ui_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
