@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("cli", "db", "kernels", "results", "tuner")
+PAGES = Path("cli", "pages")
+"""What writes this repository's documents, which no wheel needs."""
 SOURCES = {
     path.relative_to(ROOT) for room in ("blocktune", *ROOMS) for path in (ROOT / room).rglob("*.py") if path.is_file()
 }
@@ -37,7 +39,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         shutil.copy(ROOT / name, source / name)
     for room in ("blocktune", *ROOMS):
         shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("planted.json", "planted.bench.json"):
+    for name in ("planted.json", "planted.bench.json", "planted.models.json", "planted.calibration.json"):
         (source / "results" / name).write_text("{}")
     command = [
         sys.executable,
@@ -59,7 +61,9 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_the_wheel_holds_the_source_files_and_no_other_ones(wheel_names: set[str]) -> None:
-    expected = {path if path.parts[0] == "blocktune" else "blocktune" / path for path in SOURCES}
+    shipped = [path for path in SOURCES if not path.is_relative_to(PAGES)]
+    assert len(shipped) < len(SOURCES)
+    expected = {path if path.parts[0] == "blocktune" else "blocktune" / path for path in shipped}
     assert {name for name in wheel_names if name.endswith(".py")} == {str(path) for path in expected}
 
 
@@ -69,6 +73,12 @@ def test_the_wheel_holds_the_data_files(wheel_names: set[str], room: str) -> Non
     for path in data:
         if len(path.suffixes) == 1 or path.name.endswith(".ladder.json"):  # others: measured for the documents
             assert f"blocktune/{path.relative_to(ROOT)}" in wheel_names
+
+
+def test_nothing_that_ships_imports_what_writes_the_documents() -> None:
+    package = ".".join(("blocktune", *PAGES.parts))
+    users = [path for path in SOURCES if package in (ROOT / path).read_text() and not path.is_relative_to(PAGES)]
+    assert users == []
 
 
 def test_the_wheel_holds_exports_but_no_benches(wheel_names: set[str]) -> None:

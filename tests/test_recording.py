@@ -12,6 +12,7 @@ import pytest
 from blocktune.cli.pages.pages import with_results
 from blocktune.cli.pages.recorded.gpu_test_tables import COSTS_COLUMNS, block, read_run
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from tests.support.programs import ROOT
 
 TESTS = """
@@ -49,7 +50,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "-p",
         "no:cacheprovider",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), COMMIT_VARIABLE: "c0ffee"}
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
@@ -75,6 +76,7 @@ def test_the_record_names_what_ran(recorded: Path) -> None:
     suite = read_run(recorded / "a.gpu-tests.json")
     assert set(suite["environment"]) == {"torch", "triton", "python", "ptxas", "driver"}
     assert suite["commands"][1].endswith(" test_two.py")
+    assert suite["commits"] == ["c0ffee"]
     assert not any("--record" in command for command in suite["commands"])
     one, two = suite["files"]["test_one.py"], suite["files"]["test_two.py"]
     assert (one["passed"], one["failed"], one["skipped"], one["reasons"]) == (5, [], 1, {"no <GPU>": 1})
@@ -98,6 +100,7 @@ def test_a_record_of_other_software_is_not_added_to(recorded: Path) -> None:
 def test_tables_of_a_run(recorded: Path) -> None:
     lines = block(recorded / "a.gpu-tests.json").splitlines()
     assert "6 tests passed, 1 failed, 1 were skipped" in lines[0]
+    assert lines[0].endswith(" Commit c0ffee.")
     assert any(line.startswith("| `test_two.py` | 1 | 1 | 0 |") for line in lines)
     assert any(line.startswith("| all | 6 | 1 | 1 |") for line in lines)
     assert any(line.startswith("- `test_two.py::test_bad`: ") and "|" not in line.replace("\\|", "") for line in lines)

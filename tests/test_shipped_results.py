@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,15 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
+COMPUTED = ("results", "replay", "correction", "untuned")
+"""Formats without a commit: winners name the source of their kernel, and the others are computed from sweeps."""
+BEFORE_COMMITS = {
+    *(f"h200{part}.bench.json" for part in ("", "-backward", "-backward-wide", "-decode", "-features", "-portable")),
+    *(f"h200{part}.bench.json" for part in ("-sparse-features", "-wide")),
+    *(f"h200.{kind}.json" for kind in ("differential", "gpu-tests", "host-cost", "ladder", "noise", "rematch")),
+    *("h200.sanitizer.json", "store.faults.json"),
+}
+"""Records that were made before records named their commit. No name is added here."""
 EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold
 
 
@@ -55,6 +65,28 @@ def test_every_shipped_winner_is_compared_with_what_the_code_has(path: Path) -> 
             f"{best.shape.label}: the default or the paper's rule of {path.name} is not the code's. "
             "Measure it again by `tune verify --unknown-speedup`, or export it again."
         )
+
+
+def commits(document: dict[str, Any]) -> list[str]:
+    """The commits that a record names, for the whole of it and for its parts."""
+    kinds = (document.get(name) for name in ("rows", "runs", "cases"))
+    parts = [document, *(part for kind in kinds if isinstance(kind, list) for part in kind)]
+    named = [part.get("commit") for part in parts if isinstance(part, dict)]
+    return [commit for commit in (*named, *document.get("commits", ())) if commit]
+
+
+def test_every_record_names_the_commit_that_made_it() -> None:
+    documents = {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    records = {name for name, each in documents.items() if each["format"].removeprefix("blocktune-") not in COMPUTED}
+    assert records
+    assert sorted(name for name in records - BEFORE_COMMITS if not commits(documents[name])) == []
+
+
+def test_a_commit_is_found_in_every_kind_of_record() -> None:
+    assert commits({"commit": "a", "rows": [{"commit": "b"}, {}], "cases": [{"commit": "c"}]}) == ["a", "b", "c"]
+    assert commits({"runs": [{"commit": "a"}], "cases": 5}) == ["a"]
+    assert commits({"commits": ["a", ""], "rows": {"flash_fwd": {}}}) == ["a"]
+    assert commits({"rows": []}) == []
 
 
 def test_a_result_with_another_default_than_the_code_s_is_refused(tmp_path: Path) -> None:

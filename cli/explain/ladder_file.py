@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.json_files import read_document, write_atomically
-from blocktune.cli.shared.render import SCHEMA
+from blocktune.cli.shared.render import SCHEMA, commit_sentence
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
@@ -59,8 +59,11 @@ class LadderFile:
 
     def add(self, row: Mapping[str, Any], command: str, now: str) -> None:
         """Put a ladder in and write the file; command: what was typed, now: the time as ISO 8601."""
+        from blocktune.tuner.measure.environment import source_commit
+
         document = self.document
-        document["rows"] = [*(other for other in document["rows"] if other["shape"] != row["shape"]), dict(row)]
+        others = [other for other in document["rows"] if other["shape"] != row["shape"]]
+        document["rows"] = [*others, dict(row) | {"commit": source_commit()}]
         document["created_at"] = now
         document["commands"] = list(dict.fromkeys((*document["commands"], command)))
         write_atomically(self._path, json.dumps(document, indent=1, allow_nan=False) + "\n")
@@ -131,7 +134,7 @@ def _caption(document: Mapping[str, Any]) -> str:
     return (
         f"{'Measured' if measured else 'Predicted'} for {document['device']['name']} on {document['created_at'][:10]} "
         f"({_software(document)}), by {commands}. {how}; the bytes are counted by the model, with all keys that L2 can "
-        "keep."
+        f"keep.{commit_sentence(row.get('commit') for row in document['rows'])}"
     )
 
 

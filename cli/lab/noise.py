@@ -83,7 +83,7 @@ def _study(
     from blocktune.tuner.lab.noise import study_noise
     from blocktune.tuner.lab.noise_report import columns, summarize
     from blocktune.tuner.measure.device_choice import visible
-    from blocktune.tuner.measure.environment import measuring_environment
+    from blocktune.tuner.measure.environment import measuring_environment, source_commit
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
@@ -103,6 +103,7 @@ def _study(
         "format": NOISE_FORMAT,
         "schema": SCHEMA,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
         "device": device.name,
         "environment": measuring_environment(device, monitor).to_json(),
         "shape": shape.to_json() | {"label": shape.label},

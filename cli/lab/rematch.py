@@ -40,6 +40,7 @@ def rematch(
     if len(places) < 2:
         raise UsageError(f"A rematch needs the winners of two searches at least, but got {len(places)}. Name more.")
     from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.measure.environment import source_commit
 
     device = current_device()
     rows = [_rematch(shape, regime, winners, device) for (shape, regime), winners in _common(places, device).items()]
@@ -47,6 +48,7 @@ def rematch(
         "format": REMATCH_FORMAT,
         "schema": SCHEMA,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
         "device": device.name,
         "rows": rows,
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 from blocktune.cli.pages.feature_tables import passes_table
 from blocktune.cli.pages.readme_rivals import left_out
+from blocktune.cli.shared.render import commit_sentence
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -216,17 +217,12 @@ def measured(document: Mapping[str, Any]) -> str:
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     configs = (entry.get("config") for row in document["rows"] for entry in row["contenders"])
     kernels = ", ".join(sorted({config["kernel"] for config in configs if config}))
+    commits = commit_sentence(row.get("commit") for row in document["rows"])
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
         f"{environment['power_limit_w']} W), kernels {kernels}, by {commands}: "
-        f"{REGIMES[document['regime']]}, {shape.dtype}.{_commits(document)}"
+        f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}"
     )
-
-
-def _commits(document: Mapping[str, Any]) -> str:
-    """Return the commits that the rows were measured with; nothing for files that do not name them."""
-    commits = dict.fromkeys(commit[:10] for row in document["rows"] if (commit := row.get("commit")))
-    return f" Commit {' and '.join(commits)}." if commits else ""
 
 
 def _has_kernels(document: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.lab import calibration_file
 from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
 from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
@@ -28,11 +29,13 @@ from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
     counter_tables,
     differential_tables,
+    facts,
     fault_tables,
     gpu_test_tables,
     library_tables,
     model_tables,
     noise_tables,
+    sanitizer_tables,
     shipped_tables,
     split_tables,
     ui_tables,
@@ -71,8 +74,10 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
     (_ending(ui_tables.SUFFIX), ui_tables.block),
+    (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
+    (_ending(calibration_file.SUFFIX), calibration_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
@@ -82,13 +87,16 @@ def with_results(page: str, folder: Path) -> str:
     """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
     folder/FILE.
 
-    Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows.
+    Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
+    `facts#NAME` holds sentences (recorded/facts.py).
 
     Raises:
         UsageError: a file is neither a bench nor what its name says.
     """
 
     def filled(match: re.Match[str]) -> str:
+        if match["file"] == facts.FILE:
+            return f"<!-- results {match['place']} -->\n{facts.fact(match['part'], folder)}\n<!-- /results -->"
         path = folder / match["file"]
         block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
         if block is None and path.name.endswith(REPLAY):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.pages.recorded.differential_tables import read_differential, tables
+from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.tuner.measure.environment import source_commit
 from tests.differential.case import Case, Entry, class_to_json
 from tests.differential.classes import cases_in, planned_classes
 from tests.differential.parent import Pool, Setup
@@ -21,8 +23,16 @@ CLASSES_APART = 1_000_003
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if a case failed."""
+    """Returns 1 if a case failed, and 2 where no case can run."""
     options = _options().parse_args(arguments)
+    try:
+        return _run(options)
+    except BlocktuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
     setup = Setup(device=options.device, subject=options.subject, pretend=options.pretend, timeout_s=options.timeout)
     if options.case or options.failures:
         return _again(options, setup)
@@ -128,6 +138,7 @@ class Run:
             "jobs": self._jobs,
             "seconds": round(time.monotonic() - self.started, 1),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(),
         }
         return self.report.document(run, self.problems)
 

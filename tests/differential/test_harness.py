@@ -6,11 +6,12 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import torch
 
 from blocktune.cli.pages.recorded.differential_tables import read_differential
 from blocktune.kernels.values.errors import UsageError
 from tests.differential import planted
-from tests.differential.__main__ import fuzz
+from tests.differential.__main__ import fuzz, main
 from tests.differential.case import Case, CompileClass, Entry, class_to_json
 from tests.differential.parent import Pool, Setup
 from tests.differential.report import Report
@@ -63,6 +64,12 @@ def test_a_case_that_hangs_is_ended_and_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seconds", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: A GPU is required here.")
+
+
 def test_the_rest_of_a_class_runs_after_a_death() -> None:
     drawn = [case.scale for _, case in drawn_cases(KIND, 11, 30)]
     scale = next(scale for scale in drawn[:-1] if scale is not None and drawn.count(scale) <= 2)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 
 from blocktune.cli.pages.recorded.model_tables import FORMAT, SCHEMA
 from blocktune.kernels.hardware.device import current_device
+from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.tuner.measure.environment import source_commit
 from tests.differential.report import environment
 from tests.end_to_end.gpt import GptSizes
 from tests.end_to_end.llama import LlamaSizes
@@ -24,6 +27,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"Rounds of turns.  [default: {ROUNDS}]")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"Steps of a turn.  [default: {STEPS}]")
     arguments = parser.parse_args()
+    try:
+        device = current_device().name
+    except NoDeviceError as error:
+        sys.exit(f"error: {error}")
     lab = Lab(torch.device("cuda"), torch.bfloat16, arguments.rounds, arguments.steps)
     found = []
     for row in rows(lab, GptSizes(), LlamaSizes()):
@@ -32,9 +39,10 @@ def main() -> None:
     document = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "device": current_device().name,
+        "device": device,
         "environment": environment(),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
         "rounds": lab.rounds,
         "steps": lab.steps,
         "rows": found,

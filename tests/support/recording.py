@@ -21,6 +21,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.tuner.measure.environment import source_commit
 
 HOST_COST = "host_cost"
 """The property by which a test says what it has timed: {"kernel": name, "calls": count, "times": {...}}, or of an entry
@@ -84,6 +85,7 @@ class Recorder:
             document = self._documents[suffix]
             document["created_at"] = datetime.now(UTC).isoformat(timespec="seconds")
             document["commands"] = list(dict.fromkeys((*document["commands"], self._command)))
+            document["commits"] = list(dict.fromkeys((*document.get("commits", ()), source_commit())))
             if suffix == SUITE:
                 document["files"] |= self._files
             elif self._costs or self._entries:

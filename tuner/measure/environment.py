@@ -43,7 +43,7 @@ COMMIT_VARIABLE = "BLOCKTUNE_COMMIT"
 """Environment variable with the commit of the sources, for a copy of them that has no history."""
 
 
-_SOURCES = Path(__file__).resolve().parents[1]
+_SOURCES = Path(__file__).resolve().parents[2]
 
 
 def source_commit(root: Path = _SOURCES) -> str:

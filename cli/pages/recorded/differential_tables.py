@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
 
 SUFFIX = ".differential.json"
 """How the names of such files in results/ end."""
@@ -71,6 +72,7 @@ def _summary(document: Mapping[str, Any]) -> str:
         f"Run on {document['device']} on {runs[-1]['created_at'][:10]} ({software}) with seed {seeds}, in "
         f"{sum(run['seconds'] for run in runs):.0f} s by {runs[-1]['jobs']} processes: {document['cases']} cases of "
         f"{dims} values of head_dim and {dims_v} of head_dim_v. {counted[0].upper()}{counted[1:]}."
+        f"{commit_sentence(run.get('commit') for run in runs)}"
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
 from blocktune.kernels.values.errors import UsageError
 
 SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
@@ -61,7 +62,7 @@ def suite_tables(document: Mapping[str, Any]) -> str:
     seconds = sum(row["seconds"] for row in files.values())
     parts = [
         f"{_where(document)}, by {_commands(document)}: {total[0]} tests passed, {total[1]} failed, {total[2]} were "
-        f"skipped, in {seconds:.0f} s.",
+        f"skipped, in {seconds:.0f} s.{_commits(document)}",
         _table(SUITE_COLUMNS, [*rows, ["all", *total, f"{seconds:.0f}"]]),
     ]
     failures = [failure for name in sorted(files) for failure in files[name]["failed"]]
@@ -86,7 +87,7 @@ def costs_table(document: Mapping[str, Any]) -> str:
         f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
         "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
         "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
-        "starting the same kernel costs in other ways, with all arguments at hand.",
+        f"starting the same kernel costs in other ways, with all arguments at hand.{_commits(document)}",
         _table(
             ("kernel", *COSTS_COLUMNS.values()),
             [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],
@@ -123,6 +124,10 @@ def _where(document: Mapping[str, Any]) -> str:
 
 def _commands(document: Mapping[str, Any]) -> str:
     return " and ".join(f"`{command}`" for command in document["commands"])
+
+
+def _commits(document: Mapping[str, Any]) -> str:
+    return commit_sentence(document.get("commits", ()))
 
 
 def _escaped(text: str) -> str:

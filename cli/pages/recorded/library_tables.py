@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
 
 SUFFIX = ".libraries.json"
 """How the names of such files in results/ end."""
@@ -46,7 +47,8 @@ def block(path: Path) -> str:
 
 def _caption(document: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
-    return f"Run on one {document['device']}, {document['date']}, with {software}."
+    commit = commit_sentence([document.get("commit")])
+    return f"Run on one {document['device']}, {document['date']}, with {software}.{commit}"
 
 
 def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from blocktune.cli.pages.bench_tables import table_line
 from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
 from blocktune.tuner.compare.report import PEERS
 
 SUFFIX = ".models.json"
@@ -45,7 +46,7 @@ def _caption(document: Mapping[str, Any]) -> str:
     return (
         f"{document['device']}, {document['created_at'][:10]} ({software}): microseconds of a step, the median of "
         f"{document['rounds']} rounds of {document['steps']} steps in turns, and the ratio in a round with its "
-        "quartiles. Results were compared first."
+        f"quartiles. Results were compared first.{commit_sentence([document.get('commit')])}"
     )
 
 

@@ -18,6 +18,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
@@ -175,7 +176,8 @@ def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None
     assert "Not run: WrongResultError" in result.stdout
 
 
-def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path) -> None:
+def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMIT_VARIABLE, "c0ffee")
     out = tmp_path / "h200.ladder.json"
     page = f"a\n<!-- results {out.name} -->\nold\n<!-- /results -->\n"
     assert NO_LADDER in with_results(page, tmp_path)
@@ -186,6 +188,7 @@ def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path) -> No
     text = with_results(page, tmp_path)
     assert text == f"a\n<!-- results {out.name} -->\n{ladder_tables(document)}\n<!-- /results -->\n"
     assert "Predicted for NVIDIA H200" in text
+    assert "L2 can keep. Commit c0ffee." in text
     assert "Nothing was measured" in text
     assert text.count("| v1 | flash_v1 64x64 w4 s1 |") == 2
     assert "- v2: loops exchanged" in text

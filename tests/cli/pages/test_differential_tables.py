@@ -53,6 +53,12 @@ def test_the_tables_say_what_ran_and_what_failed() -> None:
     assert "- 3: d64: flash_fwd &lt;a\\|b> does not launch" in lines
 
 
+def test_the_commits_of_all_runs_are_named() -> None:
+    first, second = REPORT["runs"]
+    runs = [first | {"commit": "0123456789abcdef"}, second | {"commit": "fedcba9876543210+"}, second]
+    assert tables(REPORT | {"runs": runs}).splitlines()[0].endswith("wrong: 1. Commit 0123456789 and fedcba9876+.")
+
+
 def test_a_check_without_failures_lists_none() -> None:
     text = tables(REPORT | {"failures": [], "failed_launches": {}})
     assert "Failed:" not in text

@@ -34,6 +34,8 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.tuned.decide import decide
 from blocktune.tuner.tuned.tune_call import tuned_choice
 from blocktune.tuner.turns.clock import CudaTurnClock
@@ -186,6 +188,7 @@ def read(path: Path) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": current_device().name,
         "date": datetime.now(UTC).date().isoformat(),
+        "commit": source_commit(),
         "software": {
             name: importlib.metadata.version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")
         },
@@ -218,6 +221,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="processes")
     parser.add_argument("--seconds", type=float, default=450.0)
     given = parser.parse_args()
+    try:
+        current_device()
+    except NoDeviceError as error:
+        sys.exit(f"error: {error}")
     if given.part == "winners":
         warm_up()
         winners(given.out, given.step or list(library_steps.STEPS), given.seconds)

@@ -27,16 +27,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.pages.recorded.sanitizer_tables import FORMAT, NO_TOOL, SCHEMA, SUFFIX
 from blocktune.cli.shared.json_files import read_document, write_atomically
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError
+from blocktune.tuner.measure.environment import source_commit
 
 CASE = Path(__file__).with_name("sanitizer_case.py")
-SUFFIX, FORMAT, SCHEMA = ".sanitizer.json", "blocktune-sanitizer", 1
-NO_TOOL = "none"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 RACY = tuple(name for name in KERNELS if "hopper" in name or "fp8" in name or "tma" in name)
 """Kernels whose threads share memory by barriers of their own or the copy engine's: what racecheck is for."""
@@ -97,6 +97,7 @@ def check(checker: Checker, kernel: str, tool: str, case_arguments: Sequence[str
     return {
         "kernel": kernel,
         "tool": tool,
+        "commit": source_commit(),
         "cases": [json.loads(line) for line in output.splitlines() if line.startswith("{")],
         "errors": int(counted) if counted else None,
         "warnings": int(summary["warnings"]) if summary and summary["warnings"] else 0,

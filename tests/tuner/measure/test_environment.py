@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.tuner.measure.environment import COMMIT_VARIABLE, source_commit
+from tests.support.programs import ROOT
 
 
 @pytest.fixture
@@ -26,6 +27,11 @@ def test_a_clone_names_its_commit_and_whether_it_was_changed(clone: Path) -> Non
     assert source_commit(clone) == head.stdout.strip()
     (clone / "kernel.py").write_text("two\n")
     assert source_commit(clone) == head.stdout.strip() + "+"
+
+
+def test_the_sources_that_run_are_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    assert source_commit() == source_commit(ROOT)
 
 
 def test_a_copy_without_history_names_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,67 @@
+"""On a GPU: wrong and unusual calls end as PyTorch's do, and transforms of `attention` are PyTorch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
+from tests.kernels.dispatch import test_transforms as transforms
+from tests.kernels.dispatch import test_wrong_calls as calls
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+NAMES = sorted(calls.CALLS.keys() - {"a mask with no dimension"})
+"""All but a mask that all keys share, with which PyTorch's memory-efficient backend may end the CUDA context."""
+
+
+def moved(value: Any) -> Any:
+    """A value with its tensors on the GPU; those without memory, and gradients that are wanted, stay as they are."""
+    if isinstance(value, Tensor) and not value.is_meta:
+        return value.detach().to(DEVICE).requires_grad_(value.requires_grad)
+    if isinstance(value, tuple):
+        return tuple(map(moved, value))
+    if isinstance(value, dict):
+        return {name: moved(each) for name, each in value.items()}
+    return value
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[calls.Answer, calls.Answer]]:
+    """Our answer and PyTorch's to a call on the GPU, by its name."""
+
+    def both(name: str) -> tuple[calls.Answer, calls.Answer]:
+        monkeypatch.setitem(calls.CALLS, name, moved(calls.CALLS[name]))
+        return calls.answer(Dispatcher(), calls.CALLS[name]), calls.theirs(name)
+
+    return both
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_call_ends_as_pytorchs_does(
+    name: str, answers: Callable[[str], tuple[calls.Answer, calls.Answer]]
+) -> None:
+    ours, theirs = answers(name)
+    if isinstance(theirs, BaseException):
+        assert isinstance(ours, type(theirs)), f"ours {ours!r:.300}; PyTorch {theirs!r:.300}"
+        return
+    assert isinstance(ours, Tensor), f"ours {ours!r:.300}; PyTorch computes it"
+    assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+@pytest.mark.parametrize(("transformed", "arguments"), transforms.CASES)
+def test_a_transform_is_pytorchs(
+    monkeypatch: pytest.MonkeyPatch,
+    transformed: Callable[[transforms.Attention], transforms.Transformed],
+    arguments: tuple[Tensor, ...],
+) -> None:
+    for name in ("Q", "K", "SEEN", "ADDED", "KEYS"):
+        monkeypatch.setattr(transforms, name, moved(getattr(transforms, name)))
+    given = moved(arguments)
+    ours, theirs = transformed(Dispatcher())(*given), transformed(pytorchs)(*given)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
