@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 NEWEST := .triton-newest
 PYTEST := $(BIN)/python -P -m pytest -q
 # Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS)
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 

@@ -134,7 +134,7 @@ def test_prediction_is_a_lower_bound_elsewhere(
     assert predicted_bytes(config, problem, cc) <= allocated_bytes(config, problem, cc)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(("block_m", "block_n", "head_dim"), [(32, 32, 32), (64, 32, 64), (64, 32, 128), (32, 64, 64)])
 def test_prediction_without_tensor_cores(block_m: int, block_n: int, head_dim: int, dtype: str) -> None:
@@ -156,7 +156,7 @@ def test_prediction_of_the_other_portable_kernels_without_tensor_cores(kernel: s
     assert predicted_bytes(small, problem, TURING) == allocated_bytes(small, problem, TURING)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kernel", "dtype", "head_dim"),
     [
