@@ -28,6 +28,8 @@ RUNS ?= 5000
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 PYTEST := $(BIN)/python -P -m pytest -q
+# Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -48,15 +50,15 @@ run: $(VENV)/.installed
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive and not cluster"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
 
 test-all: test
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and exhaustive" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive and not cluster"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and exhaustive" tests/kernels
+	$(PARALLEL) -m "not gpu and exhaustive and not cluster"
 
 width-test: $(VENV)/.installed-test
-	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py
+	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -64,8 +66,8 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 
 SUFFIX = ".faults.json"
@@ -27,7 +28,7 @@ def block(path: Path) -> str:
         "that were never stored, and commands that did not end as they should:"
     )
     rows = [
-        f"| {case['name']} | {case['tried']:,} | {case['lost']} | {case['wrong']} | {case['note'] or '-'} |"
+        [case["name"], f"{case['tried']:,}", f"{case['lost']}", f"{case['wrong']}", case["note"] or "-"]
         for case in document["cases"]
     ]
-    return "\n".join((caption, "", "| case | tried | lost | wrong | |", "| --- | ---: | ---: | ---: | --- |", *rows))
+    return f"{caption}\n\n{markdown_table(('case', 'tried', 'lost', 'wrong', 'note'), rows, words=(0, 4))}"

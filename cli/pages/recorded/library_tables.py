@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 
@@ -63,7 +64,7 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{sum(gain >= 1.1 for gain in gains)} of them are at least 1.10 times as fast as with Triton's choice, "
         f"{max(gains):.2f} times at most. {sum(bool(row['wrong']) for row in rows)} results differ from those of the "
         "first config.",
-        _table(_KERNELS, map(_kernel_row, rows)),
+        markdown_table(_KERNELS, map(_kernel_row, rows)),
     )
     return "\n\n".join(lines)
 
@@ -87,7 +88,7 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
     for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
         stock, ours = (found.get((model, start, tuner)) for tuner in ("stock", "blocktune"))
         lines.append((f"{model}, {start} start", _seconds(stock), _seconds(ours), _ratio(stock, ours)))
-    return _table(_STARTS, lines) if lines else ""
+    return markdown_table(_STARTS, lines) if lines else ""
 
 
 def _seconds(row: Mapping[str, Any] | None) -> str:
@@ -111,8 +112,3 @@ def _processes(rows: Iterable[Mapping[str, Any]]) -> str:
         f"{row['disagreements']}; {row['ended']} of them ended."
         for row in rows
     )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    marks = ["---"] + ["---:"] * (len(columns) - 1)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows))
