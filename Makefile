@@ -7,7 +7,7 @@
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
-# make fault-test   the tests of a store under fire with their full counts, and their record in results/
+# make fault-test   the store under fire with full counts, recorded in results/; PART="kills disks" runs these parts alone
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=results/h200 names the files
@@ -96,8 +96,9 @@ sanitize:
 	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/support/programs/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
 
 fault-test: $(VENV)/.installed-test
-	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json
+	$(if $(PART),,BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json \
+		--seed $(SEED) --jobs $(JOBS) $(if $(PART),--only $(PART))
 
 # Ray clusters of this machine, whose nodes, drivers and workers are killed.
 cluster-test: $(VENV)/.installed-test

@@ -13,7 +13,7 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
-from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
@@ -251,6 +251,10 @@ class ResultStore:
     def health(self) -> StoreHealth:
         """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
+
+    def warn_of_damage(self) -> None:
+        """Say what is wrong with a file that is not large: rows may be missing from what it answers."""
+        warn_of_damage(self._engines)
 
     def close(self) -> None:
         """Let go of the database. Nothing waits to be written."""
