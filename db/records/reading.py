@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import ColumnElement, ScalarSelect, Select, select
 from sqlalchemy.orm import Session
 
+from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.tables.models import Base
 from blocktune.kernels.stored.foreign_text import shown
@@ -99,7 +100,7 @@ class _Reading(Generic[Record]):
 
     def records(self) -> Iterator[Record]:
         try:
-            yield from [self.convert(row) for row in self.session.scalars(self.query)]
+            yield from [self.convert(row) for row in linked_rows(self.session, self.query)]
         except UNREADABLE:
             ids = list(self.session.scalars(self.query.with_only_columns(self.row_type.id)))
             for start in range(0, len(ids), _ROWS_AT_ONCE):

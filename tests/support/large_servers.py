@@ -9,7 +9,7 @@ from sqlalchemy import URL, Connection, create_engine, insert, text
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.records.rows import config_columns, document_of, shape_columns
 from blocktune.db.store import ResultStore
-from blocktune.db.tables.models import BestRow, ConfigRow, ShapeRow, TrialRow
+from blocktune.db.tables.models import ConfigRow, ShapeRow, TrialRow
 from blocktune.kernels.values.shape import AttentionShape
 
 _LINKS = ("id", "shape_id", "config_id", "checksum")
@@ -23,7 +23,7 @@ def shapes_like(shape: AttentionShape, count: int) -> list[AttentionShape]:
 def fill(place: str | URL, trial: Trial, best: Best, *, shapes: int, configs: int) -> None:
     """Give a new store `shapes * configs` trials, and a winner for every shape, like the ones given.
 
-    The copies have no checksum, which is how rows of an older blocktune are.
+    The copied trials have no checksum, which is how rows of an older blocktune are; winners are stored as ever.
     """
     with ResultStore.open(str(place)) as store:
         store.record(trial)
@@ -39,9 +39,9 @@ def fill(place: str | URL, trial: Trial, best: Best, *, shapes: int, configs: in
         varied = [replace(trial.config, extra=(("n", number),)) for number in range(configs)]
         _add(connection, ConfigRow, [(document_of(each), config_columns(each)) for each in varied])
         new = "shape.seqlen_q >= 10000 AND config.document LIKE '%\"n\":%'"
-        _copy(connection, TrialRow, "shape.id, config.id", f"shape CROSS JOIN config WHERE {new}")
-        first = "(SELECT min(id) FROM config)"
-        _copy(connection, BestRow, f"shape.id, {first}", "shape WHERE shape.seqlen_q >= 10000")
+        _copy_trials(connection, f"shape CROSS JOIN config WHERE {new}")
+    with ResultStore.open(str(place)) as store:
+        store.put_all([], [replace(best, shape=shape) for shape in shapes_like(trial.shape, shapes)])
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))
     engine.dispose()
@@ -51,15 +51,14 @@ def _add(connection: Connection, row_type: type[ShapeRow | ConfigRow], rows: Seq
     connection.execute(insert(row_type), [{"document": document, **columns} for document, columns in rows])
 
 
-def _copy(connection: Connection, row_type: type[TrialRow | BestRow], links: str, source: str) -> None:
-    """Add the first row again for every pair of a shape and a config."""
-    table = row_type.__tablename__
-    kept = [column.name for column in row_type.__table__.columns if column.name not in _LINKS]
+def _copy_trials(connection: Connection, pairs: str) -> None:
+    """Add the first trial again for every pair of a shape and a config."""
+    kept = [column.name for column in TrialRow.__table__.columns if column.name not in _LINKS]
     values = ", ".join(f"first.{name}" for name in kept)
     connection.execute(
         text(
-            f"INSERT INTO {table} (shape_id, config_id, {', '.join(kept)}) SELECT {links}, {values} "
-            f"FROM (SELECT * FROM {table} ORDER BY id LIMIT 1) AS first, {source}"
+            f"INSERT INTO trial (shape_id, config_id, {', '.join(kept)}) SELECT shape.id, config.id, {values} "
+            f"FROM (SELECT * FROM trial ORDER BY id LIMIT 1) AS first, {pairs}"
         )
     )
 
