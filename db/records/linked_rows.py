@@ -28,9 +28,9 @@ def linked_rows(session: Session, query: Select[Any]) -> list[LinkedRow]:
         session: of the store.
         query: selects rows of one mapped class.
     """
-    table = _table_of(query)
-    rows = session.execute(own_columns(query)).all()
-    linked = {name: {row.id: row for row in session.execute(each)} for name, each in targets(query).items()}
+    table: Table = query.column_descriptions[0]["entity"].__table__
+    rows = session.execute(query.with_only_columns(*table.c)).all()
+    linked = {name: _targets(session, query, table, name) for name in links_of(table)}
     return [
         LinkedRow(
             __table__=table,
@@ -47,20 +47,7 @@ def links_of(table: Table) -> dict[str, Table]:
     return {key.parent.name.removesuffix("_id"): key.column.table for key in table.foreign_keys}
 
 
-def own_columns(query: Select[Any]) -> Select[Any]:
-    """Return the query of the rows without those that they refer to."""
-    return query.with_only_columns(*_table_of(query).c)
-
-
-def targets(query: Select[Any]) -> dict[str, Select[Any]]:
-    """Return the query of the rows that each reference of a query's rows leads to, by the name of the reference."""
-    table, found = _table_of(query), {}
-    for name, target in links_of(table).items():
-        wanted = query.with_only_columns(table.c[f"{name}_id"]).order_by(None)
-        found[name] = select(target).where(target.c.id.in_(wanted))
-    return found
-
-
-def _table_of(query: Select[Any]) -> Table:
-    table: Table = query.column_descriptions[0]["entity"].__table__
-    return table
+def _targets(session: Session, query: Select[Any], table: Table, name: str) -> dict[int, Any]:
+    """Return the rows that one column of a query's rows refers to, by their ids."""
+    target, wanted = links_of(table)[name], query.with_only_columns(table.c[f"{name}_id"]).order_by(None)
+    return {row.id: row for row in session.execute(select(target).where(target.c.id.in_(wanted)))}

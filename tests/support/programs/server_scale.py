@@ -19,7 +19,6 @@ from sqlalchemy import Connection, Select, create_engine, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
-from blocktune.db.records.linked_rows import own_columns, targets
 from blocktune.db.records.reading import id_of
 from blocktune.db.records.records import Best
 from blocktune.db.records.rows import document_of
@@ -43,24 +42,20 @@ def milliseconds(work: Callable[[], object], times: int = ASKED) -> float:
     return round(statistics.median(taken), 2)
 
 
-def look_up(row_type: type[BestRow | TrialRow], shape: AttentionShape) -> list[str]:
-    """Return the queries of `ResultStore.best` or `ResultStore.trials` as SQL."""
+def look_up(row_type: type[BestRow | TrialRow], shape: AttentionShape) -> str:
+    """Return the query of `ResultStore.best` or `ResultStore.trials` as SQL."""
     query: Select[tuple[BestRow | TrialRow]] = select(row_type).where(
         row_type.device_id == id_of(DeviceRow, key=winner().device.key),
         row_type.shape_id == id_of(ShapeRow, document=document_of(shape)),
     )
-    dialect, options = postgresql.dialect(), {"literal_binds": True}  # type: ignore[no-untyped-call]
-    return [
-        str(each.compile(dialect=dialect, compile_kwargs=options))
-        for each in (own_columns(query), *targets(query).values())
-    ]
+    return str(query.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]
 
 
-def on_the_server(connection: Connection, queries: list[str]) -> float:
-    """Return the milliseconds in which a server plans queries and finds their rows."""
+def on_the_server(connection: Connection, query: str) -> float:
+    """Return the milliseconds in which a server plans a query and finds its rows."""
     connection.execute(text("SET join_collapse_limit = 1"))  # as db/tables/engine.py has it
-    plans = [connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}").scalar_one() for query in queries]
-    return float(sum(plan["Planning Time"] + plan["Execution Time"] for (plan,) in plans))
+    (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}").scalar_one()
+    return float(plan["Planning Time"] + plan["Execution Time"])
 
 
 def asked(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict[str, float]:
