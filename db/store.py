@@ -13,6 +13,7 @@ from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unv
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, how_far, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
@@ -172,7 +173,10 @@ class ResultStore:
     def bests(self, device: DeviceSpec | None = None, shape: AttentionShape | None = None) -> list[Best]:
         """Return the winners that match everything given."""
         query = select(BestRow) if device is None else _bests_on(device)
-        found = self._read(query if shape is None else query.where(_is_of(shape)), best_of)
+        if shape is None:
+            found = self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
+        else:
+            found = self._read(query.where(_is_of(shape)), best_of)
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
