@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
@@ -97,6 +95,8 @@ def _leading(
     table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
     tensors = q, k, v, out, lse, None
     if workspace:
+        import torch
+
         tensors = q, k, v, out, None, torch.empty(workspace, dtype=torch.float32, device=q.device)
     return (
         *tensors,
