@@ -44,7 +44,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that serves this kind of call best."""
-        return self.kernel.run(*args, **kwargs)
+        return self.fn.run(*args, **kwargs, **self.kernel.options(args, kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
         """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
