@@ -53,7 +53,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
 
 def autotune(
     configs: "Sequence[Config]",
-    key: Sequence[str],
+    key: Sequence[str] | None,
     prune_configs_by: Mapping[str, Any] | None = None,
     reset_to_zero: Sequence[str] | None = None,
     restore_value: Sequence[str] | None = None,
@@ -105,6 +105,11 @@ def autotune(
     Raises:
         UsageError: there are no configs, a name is none of the kernel's arguments, or a setting is out of range.
     """
+    if key is None:
+        raise UsageError(
+            "`key` names the arguments whose values make a call another question, but got None. Name them, or pass [] "
+            "where no value does."
+        )
     settings = Settings(
         accept=_rung(accept),
         strict=strict,
