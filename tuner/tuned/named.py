@@ -26,6 +26,11 @@ class Remeasured:
     winner: UserConfig
     problem: str | None
 
+    def loss_of(self, config: UserConfig) -> float | None:
+        """Return how much longer another config takes now, as a part of the winner's time; None if it was not timed."""
+        times = {user_config(config.kernel, each): time_us for each, time_us in (self.choice.times_us or {}).items()}
+        return times[config] / times[self.winner] - 1 if config in times else None
+
 
 def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:
     """Return the kernel with this name, to be tuned.
