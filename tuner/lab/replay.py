@@ -23,7 +23,7 @@ from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.measure.measurement import Finals, Measurement
+from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search, Subject
 from blocktune.tuner.search.space import SearchSpace
@@ -62,6 +62,10 @@ class ReplayRunner:
         samples = {config: self._recorded[config].samples_us for config in configs}
         rounds = min(map(len, samples.values()), default=0)
         return Finals(samples_us={config: times[:rounds] for config, times in samples.items()})
+
+    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+        del configs, rounds
+        return Energies()  # no sweep has any
 
     def confirm(self, config: KernelConfig) -> Measurement:
         return Measurement(outcome=self._recorded[config].outcome)
