@@ -27,6 +27,7 @@ from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
     differential_tables,
+    energy_tables,
     fault_tables,
     gpu_test_tables,
     library_tables,
@@ -64,6 +65,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),
     (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(energy_tables.SUFFIX), energy_tables.block),
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),

@@ -50,7 +50,7 @@ class Queue(Protocol):
     """Takes work for a GPU."""
 
     def enqueue(self, launch: Thunk, count: int) -> Callable[[], bool]:
-        """Enqueue the launch so many times; what is returned says whether they are over."""
+        """Enqueue the launch `count` times; what is returned says whether they are over."""
 
     def synchronize(self) -> None:
         """Wait for all launches; raises what they failed with."""
@@ -127,8 +127,7 @@ class _Load:
     waiting: collections.deque[Callable[[], bool]] = field(default_factory=collections.deque)
 
     def next_step(self, seconds: float, *, after: int = 0) -> _Step | None:
-        """Work for so long and for more than `after` launches, then until the counter moves; returns its step, or None
-        if it does not."""
+        """Return the first step of the counter after these seconds and more than `after` launches; None if it rests."""
         began, before = self.meter.now(), self.meter.energy_j()
         while before is not None:
             self._keep_ahead()
