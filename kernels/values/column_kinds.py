@@ -72,7 +72,7 @@ class Derived:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Marks a value that came after the checksums: its column is the table's last, and older rows and documents lack it.
+    """Marks a value that came after the checksums: its column is the table's last, older rows and documents lack it.
     A document leaves it out where it is at its default, so that older versions read what has none."""
 
 

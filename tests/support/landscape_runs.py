@@ -36,13 +36,13 @@ class Replay(ReplayRunner):
 
 
 class Metered(Replay):
-    """A replay on a GPU that draws 700 W with two warps and 400 W with more, and 1 % more or less by turns.
-
-    `bursts` lists who burst and how many rounds.
+    """A replay on a GPU that draws 700 W for configs with `greedy` warps and 400 W for others, and 1 % more or less by
+    turns. `bursts` lists who burst and how many rounds.
     """
 
-    def __init__(self, salt: int = 0) -> None:
+    def __init__(self, salt: int = 0, *, greedy: int = 2) -> None:
         super().__init__(salt)
+        self._greedy = greedy
         self.bursts: list[tuple[list[KernelConfig], int]] = []
 
     def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
@@ -53,7 +53,7 @@ class Metered(Replay):
 
     def _burst(self, config: KernelConfig, number: int) -> Burst:
         time_us = statistics.median(self._recorded[config].samples_us)
-        power_w = (700.0 if config.num_warps == 2 else 400.0) * (1.01 if number % 2 else 0.99)
+        power_w = (700.0 if config.num_warps == self._greedy else 400.0) * (1.01 if number % 2 else 0.99)
         return Burst(energy_mj=power_w * time_us / 1e3, time_us=time_us)
 
 

@@ -7,24 +7,35 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from blocktune.cli.pages.recorded import energy_tables
 from blocktune.db.exchange.document import save_document
-from blocktune.db.records.records import Trial
+from blocktune.db.records.records import Objective, Outcome, Trial
+from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep, save_sweep
-from blocktune.tuner.measure.measurement import Energies
+from blocktune.tuner.measure.measurement import Energies, Measurement
 from blocktune.tuner.search.energy_finals import ENERGY_ROUNDS, frugal_energies
+from blocktune.tuner.search.report import Budget, TuningReport
 from blocktune.tuner.search.verdict import speedup
+from blocktune.tuner.upkeep.verify import verify
 from tests.support import landscape
-from tests.support.landscape_runs import Metered, Replay
+from tests.support.landscape_runs import DEFAULT, Metered, Replay, run
 from tests.support.programs import energy_study
 from tests.support.programs.energy_study import FASTEST, Row, Study, document_of, finalists_of, rows_of
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
+
+
+QUICK = Budget(trials=20)
+
+
+def tuned(store: ResultStore, runner: Replay | None, **changes: Any) -> TuningReport:
+    return run(store, runner, budget=QUICK, **changes)
 
 
 def sweep() -> Sweep:
@@ -58,6 +69,80 @@ def test_the_most_frugal_and_the_kept_meet_for_as_many_rounds_as_decide() -> Non
 
 def test_without_a_counter_nothing_bursts_twice() -> None:
     assert frugal_energies(Replay(), timed(3), []) == Energies()
+
+
+def test_finals_by_energy_take_who_draws_less_and_keep_what_was_measured(store: ResultStore) -> None:
+    fast = tuned(store, Metered()).best
+    greedy = fast.config.num_warps
+    report = tuned(store, Metered(greedy=greedy), objective=Objective.ENERGY)
+    best = report.best
+    assert (fast.objective, best.objective, report.stored) == ("time", "energy", True)
+    assert best.config.num_warps != greedy
+    assert best.time_us is not None
+    assert fast.time_us is not None
+    assert best.time_us > fast.time_us
+    assert best.energy_mj == pytest.approx(0.4 * best.time_us, rel=0.02)
+    assert best.default_time_us is not None
+    assert best.speedup_over_default == pytest.approx(best.default_time_us / best.time_us, rel=0.01), "of times"
+    assert best.default_energy_mj is not None
+    assert report.reason.startswith("more frugal than the default: ")
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == best
+    measured = {trial.config: trial for trial in store.trials() if trial.energy_mj is not None}
+    assert {fast.config, best.config, DEFAULT} <= measured.keys()
+    assert len(measured) < len(store.trials()) / 2, "only who took part"
+    assert measured[best.config].energy_mj == pytest.approx(best.energy_mj)
+    assert measured[best.config].telemetry.power_w == pytest.approx(400.0, rel=0.02)
+
+
+def test_a_winner_of_another_objective_is_no_end_of_a_run(store: ResultStore) -> None:
+    tuned(store, Metered())
+    assert tuned(store, Metered()).reason == "found by an earlier run"
+    again = Metered()
+    assert tuned(store, again, objective=Objective.ENERGY).best.objective == "energy"
+    assert again.measured == [], "the trials are known, only finals are held"
+    assert tuned(store, Metered(), objective=Objective.ENERGY).reason == "found by an earlier run"
+
+
+def test_a_frugal_winner_that_is_wrong_leaves_its_place_to_the_next(store: ResultStore) -> None:
+    class Wrong(Metered):
+        refused: KernelConfig | None = None
+
+        def confirm(self, config: KernelConfig) -> Measurement:
+            if self.refused is None:
+                self.refused = config
+                return Measurement(outcome=Outcome.WRONG_RESULT, error="wrong")
+            return super().confirm(config)
+
+    runner = Wrong()
+    best = tuned(store, runner, objective=Objective.ENERGY).best
+    assert best.objective == "energy"
+    assert best.config != runner.refused
+
+
+def test_without_a_counter_the_objective_is_refused_and_time_goes_on(store: ResultStore) -> None:
+    with pytest.raises(UsageError, match=r"tells its energy by NVML.*--objective time.*all trials are kept"):
+        tuned(store, Replay(), objective=Objective.ENERGY)
+    assert store.best(landscape.DEVICE, landscape.SHAPE) is None
+    assert len(store.trials()) == QUICK.trials
+    best = tuned(store, Replay()).best
+    assert (best.objective, best.energy_mj, best.default_energy_mj) == ("time", None, None)
+    with pytest.raises(UsageError, match="NVIDIA H200 does not"):
+        tuned(store, None, device="h200", objective=Objective.ENERGY)
+
+
+def test_verifying_keeps_the_objective(store: ResultStore) -> None:
+    best = tuned(store, Metered(), objective=Objective.ENERGY).best
+    verified = verify(
+        best,
+        device=landscape.DEVICE,
+        environment=best.environment,
+        store=store,
+        compiler=landscape.InstantCompiler(),
+        runner=Metered(),
+    )
+    assert verified.after is not None
+    assert (verified.after.objective, verified.after.config) == ("energy", best.config)
+    assert verified.after.energy_mj == pytest.approx(best.energy_mj)
 
 
 def rows(runner: Replay, seconds: float = 60.0) -> list[Row]:
