@@ -123,6 +123,7 @@ def run(
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
+    tune run --seq 8192 --dim 64 --objective energy
     tune run --seq 8192 --dim 64 --sampler tpe --study search.db
     tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """

@@ -20,6 +20,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.selection.correction import measured_elsewhere
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
@@ -250,7 +251,9 @@ class _Run:
         expected = expected_of_compiled(predicted, subject.shape, subject.device, contenders.near)
         winner = expected or decide_predicted(predicted, contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
-        by = "the model" if expected is None else "the model and what was measured for other shapes"
+        other = measured_elsewhere(subject.device.key)
+        measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"
+        by = "the model" if expected is None else f"the model and {measured}"
         reason = f"the fastest of {len(predicted)} by {by}; nothing was measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
