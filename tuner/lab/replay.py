@@ -89,6 +89,11 @@ class ReplayRun:
         """Return how much slower the best of `measurements` measurements is than the sweep's best, as a fraction."""
         return self.slowdowns[min(measurements, len(self.slowdowns)) - 1] - 1
 
+    def seconds_within(self, regret: float) -> float | None:
+        """Return the seconds after which the best so far was within this fraction of the sweep's best; None: never."""
+        pairs = zip(self.slowdowns, self.ends, strict=True)
+        return next((end for slowdown, end in pairs if slowdown <= 1 + regret), None)
+
     def seconds(self, measurements: int) -> float:
         """Return the seconds after which `measurements` measurements were made."""
         return self.ends[min(measurements, len(self.ends)) - 1]
