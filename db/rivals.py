@@ -26,11 +26,12 @@ def with_todays_default(best: Best) -> Best:
     is_today = today == best.config and best.time_us is not None
     if best.default == today and not is_today:
         return best
-    ratio, time_us = (1.0, best.time_us) if is_today else (None, None)
+    ratio, time_us, energy_mj = (1.0, best.time_us, best.energy_mj) if is_today else (None, None, None)
     return replace(
         best,
         default=today,
         default_time_us=time_us,
+        default_energy_mj=energy_mj,
         speedup_over_default=ratio,
         speedup_low=ratio,
         speedup_high=ratio,
@@ -49,4 +50,5 @@ def _with_todays_paper(best: Best) -> Best:
     if best.paper == first_paper_config(of_its_kernel, best.shape, limits):
         return best
     today = first_paper_config(able, best.shape, limits)
-    return replace(best, paper=today, paper_time_us=best.time_us if today == best.config else None)
+    time_us, energy_mj = (best.time_us, best.energy_mj) if today == best.config else (None, None)
+    return replace(best, paper=today, paper_time_us=time_us, paper_energy_mj=energy_mj)

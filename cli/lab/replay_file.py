@@ -126,7 +126,10 @@ def _strategies(document: Mapping[str, Any]) -> str:
 
 
 def _model(document: Mapping[str, Any]) -> str:
-    caption = "The model alone, with nothing measured (medians over the shapes, in brackets the worst):"
+    caption = (
+        f"The model alone, with nothing measured, on the sweeps of {', '.join(document['devices'])} (medians over the "
+        "shapes, in brackets the worst). Of other devices nothing is claimed:"
+    )
     return f"{caption}\n\n{markdown_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
 
 

@@ -29,6 +29,7 @@ from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
     counter_tables,
     differential_tables,
+    energy_tables,
     facts,
     fault_tables,
     gpu_test_tables,
@@ -70,6 +71,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),
     (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(energy_tables.SUFFIX), energy_tables.block),
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),

@@ -70,8 +70,13 @@ class Answer:
         }
 
     def _facts(self, found: "Candidate") -> dict[str, Any]:
-        predicted_us = None if self.winner is None else self.winner.predicted_us
-        return {"time_us": found.time_us, "predicted_us": predicted_us, "origin": str(found.origin)}
+        winner = self.winner
+        return {
+            "time_us": found.time_us,
+            "energy_mj": None if winner is None else winner.energy_mj,
+            "predicted_us": None if winner is None else winner.predicted_us,
+            "origin": str(found.origin),
+        }
 
 
 @dataclass(frozen=True, slots=True)

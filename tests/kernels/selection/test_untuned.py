@@ -257,6 +257,9 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
     assert f"compared with {default_of(shape).label}, 100 us by" in str(explanation)
     assert explanation.to_json()["compared"][0]["config"] == config.to_json()
     assert not explanation.is_measured_here
+    assert "measurements of another device" not in explanation.headline
+    elsewhere = Explanation.of(step, shape, device=device_named("h100"))
+    assert "by the model and measurements of another device, nvidia h200: `tune run" in elsewhere.headline
     known = TunedConfig(shape=shape, config=default_of(shape), origin=Origin.MEASURED, time_us=90.0)
     table = ConfigTable([known], lambda: decision(measured(near, {config: 0.9})))
     step = next(step for step in climb_down(table, shape, H200.limits) if isinstance(step, Candidate))
