@@ -9,7 +9,6 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
 from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
-from blocktune.kernels.dispatch.autograd import Layout
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -19,6 +18,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED

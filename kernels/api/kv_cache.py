@@ -10,7 +10,7 @@ from blocktune.kernels.api.cache.appending import append, append_in_one, capacit
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
-from blocktune.kernels.dispatch.autograd import Layout, Served
+from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
@@ -20,6 +20,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
