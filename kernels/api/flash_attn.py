@@ -134,8 +134,9 @@ def flash_attn_varlen_func(
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
-    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, *numbers)
-    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, s_aux)
+    shared = cu_seqlens_k is cu_seqlens_q  # as in self-attention; guards take no tensor twice
+    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, shared, *numbers)
+    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, None if shared else cu_seqlens_k, s_aux)
     served = None if is_compiling() or block_table is not None else dispatcher.way(way, *tensors)
     if served is not None:
         out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))

@@ -26,6 +26,8 @@ from blocktune.kernels.values.feature_tensors import Extras
 OfCall = tuple[BlockMask | None, int, int]
 """What of a call is no tensor and no option: its block mask, seed and offset."""
 
+NOTHING: OfCall = None, 0, 0
+
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
 
@@ -87,10 +89,13 @@ class Served:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, block_mask: BlockMask | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        drawn = (block_mask, *draw(query.device)) if self.drops else (block_mask, 0, 0)
+        if self.drops:
+            drawn: OfCall = block_mask, *draw(query.device)
+        else:
+            drawn = NOTHING if block_mask is None else (block_mask, 0, 0)
         if self.backward is None:
             return self.run(query, key, value, tensors, drawn)
-        found = _apply(query, key, value, self.sinks_of(tensors), self, tensors, drawn)
+        found = _apply(query, key, value, self.sinks_of(tensors), (self, tensors, drawn))
         return found if self.lse else (found, None)
 
     def run(
@@ -191,11 +196,10 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
-        served: Served,
-        tensors: tuple[Tensor, ...],
-        of_call: OfCall,
+        call: tuple[Served, tuple[Tensor, ...], OfCall],
     ) -> Any:
         del sinks
+        served, tensors, of_call = call
         out, lse = served.run(query, key, value, tensors, of_call)
         ctx.save_for_backward(query, key, value, out, lse, *tensors)
         ctx.served, ctx.of_call = served, of_call
@@ -205,7 +209,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
         if grad is None and grad_lse is None:
-            return (None,) * 7
+            return (None,) * 5
         if not torch.is_grad_enabled():
             gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
@@ -215,7 +219,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         needs_query, needs_key, needs_value, *_ = ctx.needs_input_grad
         dq, dk, dv, *of_sinks = gradients
         inputs = dq if needs_query else None, dk if needs_key else None, dv if needs_value else None
-        return *inputs, *(of_sinks or (None,)), None, None, None
+        return *inputs, *(of_sinks or (None,)), None
 
 
 _apply = super(torch.autograd.Function, Attention).apply

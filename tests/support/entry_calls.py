@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from blocktune.kernels.api.block_sparse import block_sparse_attention
 from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.values.block_mask import BlockMask
 
 SIZE = (1, 4, 128, 64)
@@ -22,8 +22,9 @@ Pair = tuple[Call, Call | None]
 """Our call, and PyTorch's of the same if it has one."""
 
 
-def entry_calls(device: str) -> dict[str, Callable[[], Pair]]:
+def entry_calls(device: str, dispatcher: Dispatcher = attention) -> dict[str, Callable[[], Pair]]:
     """What makes the calls of each entry point on a device, by the name under which its cost is recorded."""
+    own: dict[str, Any] = {"dispatcher": dispatcher}
 
     def three(size: tuple[int, ...] = SIZE, *, grad: bool = False) -> list[Tensor]:
         made = [torch.randn(size, dtype=torch.bfloat16, device=device) for _ in range(3)]
@@ -33,19 +34,19 @@ def entry_calls(device: str) -> dict[str, Callable[[], Pair]]:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     def both(tensors: list[Tensor], *rest: Any, **options: Any) -> Pair:
-        return lambda: attention(*tensors, *rest, **options), lambda: sdpa(*tensors, *rest, **options)
+        return lambda: dispatcher(*tensors, *rest, **options), lambda: sdpa(*tensors, *rest, **options)
 
     def backward() -> Pair:
         tensors = three(grad=True)
-        return backward_of(attention, tensors), backward_of(sdpa, tensors)
+        return backward_of(dispatcher, tensors), backward_of(sdpa, tensors)
 
     def flash(**options: Any) -> Pair:
         tensors = three((1, 128, 4, 64))
-        return lambda: flash_attn_func(*tensors, **options), None
+        return lambda: flash_attn_func(*tensors, **options, **own), None
 
     def packed() -> Callable[..., Any]:
         ends = int32(0, 100, 256)
-        return lambda *tensors: flash_attn_varlen_func(*tensors, ends, ends, 160, 160)
+        return lambda *tensors: flash_attn_varlen_func(*tensors, ends, ends, 160, 160, **own)
 
     def varlen() -> Pair:
         attend, tensors = packed(), three(PACKED)
@@ -58,15 +59,15 @@ def entry_calls(device: str) -> dict[str, Callable[[], Pair]]:
         query, lengths = torch.randn(2, 1, 8, 64, dtype=torch.bfloat16, device=device), int32(100, 200)
         keys, values, _ = three(CACHE)
         rows = three(NEW)[:2] if new else (None, None)
-        return lambda: flash_attn_with_kvcache(query, keys, values, *rows, cache_seqlens=lengths), None
+        return lambda: flash_attn_with_kvcache(query, keys, values, *rows, cache_seqlens=lengths, **own), None
 
     def block_sparse() -> Pair:
         tensors, blocks = three(), BlockMask(64, 64, torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device))
-        return lambda: block_sparse_attention(*tensors, blocks), None
+        return lambda: block_sparse_attention(*tensors, blocks, **own), None
 
     def compiled() -> Pair:
         tensors = three()
-        ours, pytorchs = torch.compile(lambda *all: attention(*all)), torch.compile(lambda *all: sdpa(*all))
+        ours, pytorchs = torch.compile(lambda *all: dispatcher(*all)), torch.compile(lambda *all: sdpa(*all))
         return lambda: ours(*tensors), lambda: pytorchs(*tensors)
 
     return {
@@ -88,6 +89,8 @@ def entry_calls(device: str) -> dict[str, Callable[[], Pair]]:
 
 
 def backward_of(attend: Callable[..., Tensor], tensors: list[Tensor]) -> Call:
-    out = attend(*tensors)
+    """The gradients of a call, which is not the first one of its kind."""
+    for _ in range(3):
+        out = attend(*tensors)
     grad = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, tensors, grad, retain_graph=True)

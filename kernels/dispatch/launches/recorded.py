@@ -5,16 +5,18 @@ size.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.guards import guard_of
 from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.launches.recording import Recording
-from blocktune.kernels.dispatch.launches.replay import Replay
+from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
 from blocktune.kernels.dispatch.plan import is_capturing
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 
@@ -44,7 +46,7 @@ class Recorded:
     def known(self) -> Replay | None:
         """What repeats the launch, unless it is not known, or a profiler is to be told of kernels."""
         replay = self._replay
-        return None if replay is None or replay.is_watched else replay
+        return None if replay is None or is_hooked(replay.runtime) else replay
 
     def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> bool:
         """Launch the ordinary way, and return whether that can be repeated from now on.
@@ -61,6 +63,28 @@ class Recorded:
             start()
         self._replay = recording.replay()
         return self._replay is not None
+
+
+class Repeating(Recorded):
+    """launch(*tensors, number), repeated as soon as that is known; the number is the same in every call.
+
+    Args:
+        launch: the ordinary way.
+    """
+
+    __slots__ = ("_ordinary",)
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__()
+        self._ordinary = launch
+
+    def __call__(self, *arguments: Any) -> None:
+        given = [tensor for tensor in arguments[:-1] if tensor is not None]
+        replay = self.known
+        if replay is None:
+            self.launch(partial(self._ordinary, *arguments), given)
+        else:
+            replay(*[tensor.data_ptr() for tensor in given])
 
 
 def new_as(result: Tensor, like: Tensor, fill: float | None = None) -> New:
@@ -99,14 +123,12 @@ class Forward(Recorded):
         """Return the output and log-sum-exp of another call."""
         self._plan.calls += 1
         out = self._new_out(query)
-        addresses = [query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()]
-        addresses += [tensor.data_ptr() for tensor in tensors]
-        if self._new_lse is None:
-            replay(addresses)
-            return out, None
-        lse = self._new_lse(query)
-        addresses.append(lse.data_ptr())
-        replay(addresses)
+        own = [tensor.data_ptr() for tensor in tensors]
+        lse = None
+        if self._new_lse is not None:
+            lse = self._new_lse(query)
+            own.append(lse.data_ptr())
+        replay(query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), *own)
         return out, lse
 
 
@@ -144,7 +166,7 @@ class Backward(Recorded):
         new_query, new_key, new_value = self._new
         gradients = new_query(tensors[0]), new_key(tensors[1]), new_value(tensors[2])
         addresses += [one.data_ptr() for one in gradients]
-        replay(addresses)
+        replay(*addresses)
         return gradients
 
 

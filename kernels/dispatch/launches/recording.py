@@ -28,7 +28,8 @@ class Recording:
         self._new: Callable[[], Tensor] | None = None
         self._launches: list[tuple[DirectLaunch, Sequence[Any]]] = []
         self._devices: set[int] = set()
-        self._kept_alive: list[tuple[Tensor, ...]] = []  # an id may not come back while it counts
+        self._finds: list[Find] = []
+        self._found: list[Tensor] = []
         self._operators, self._expected = _Operators(), 0
         self._started = 0
 
@@ -59,15 +60,16 @@ class Recording:
 
     def found(self, tensors: tuple[Tensor, ...], find: Find) -> None:
         """Note tensors that are kept for the current stream: each launch finds those of its own."""
-        self._kept_alive.append(tensors)
-        self._known.kept.update({id(tensor): (find, which) for which, tensor in enumerate(tensors)})
+        self._known.kept |= {id(tensor): len(self._found) + n for n, tensor in enumerate(tensors)}
+        self._found += tensors
+        self._finds.append(find)
 
     def allocated(self, memory: Tensor, new: Callable[[], Tensor]) -> None:
         """Note the workspace, and what makes another one. A second one counts as an operator."""
         if self._new is None:
             self._known.memory, self._new, self._expected = memory, new, 1
 
-    def replay(self) -> "Replay | None":
+    def replay(self) -> Replay | None:
         """Return what starts the same kernels again; None where they are not all that was done."""
         whole = self._operators.count == self._expected and len(self._launches) == self._started
         if not whole or len(self._devices) != 1:
@@ -76,7 +78,7 @@ class Recording:
             launches = [Repeated(self._known, launch, values) for launch, values in self._launches]
         except KeyError:  # a tensor that is neither given nor kept
             return None
-        return Replay(launches, self._new, *self._devices)
+        return Replay(launches, self._new, self._finds, *self._devices)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[misc]

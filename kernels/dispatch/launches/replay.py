@@ -10,6 +10,9 @@ from torch import Tensor
 
 from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, EncodedMaps, Part
 
+MAX_KEPT = 256
+"""Sets of addresses whose arguments are kept: those of the layers of a model, some times over."""
+
 Find = Callable[[], tuple[Tensor, ...]]
 """Finds the tensors that are kept for the current stream."""
 
@@ -17,15 +20,14 @@ Find = Callable[[], tuple[Tensor, ...]]
 class Known:
     """What the addresses of a launch belong to.
 
-    places: of the inputs, by id. kept: of tensors that are kept for a stream, by id, what finds them and which of what
-    it finds. memory: the workspace.
+    places: of the inputs, by id. kept: of the tensors that are found for a stream, by id. memory: the workspace.
     """
 
     __slots__ = ("kept", "memory", "places")
 
     def __init__(self, places: Mapping[int, int]) -> None:
         self.places = places
-        self.kept: dict[int, tuple[Find, int]] = {}
+        self.kept: dict[int, int] = {}
         self.memory: Tensor | None = None
 
 
@@ -33,13 +35,13 @@ class Repeated:
     """One kernel of a replay: all arguments of its launcher, and where addresses are put in.
 
     inputs, described: (place, which input), as an address or as an encoded descriptor. parts, described_parts: (place,
-    where the part of the workspace begins). finds: what finds tensors, and (place, which of them).
+    where the part of the workspace begins). kept: (place, which of the tensors that are found for a stream).
 
     Raises:
         KeyError: an argument is a tensor that is neither given nor kept.
     """
 
-    __slots__ = ("described", "described_parts", "finds", "inputs", "launch_in_c", "parts", "template")
+    __slots__ = ("described", "described_parts", "inputs", "kept", "launch_in_c", "parts", "template")
 
     def __init__(self, known: Known, launch: DirectLaunch, values: Sequence[Any]) -> None:
         self.launch_in_c, self.template = launch.launch_in_c, list(launch.head)
@@ -47,7 +49,7 @@ class Repeated:
         self.parts: list[tuple[int, int]] = []
         self.described: list[tuple[int, int, EncodedMaps]] = []
         self.described_parts: list[tuple[int, int, EncodedMaps]] = []
-        self.finds: dict[Find, list[tuple[int, int]]] = {}
+        self.kept: list[tuple[int, int]] = []
         for slot, value in enumerate(values):
             own = launch.maps[slot] if slot < len(launch.maps) else None
             if own is None:
@@ -64,8 +66,7 @@ class Repeated:
         elif value is not None and value is known.memory:
             self.parts.append((place, 0))
         elif isinstance(value, Tensor) and id(value) in known.kept:
-            find, which = known.kept[id(value)]
-            self.finds.setdefault(find, []).append((place, which))
+            self.kept.append((place, known.kept[id(value)]))
         elif isinstance(value, Tensor):
             self.inputs.append((place, known.places[id(value)]))
 
@@ -79,6 +80,22 @@ class Repeated:
         else:
             self.described.append((place, known.places[id(value)], maps))
 
+    def arguments(self, stream: int, begin: int, kept: Sequence[int], addresses: Sequence[int]) -> list[Any]:
+        """Return all arguments for a stream, with a workspace that begins there and with these addresses."""
+        made = self.template.copy()
+        made[STREAM] = stream
+        for place, which in self.inputs:
+            made[place] = addresses[which]
+        for place, which in self.kept:
+            made[place] = kept[which]
+        for place, part in self.parts:
+            made[place] = begin + part
+        for place, which, maps in self.described:
+            made[place] = maps.at(addresses[which])
+        for place, part, maps in self.described_parts:
+            made[place] = maps.at(begin + part)
+        return made
+
 
 def _at(description: Any, address: int) -> Any:
     """Return the descriptor with another address, which is all that it keeps of a tensor."""
@@ -89,43 +106,46 @@ def _at(description: Any, address: int) -> Any:
 
 class Replay:
     """replay(addresses of the inputs) starts the kernels of a launch again, on the current stream of the device that
-    they were recorded on."""
+    they were recorded on.
 
-    __slots__ = ("_current_device", "_device", "_launches", "_new", "_runtime", "_stream_of")
+    Arguments are kept by the addresses in them: allocators reuse memory.
+    """
 
-    def __init__(self, launches: list[Repeated], new: Callable[[], Tensor] | None, device: int) -> None:
+    __slots__ = ("_current_device", "_device", "_finds", "_kept", "_launches", "_new", "_stream_of", "runtime")
+
+    def __init__(
+        self, launches: Sequence[Repeated], new: Callable[[], Tensor] | None, finds: Sequence[Find], device: int
+    ) -> None:
         from triton import knobs
 
-        self._launches, self._new, self._runtime, self._device = launches, new, knobs.runtime, device
+        self._launches, self._new, self._finds, self._device = launches, new, finds, device
+        self.runtime = knobs.runtime
+        self._kept: dict[tuple[int, ...], list[tuple[Callable[..., None], Sequence[Any]]]] = {}
         self._current_device, self._stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a profiler wants to know of launches: then they go the ordinary way."""
-        enter, leave = self._runtime.launch_enter_hook, self._runtime.launch_exit_hook
-        return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
-
-    def __call__(self, addresses: Sequence[int]) -> None:
+    def __call__(self, *addresses: int) -> None:
         if self._current_device() != self._device:
             with torch.cuda.device(self._device):
-                self(addresses)
+                self(*addresses)
             return
         stream = self._stream_of(self._device)
         memory = None if self._new is None else self._new()  # lives until all kernels are enqueued
         begin = 0 if memory is None else memory.data_ptr()
-        for launch in self._launches:
-            final = launch.template.copy()
-            final[STREAM] = stream
-            for place, which in launch.inputs:
-                final[place] = addresses[which]
-            for place, which, maps in launch.described:
-                final[place] = maps.at(addresses[which])
-            for place, part in launch.parts:
-                final[place] = begin + part
-            for place, part, maps in launch.described_parts:
-                final[place] = maps.at(begin + part)
-            found = [find() for find in launch.finds]  # in a captured graph they are this launch's alone
-            for tensors, places in zip(found, launch.finds.values(), strict=True):
-                for place, which in places:
-                    final[place] = tensors[which].data_ptr()
-            launch.launch_in_c(*final)
+        found = [find() for find in self._finds]  # in a captured graph they are this launch's alone
+        own = [tensor.data_ptr() for tensors in found for tensor in tensors]
+        key = (stream, begin, *own, *addresses)
+        ready = self._kept.get(key)
+        if ready is None:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            ready = self._kept[key] = [
+                (launch.launch_in_c, launch.arguments(stream, begin, own, addresses)) for launch in self._launches
+            ]
+        for launch_in_c, arguments in ready:
+            launch_in_c(*arguments)
+
+
+def is_hooked(runtime: Any) -> bool:
+    """Return whether a profiler wants to know of launches, which go the ordinary way then."""
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
