@@ -110,15 +110,16 @@ class Served:
         out, lse = plan.new_results(q, v)
         start = partial(plan.start_forward, q, k, v, out, lse, self.scale, extras)
         outside = self.layout.outside(out)
-        if self._again.launch(start, (q, k, v, out, *tensors, lse)):
-            self._again.expect(query, outside, lse, packed=plan.is_packed)
+        replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
+        if replay is not None:
+            self._again.learn(replay, query, outside, lse, packed=plan.is_packed)
         if extras.sinks is None or lse is None:
             return outside, lse
         out, lse = finished(out, lse, extras.sinks)
         return self.layout.outside(out), lse
 
     def gradients(
-        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall = NOTHING
     ) -> tuple[Tensor, ...]:
         """Return the gradients of query, key and value.
 
@@ -151,8 +152,9 @@ class Served:
         gradients = new_gradients(q, k, v, packed=plan.is_packed)
         start = partial(plan.start_backward, q, k, v, out, lse, dout, gradients, self.scale, extras)
         made, outside = Backward(plan, (*saved, grad)), self.layout.all_outside(gradients)
-        if made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients)):
-            made.expect(saved[:3], outside, packed=plan.is_packed)
+        replay = made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients))
+        if replay is not None:
+            made.learn(replay, saved[:3], outside, packed=plan.is_packed)
         self._backwards = (made, *self._backwards)
         return outside
 

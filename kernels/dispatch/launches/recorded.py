@@ -48,8 +48,8 @@ class Recorded:
         replay = self._replay
         return None if replay is None or is_hooked(replay.runtime) else replay
 
-    def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> bool:
-        """Launch the ordinary way, and return whether that can be repeated from now on.
+    def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> Replay | None:
+        """Launch the ordinary way, and return what repeats it if this launch has shown that.
 
         Args:
             inputs: all tensors whose addresses the launch passes on.
@@ -57,12 +57,11 @@ class Recorded:
         first = inputs[0]
         if self._replay is not None or not self._chances or first is None or is_capturing(first):
             start()
-            return False
+            return None
         self._chances -= 1
         with Recording(inputs) as recording:
             start()
-        self._replay = recording.replay()
-        return self._replay is not None
+        return recording.replay()
 
 
 class Repeating(Recorded):
@@ -82,7 +81,7 @@ class Repeating(Recorded):
         given = [tensor for tensor in arguments[:-1] if tensor is not None]
         replay = self.known
         if replay is None:
-            self.launch(partial(self._ordinary, *arguments), given)
+            self._replay = self.launch(partial(self._ordinary, *arguments), given) or self._replay
         else:
             replay(*[tensor.data_ptr() for tensor in given])
 
@@ -112,10 +111,11 @@ class Forward(Recorded):
         super().__init__(chances)
         self._plan = plan
 
-    def expect(self, query: Tensor, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
-        """Learn from a call what its results are like; out is as the entry point returns it."""
+    def learn(self, replay: Replay, query: Tensor, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
+        """Repeat calls like this one from now on; out is as the entry point returns it."""
         self._new_out = new_as(out, query, 0.0 if packed else None)
         self._new_lse = None if lse is None else new_as(lse, query, float("-inf") if packed else None)
+        self._replay = replay  # last: other threads take it as soon as it is there
 
     def again(
         self, replay: Replay, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor]
@@ -148,10 +148,11 @@ class Backward(Recorded):
         self._distinct = itemgetter(*{id(tensor): place for place, tensor in enumerate(tensors)}.values())
         self._guard = guard_of(*self._distinct(tensors))
 
-    def expect(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, packed: bool) -> None:
-        """Learn from a call what its gradients are like, as the entry point returns them."""
+    def learn(self, replay: Replay, inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, packed: bool) -> None:
+        """Repeat calls like this one from now on; the gradients are as the entry point returns them."""
         fill = 0.0 if packed else None
         self._new = tuple([new_as(one, like, fill) for one, like in zip(gradients, inputs, strict=True)])
+        self._replay = replay
 
     def again(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
         """Return the gradients of query, key and value, the first of the tensors, the last of which is the gradient of

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
 from blocktune.kernels.base.steps import Workspace, new_memory
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches import replay as replays
-from blocktune.kernels.dispatch.launches.recorded import Recorded
+from blocktune.kernels.dispatch.launches.recorded import Recorded, Repeating
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from tests.support.dispatch_fakes import ListSource
@@ -125,20 +126,29 @@ def test_what_is_more_than_known_kernels_is_not_repeated(launch: Callable[[Compi
 
 
 @pytest.mark.usefixtures("stream")
-def test_a_launch_is_recorded_a_few_times_at_most_and_not_under_a_profiler() -> None:
+def test_a_launch_is_recorded_a_few_times_at_most() -> None:
     compiled, tensor, recorded = Compiled(0), torch.zeros(4), Recorded(chances=2)
-    hook = triton.knobs.runtime.launch_enter_hook
-    assert not recorded.launch(lambda: unknown(compiled, tensor), [tensor])
-    assert recorded.launch(lambda: kernel(compiled)(tensor), [tensor])
-    assert recorded.known is not None
+    for launch in (unknown, nothing):
+        assert recorded.launch(partial(launch, compiled, tensor), [tensor]) is None
+    assert recorded.launch(lambda: kernel(compiled)(tensor), [tensor]) is None
+    assert Recorded().launch(lambda: kernel(compiled)(tensor), [tensor]) is not None
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_profiler_is_told_of_every_launch() -> None:
+    compiled, tensor, hook = Compiled(0), torch.zeros(4), triton.knobs.runtime.launch_enter_hook
+    repeating = Repeating(lambda tensor, number: kernel(compiled)(tensor, number))
+    repeating(tensor, 7)
+    assert repeating.known is not None
+    repeating(tensor, 7)
     hook.add(print)
     try:
-        assert recorded.known is None
+        assert repeating.known is None
+        repeating(tensor, 7)
     finally:
         hook.remove(print)
-    spent = Recorded(chances=0)
-    assert not spent.launch(lambda: kernel(compiled)(tensor), [tensor])
-    assert spent.known is None
+    assert compiled.run.calls == [(*HEAD, tensor.data_ptr(), 7, 5)]
+    assert len(compiled.ordinary.calls) == 2
 
 
 @pytest.mark.usefixtures("stream")
