@@ -3,6 +3,8 @@
 import threading
 from typing import Any
 
+from blocktune.kernels.base.direct_launch import recorder
+
 SPARE_COUNTERS = 1 << 16
 """Zeros of a GPU that are kept for launches in CUDA graphs."""
 
@@ -26,6 +28,8 @@ def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
     kept = _kept.get(key)
     if kept is None or kept[0] < floats or kept[1] < counters:
         kept = _kept[key] = _larger(kept, device, counters, floats)
+    if recorder.current is not None:
+        recorder.current.found(kept[2:], lambda: scratch(device, counters, floats))
     return kept[2], kept[3]
 
 

@@ -9,6 +9,7 @@ from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_w
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -97,7 +98,7 @@ def _leading(
     if workspace:
         import torch
 
-        tensors = q, k, v, out, None, torch.empty(workspace, dtype=torch.float32, device=q.device)
+        tensors = q, k, v, out, None, new_memory(workspace, torch.float32, q.device)
     return (
         *tensors,
         extras.cache_seqlens,
