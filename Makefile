@@ -7,9 +7,11 @@
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
-# make fault-test   the tests of a store under fire with their full counts, and their record in results/
+# make fault-test   the store under fire with full counts, recorded in results/; PART="kills disks" runs these parts alone
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
+# make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=results/h200 names the files
+# make pictures     of the report and the live page, in docs/guide/pictures: it needs a browser
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
 #
@@ -26,6 +28,8 @@ RUNS ?= 5000
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
 PYTEST := $(BIN)/python -P -m pytest -q
+# Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -39,22 +43,22 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results docs clean
+.PHONY: run test test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu and not exhaustive and not cluster"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
 
 test-all: test
-	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and exhaustive" tests/kernels
-	$(PYTEST) -n $(JOBS) -m "not gpu and exhaustive and not cluster"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and exhaustive" tests/kernels
+	$(PARALLEL) -m "not gpu and exhaustive and not cluster"
 
 width-test: $(VENV)/.installed-test
-	BLOCKTUNE_WIDTHS=full $(PYTEST) -n $(JOBS) tests/kernels/base/test_width_classes.py
+	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -62,11 +66,18 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "interpreted and not gpu and not exhaustive" tests/kernels
-	$(WITH_NEWEST) $(PYTEST) -n $(JOBS) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
+
+# The model next to the counters: `make results` makes the tables of these files.
+COUNTED := flash_fwd flash_fwd_tma flash_fwd_hopper
+counters: $(VENV)/.installed
+	for kernel in $(COUNTED); do \
+		$(BIN)/tune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
+	done
 
 # Steps of whole models with our attention and with PyTorch's, in turns.
 model-bench: $(VENV)/.installed-test
@@ -85,8 +96,9 @@ sanitize:
 	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/support/programs/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
 
 fault-test: $(VENV)/.installed-test
-	BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py tests/db/test_faults.py tests/tuner/search/test_killed_runs.py
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json
+	$(if $(PART),,BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json \
+		--seed $(SEED) --jobs $(JOBS) $(if $(PART),--only $(PART))
 
 # Ray clusters of this machine, whose nodes, drivers and workers are killed.
 cluster-test: $(VENV)/.installed-test
@@ -94,6 +106,9 @@ cluster-test: $(VENV)/.installed-test
 
 results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages
+
+pictures: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.report_pictures
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

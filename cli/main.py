@@ -9,8 +9,8 @@ import os
 import select
 import signal
 import sys
-import threading
 import warnings
+from types import FrameType
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -131,17 +131,29 @@ def show_warning(
 
 
 def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
-    """Send Ctrl-C once more where Python ignored it, since it came while an object was taken away."""
+    """Have Ctrl-C raised once more where Python ignored it, since it came while an object was taken away."""
     if isinstance(ignored.exc_value, KeyboardInterrupt):
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)  # no thread: its start would wait, and be interrupted
     else:
         sys.__unraisablehook__(ignored)
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise the Ctrl-C that was ignored, but not in the hook itself, where Python would print it and go on.
+
+    Raises:
+        KeyboardInterrupt: the hook has ended; else the next tick raises it.
+    """
+    if frame is None or frame.f_code is not interrupt_again.__code__:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
     sys.unraisablehook = interrupt_again
+    signal.signal(signal.SIGALRM, raise_interrupt)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close
     app()
 

@@ -1,13 +1,8 @@
 """What a winner is compared with: the default and the paper's rule, as the kernels have them today."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Best
-
-if TYPE_CHECKING:
-    from blocktune.kernels.base.kernel import AttentionKernel
 
 
 def with_todays_rivals(best: Best) -> Best:
@@ -17,36 +12,43 @@ def with_todays_rivals(best: Best) -> Best:
     that no call gets any more says nothing, so it is dropped: the speed-up is 1 where the winner is today's default
     itself and unknown elsewhere, until `tune verify` measures both. The same holds for the paper's rule.
     """
-    from blocktune.kernels.registry import kernels_for  # imports triton
-
-    able = kernels_for(best.shape, best.device.limits)
-    return _with_todays_paper(_with_todays_default(best, able), able) if able else best
+    return _with_todays_paper(with_todays_default(best))
 
 
-def _with_todays_default(best: Best, able: "Sequence[AttentionKernel]") -> Best:
-    today = able[0].default_config(best.shape, best.device.limits)
-    is_today = today == best.config and best.time_us is not None
-    if best.default is None or (best.default == today and not is_today):
+def with_todays_default(best: Best) -> Best:
+    """Return the winner as `with_todays_rivals` does, for those who do not show the paper's rule."""
+    from blocktune.kernels.registry import default_kernel  # imports triton
+
+    kernel = None if best.default is None else default_kernel(best.shape, best.device.limits)
+    if kernel is None:
         return best
-    ratio, time_us = (1.0, best.time_us) if is_today else (None, None)
+    today = kernel.default_config(best.shape, best.device.limits)
+    is_today = today == best.config and best.time_us is not None
+    if best.default == today and not is_today:
+        return best
+    ratio, time_us, energy_mj = (1.0, best.time_us, best.energy_mj) if is_today else (None, None, None)
     return replace(
         best,
         default=today,
         default_time_us=time_us,
+        default_energy_mj=energy_mj,
         speedup_over_default=ratio,
         speedup_low=ratio,
         speedup_high=ratio,
     )
 
 
-def _with_todays_paper(best: Best, able: "Sequence[AttentionKernel]") -> Best:
+def _with_todays_paper(best: Best) -> Best:
     from blocktune.kernels.base.paper_rule import first_paper_config
+    from blocktune.kernels.registry import kernels_for
 
-    if best.paper is None:
-        return best
     limits = best.device.limits
+    able = () if best.paper is None else kernels_for(best.shape, limits)
+    if best.paper is None or not able:
+        return best
     of_its_kernel = [kernel for kernel in able if kernel.name == best.paper.kernel]
     if best.paper == first_paper_config(of_its_kernel, best.shape, limits):
         return best
     today = first_paper_config(able, best.shape, limits)
-    return replace(best, paper=today, paper_time_us=best.time_us if today == best.config else None)
+    time_us, energy_mj = (best.time_us, best.energy_mj) if today == best.config else (None, None)
+    return replace(best, paper=today, paper_time_us=time_us, paper_energy_mj=energy_mj)

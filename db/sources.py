@@ -46,6 +46,7 @@ def _is_sqlite(path: Path) -> bool:
 def _stored(place: str, trials: bool) -> Results:
     bests, kept = [], []
     with ResultStore.open(place, read_only=True) as store:
+        store.warn_of_damage()
         for device in store.devices():
             document = document_from(device, store.bests(device), store.trials(device) if trials else None)
             found = records_from(document)

@@ -1,11 +1,10 @@
 """The store: what was measured, kept the moment it was measured."""
 
-from collections.abc import Callable, Iterable
-from math import log2
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from blocktune.db.exchange.document import Document, document_from, shape_order
@@ -13,7 +12,9 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
-from blocktune.db.records.health import StoreHealth, health_of
+from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
+from blocktune.db.records.linked_rows import linked_rows
+from blocktune.db.records.near_shapes import Distance, how_far, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
@@ -167,31 +168,43 @@ class ResultStore:
 
     def best(self, device: DeviceSpec, shape: AttentionShape) -> Best | None:
         """Return the winner of exactly this shape on this device."""
-        query = _bests_on(device).where(BestRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
-        return next(iter(self._read(query, best_of)), None)
+        return next(iter(self.bests(device, shape)), None)
 
-    def bests(self, device: DeviceSpec | None = None) -> list[Best]:
-        """Return all winners, or those of one device."""
-        found = self._read(select(BestRow) if device is None else _bests_on(device), best_of)
+    def bests(self, device: DeviceSpec | None = None, shape: AttentionShape | None = None) -> list[Best]:
+        """Return the winners that match everything given."""
+        query = select(BestRow) if device is None else _bests_on(device)
+        if shape is None:
+            found = self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
+        else:
+            found = self._read(query.where(_is_of(shape)), best_of)
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
         """Return winners of shapes that run the same code on this device (equal direction, data type, head dimensions,
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
-        same = {name: str(getattr(shape, name)) for name in ("direction", "dtype", "causal")}
-        same |= {name: getattr(shape, name) for name in ("head_dim", "head_dim_v")}
-        grouped = ShapeRow.num_heads == ShapeRow.num_heads_kv * shape.group_size
-        query = _bests_on(device).join(BestRow.shape).where(grouped).filter_by(**same)
-        alike = [best for best in self._read(query, best_of) if best.shape.features == shape.features]
-        return sorted(alike, key=lambda best: _distance(best, shape))[:limit]
+        found = self._of_ids(lambda session: session.scalars(nearest_ids(_bests_on(device), shape, limit)))
+        return sorted(found, key=lambda best: how_far(best, shape))
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """Return the winners of a device, as the dispatcher wants them."""
-        return [
-            TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
-            for best in self.bests(device)
-        ]
+        return _configs_of(self.bests(device))
+
+    def configs_near(
+        self, device: DeviceSpec, shapes: Sequence[AttentionShape], distance: Distance, limit: int
+    ) -> list[TunedConfig]:
+        """Return of `configs` what is near one of several shapes of one kind.
+
+        Args:
+            device: of interest.
+            shapes: of one direction, with equal head dimensions, features and sizes of elements.
+            distance: of two shapes.
+            limit: how many winners of an origin for each of the shapes.
+        """
+        query = outlines(_bests_on(device), shapes[0])
+        return _configs_of(
+            self._of_ids(lambda session: nearest_outlines(session.execute(query), shapes, distance, limit))
+        )
 
     def devices(self) -> list[DeviceSpec]:
         """Return the devices that have trials or winners, without their uuid."""
@@ -252,6 +265,10 @@ class ResultStore:
         """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
 
+    def warn_of_damage(self) -> None:
+        """Say what is wrong with a file that is not large: rows may be missing from what it answers."""
+        warn_of_damage(self._engines)
+
     def close(self) -> None:
         """Let go of the database. Nothing waits to be written."""
         self._engines.reader.dispose()
@@ -286,9 +303,23 @@ class ResultStore:
         return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        def transaction() -> list[Record]:
+        return self._reading(lambda session: readable_records(session, query, convert, self.label))
+
+    def _of_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
+        """Return the winners whose ids are chosen in the transaction that reads them."""
+
+        def chosen(session: Session) -> list[Best]:
+            query = select(BestRow).where(BestRow.id.in_(list(choose(session))))
+            return readable_records(session, query, best_of, self.label)
+
+        return self._reading(chosen)
+
+    def _reading(self, work: Callable[[Session], T]) -> T:
+        """Return what a piece of work returns that reads in one transaction."""
+
+        def transaction() -> T:
             with Session(self._engines.reader) as session:
-                return readable_records(session, query, convert, self.label)
+                return work(session)
 
         with translated(self._engines.target):
             return kept_up(transaction, self._engines.lock_timeout_seconds)
@@ -298,7 +329,11 @@ def _bests_on(device: DeviceSpec) -> Select[Any]:
     return select(BestRow).where(BestRow.device_id == id_of(DeviceRow, key=device.key))
 
 
-def _distance(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
-    lengths = abs(log2(best.shape.seqlen_q / shape.seqlen_q)) + abs(log2(best.shape.seqlen_k / shape.seqlen_k))
-    heads = abs(log2(best.shape.batch * best.shape.num_heads / (shape.batch * shape.num_heads)))
-    return lengths, heads, *shape_order(best.shape)
+def _is_of(shape: AttentionShape) -> ColumnElement[bool]:
+    return BestRow.shape_id == id_of(ShapeRow, document=document_of(shape))
+
+
+def _configs_of(bests: Iterable[Best]) -> list[TunedConfig]:
+    return [
+        TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us) for best in bests
+    ]

@@ -85,6 +85,11 @@ def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[Attention
     return tuple(kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
 
 
+def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKernel | None:
+    """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it."""
+    return next((kernel for kernel in competing() if kernel.unsupported(shape, limits) is None), None)
+
+
 def register(kernel: AttentionKernel) -> ExitStack:
     """Add a kernel after those that compete, in this process and in those that it starts from now on.
 

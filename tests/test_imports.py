@@ -36,6 +36,11 @@ def test_pynvml_is_loaded_when_nvml_is_read() -> None:
     assert "pynvml" in loaded_after("from blocktune.kernels.hardware.nvml import driver_version; driver_version()")
 
 
+def test_the_kernels_load_torch_when_they_are_launched() -> None:
+    """It takes longer to load than most commands take."""
+    assert "torch" not in loaded_after("import blocktune.kernels.registry, blocktune.db.rivals, blocktune.db.store")
+
+
 def test_optuna_is_loaded_when_a_search_begins() -> None:
     assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 

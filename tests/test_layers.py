@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,14 @@ OTHER_SIZES = {
 }
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+@cache
+def imported_modules(path: Path) -> tuple[str, ...]:
     """Every module that the file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return tuple(_imported(ast.parse(path.read_text()), path))
+
+
+def _imported(tree: ast.Module, path: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -59,10 +59,12 @@ def measure_again(
     device, wrong, found = current_device(), [], []
     with importable_from_here(), database_of_this_process(db):
         kernel, calls = kernel_and_calls(name, make, grid, param, 0)
-        for sizes, arguments in calls:
-            before = _stored(kernel, arguments, device)
+        known = [_stored(kernel, arguments, device) for _, arguments in calls]  # sizes in a bucket have one winner
+        for (sizes, arguments), before in zip(calls, known, strict=True):
             after = remeasured(kernel, arguments, device)
-            found.append(choice_json(sizes, after.choice) | {"before": _before_json(before), "problem": after.problem})
+            found.append(
+                choice_json(sizes, after.choice) | {"before": _before_json(before, after), "problem": after.problem}
+            )
             wrong += [after.problem] if after.problem else []
             if not as_json:
                 say(_words(sizes, before, after))
@@ -93,11 +95,16 @@ def _words(sizes: Sizes, before: "UserBest | None", after: "Remeasured") -> str:
         return f"{words}: {now}; nothing was known before"
     if before.config == after.winner:
         return f"{words}: the winner stays: {now}, {microseconds(before.time_us)} before"
-    return f"{words}: the winner is now {now}; it was {parameters(before.config.label)}, {microseconds(before.time_us)}"
+    loss = after.loss_of(before.config)
+    was = f"{parameters(before.config.label)}, {microseconds(before.time_us)}"
+    return f"{words}: the winner is now {now}; it was {was}" + (f", and takes {loss:.1%} longer" if loss else "")
 
 
-def _before_json(before: "UserBest | None") -> dict[str, Any] | None:
-    return None if before is None else {"config": before.config.parameters, "time_us": before.time_us}
+def _before_json(before: "UserBest | None", after: "Remeasured") -> dict[str, Any] | None:
+    if before is None:
+        return None
+    loss = after.loss_of(before.config)
+    return {"config": before.config.parameters, "time_us": before.time_us, "loss": loss}
 
 
 def _serves_as(best: "UserBest", device: "DeviceSpec") -> str:

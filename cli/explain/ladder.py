@@ -177,14 +177,14 @@ def _environment(device: "DeviceSpec") -> "Environment":
 
 
 def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
-    from blocktune.tuner.compare.ladder_steps import STANDARD, size
+    from blocktune.tuner.compare.ladder_steps import PYTORCH, size
 
     timing = step.timing
     time_us = timing.median_us if timing else None if climbed.measured else step.predicted_us
     occupied, traffic = step.occupied, step.traffic
     return (
         step.name,
-        step.config.label if step.config else "PyTorch" if step.name == STANDARD else "-",
+        step.config.label if step.config else "PyTorch" if step.name in PYTORCH else "-",
         microseconds(time_us),
         f"{1e-6 * climbed.shape.flops / time_us:.1f}" if time_us else "-",
         _ratio(step.over_before),

@@ -1,12 +1,13 @@
 """The file that `tune ladder --out` writes, one ladder a shape, and the tables that are made of it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document, write_atomically
 from blocktune.cli.shared.render import SCHEMA, commit_sentence
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
@@ -146,19 +147,19 @@ def _software(document: Mapping[str, Any]) -> str:
 
 def _section(row: Mapping[str, Any]) -> str:
     flops = AttentionShape.from_json(row["shape"]).flops
-    lines = [_line(HEADER), _line(["---", "---", *["---:"] * 6, "---", "---"])]
-    lines += [_line(_cells(step, flops)) for step in row["steps"]]
+    table = markdown_table(HEADER, (_cells(step, flops) for step in row["steps"]), words=(0, 1, 8, 9))
     notes = [f"- {step['name']}: {_note(step)}" for step in row["steps"]]
-    return f"{row['label']}:\n\n" + "\n".join(lines) + "\n\n" + "\n".join(notes)
+    return f"{row['label']}:\n\n{table}\n\n" + "\n".join(notes)
 
 
 def _cells(step: Mapping[str, Any], flops: int) -> list[str]:
     timing = step["timing"]
     time_us = timing["median_us"] if timing else step["predicted_us"]
     known = time_us is not None and not step["problem"]
+    pytorch = "PyTorch" if timing or step["hbm_bytes"] else "-"
     return [
         step["name"],
-        KernelConfig.from_json(step["config"]).label if step["config"] else "PyTorch" if step["hbm_bytes"] else "-",
+        KernelConfig.from_json(step["config"]).label if step["config"] else pytorch,
         f"{time_us:,.0f} µs" if known else "-",
         f"{1e-6 * flops / time_us:.1f}" if known else "-",
         *("-" if step[name] is None else f"{step[name]:.2f}x" for name in ("over_before", "over_v2")),
@@ -173,7 +174,3 @@ def _note(step: Mapping[str, Any]) -> str:
     words = f"{step['idea']}."
     words += f" By the models: {step['why']}." if step["why"] else ""
     return f"{words} Not run: {step['problem']}" if step["problem"] else words
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -1,6 +1,7 @@
 """`tune profile`: counters of Nsight Compute next to what the models predict, and the instructions of the loop."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def profile(
         Path | None,
         typer.Option("--from", help="Counters recorded elsewhere: a CSV of `ncu --csv`, or a report (.ncu-rep)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep the counters as a CSV in this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep the counters and what they are of: NAME.counters.csv.")
+    ] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Add the instructions of the compiled loop, by kind.")] = False,
     device: DeviceName = None,
     db: Database = None,
@@ -58,16 +61,26 @@ def profile(
 
     \b
     tune profile --seq 8192 --dim 64
-    tune profile --seq 8192 --dim 64 --kernel flash_fwd --out counters.csv
-    tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from counters.csv
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --out h200.counters.csv
+    tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from h200.counters.csv
     tune profile --seq 8192 --dim 64 --device h200 --sass
     """
     shape, spec = flags.shape(), choose_device(device)
+
+    from blocktune.tuner.profile.counter_file import CounterFile
+    from blocktune.tuner.profile.counters import Counters
+
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
-    counters = _counters(chosen.request, spec, from_file, out, needed=not sass)
+    text = _counted(chosen.request, spec, from_file, needed=not sass or out is not None)
+    counters = None if text is None else Counters.parse(text)
+    if text is not None and CounterFile.says_of_what(text):
+        _require_same(CounterFile.parse(text, str(from_file)).analysis, chosen.request)
     analysis = analysed(chosen, spec)
+    if out is not None and text is not None:
+        today = "" if from_file is not None else datetime.now(UTC).date().isoformat()
+        write_atomically(out, CounterFile(analysis, text, today).text())
     mix = _mix(chosen.request) if sass else None
     if as_json:
         print_json(_json(analysis, counters, mix))
@@ -81,33 +94,39 @@ def profile(
         _show_mix(mix)
 
 
-def _counters(
-    request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, out: Path | None, *, needed: bool
-) -> "Counters | None":
-    """Return the counters of a file, or of a run here; None where there can be none and they are not needed.
+def _counted(request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, *, needed: bool) -> str | None:
+    """Return the counters of a file, or of a run here, as text; None where there can be none and they are not needed.
 
     Raises:
         NoDeviceError: they are needed, and the device or `ncu` is not here.
-        UsageError: there is no counter in what was read.
+        UsageError: the file cannot be read, or the launch failed.
     """
-    from blocktune.tuner.profile.counters import Counters
     from blocktune.tuner.profile.nsight_compute import read_counters, recorded
 
     try:
         if from_file is not None:
-            text = read_counters(from_file)
-        else:
-            _require_present(device)
-            text = recorded(request.shape, request.config)
+            return read_counters(from_file)
+        _require_present(device)
+        return recorded(request.shape, request.config)
     except NoDeviceError as error:
-        if needed or from_file is not None or out is not None:
+        if needed or from_file is not None:
             raise
         note(f"without counters: {error}")
         return None
-    counters = Counters.parse(text)
-    if out is not None:
-        write_atomically(out, text[text.index('"ID"') :])
-    return counters
+
+
+def _require_same(recorded: "Analysis", request: "CompileRequest") -> None:
+    """Check that counters are of the config and shape that the flags name.
+
+    Raises:
+        UsageError: they are of another one.
+    """
+    if (recorded.config, recorded.shape) != (request.config, request.shape):
+        raise UsageError(
+            f"Counters stand next to predictions of the same config, but those of `--from` are of "
+            f"{recorded.config.label} for {recorded.shape.label}, and the flags name {request.config.label} for "
+            f"{request.shape.label}. Change the flags."
+        )
 
 
 def _require_present(device: "DeviceSpec") -> None:
@@ -162,16 +181,10 @@ def _show_counters(analysis: "Analysis", counters: "Counters") -> None:
 
 
 def _row(row: "Row") -> tuple[str, ...]:
+    from blocktune.tuner.profile.comparison import in_words
+
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-    return row.name, _value(row.predicted, row.unit), _value(row.counted, row.unit), ratio, row.remark
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if unit == "bytes":
-        return f"{value / 1e6:,.1f} MB"
-    return f"{value:,.0f}" if not unit else f"{value:,.1f} {unit.replace('us', 'µs')}"
+    return row.name, in_words(row.predicted, row.unit), in_words(row.counted, row.unit), ratio, row.remark
 
 
 def _stall(stall: "Stall") -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.tuner.fleet.streamed_store import packed
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS
 from blocktune.tuner.lab.replay import WORKERS
@@ -70,8 +71,7 @@ def fleet_table(folder: Path) -> str:
         device=sweeps[0].device.name,
         bytes=mean(cost.sent_bytes for cost in costs) / trials / 1e3,
     )
-    lines = [COLUMNS, ["---:"] * len(COLUMNS), *(_row(costs, trials, *fleet) for fleet in FLEETS)]
-    return "\n\n".join((note, "\n".join(f"| {' | '.join(cells)} |" for cells in lines)))
+    return f"{note}\n\n{markdown_table(COLUMNS, (_row(costs, trials, *fleet) for fleet in FLEETS), words=())}"
 
 
 def _row(costs: Sequence[JobCost], trials: int, gpus: int, shapes: int) -> list[str]:

@@ -1,9 +1,10 @@
 """What `tune replay --out` keeps, and the tables that are made of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
 
@@ -120,13 +121,16 @@ def _strategies(document: Mapping[str, Any]) -> str:
         "Seconds are those of compiling and measuring, as recorded."
     )
     where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
-    table = _table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
+    table = markdown_table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
     return "\n\n".join((caption, table, where + (f": {', '.join(alike)}." if alike else ".")))
 
 
 def _model(document: Mapping[str, Any]) -> str:
-    caption = "The model alone, with nothing measured (medians over the shapes, in brackets the worst):"
-    return f"{caption}\n\n{_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
+    caption = (
+        f"The model alone, with nothing measured, on the sweeps of {', '.join(document['devices'])} (medians over the "
+        "shapes, in brackets the worst). Of other devices nothing is claimed:"
+    )
+    return f"{caption}\n\n{markdown_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
 
 
 def fit_table(rows: "Sequence[FitRow]") -> str:
@@ -144,12 +148,12 @@ def fit_table(rows: "Sequence[FitRow]") -> str:
         [row.family, f"`{row.kernel}`", str(row.sweeps), f"{row.median:.2f}", f"{row.low:.2f} to {row.high:.2f}"]
         for row in rows
     ]
-    return f"{caption}\n\n{_table(FIT_COLUMNS, cells)}"
+    return f"{caption}\n\n{markdown_table(FIT_COLUMNS, cells)}"
 
 
 def _racing(document: Mapping[str, Any]) -> str:
     caption = "A race, in which a config gets no more than two rounds if these are so much slower than the best:"
-    return f"{caption}\n\n{_table(RACING_COLUMNS, [racing_cells(row) for row in document['racing']])}"
+    return f"{caption}\n\n{markdown_table(RACING_COLUMNS, [racing_cells(row) for row in document['racing']])}"
 
 
 def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:
@@ -184,12 +188,3 @@ def racing_cells(row: Mapping[str, Any]) -> list[str]:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(columns)
-    return "\n".join(_line(cells) for cells in (names, ["---"] + ["---:"] * (len(names) - 1), *rows))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def untuned_rows(document: Mapping[str, Any]) -> Iterable[list[str]]:
 
 def untuned_tables(document: Mapping[str, Any]) -> str:
     """Return the table of a study and the shapes on which the decision loses most."""
-    lines = [_line(COLUMNS), _line(["---", "---", *["---:"] * 5])]
-    lines += [_line(cells) for cells in untuned_rows(document)]
     cases = sorted(document["left_out"]["shape"]["cases"], key=lambda case: -case["expected"])
     worst = "; ".join(f"{case['shape']['label']} {case['expected']:.3f}" for case in cases[:5])
     skipped = sum(case["passed_over"] > 0 for case in cases)
@@ -73,8 +72,4 @@ def untuned_tables(document: Mapping[str, Any]) -> str:
     told += (
         "not hold; the first one that it holds counts. Kernels that a sweep lacks, as later ones, are no choice there."
     )
-    return "\n\n".join((caption, "\n".join(lines), told))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "\n\n".join((caption, markdown_table(COLUMNS, untuned_rows(document), words=(0, 1)), told))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means, table_line
+from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.compare.report import PEERS
 
@@ -22,11 +23,9 @@ def summary(document: Mapping[str, Any] | None) -> str:
     shown = [row for row in rows if row.shape.seqlen_q in LENGTHS and row.shape.causal is Causal.UPPER_LEFT]
     peers = [name for name in PEERS if any(row.timing(name) for row in shown)]
     header = ("head_dim", "seqlen", *(GUESTS.get(name, PEERS[name]) for name in peers), "tuned", "tuned / best peer")
-    lines = [table_line(header), table_line(["---:"] * len(header))]
-    lines += [
-        table_line(_cells(row, peers)) for row in sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))
-    ]
-    return "\n\n".join((_caption(document, rows[0]), "\n".join(lines), means(rows, RIVALS)))
+    ordered = sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))
+    table = markdown_table(header, (_cells(row, peers) for row in ordered), words=())
+    return "\n\n".join((_caption(document, rows[0]), table, means(rows, RIVALS)))
 
 
 def _caption(document: Mapping[str, Any], row: BenchRow) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from blocktune.cli.pages.feature_tables import passes_table
 from blocktune.cli.pages.readme_rivals import left_out
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.render import commit_sentence
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
@@ -66,10 +67,9 @@ def _section(document: Mapping[str, Any]) -> str:
         own = sorted((row for row in rows if row.shape.head_dim == dim), key=BenchRow.place)
         columns = _columns(own) + _guests(own)
         header = (*HEADER, *(GUESTS.get(name, name) for name in columns), *(LOAD if _is_sustained(document) else ()))
-        lines = [table_line(header), table_line(["---:", "---"] + ["---:"] * (len(header) - 2))]
-        lines += [row.line(columns, with_load=_is_sustained(document)) for row in own]
+        cells = (row.cells(columns, with_load=_is_sustained(document)) for row in own)
         unit = "GB/s of keys and values" if all(row.is_decoding for row in own) else "TFLOP/s"
-        parts.append(f"Head dimension {dim}, {unit}:\n\n" + "\n".join(lines))
+        parts.append(f"Head dimension {dim}, {unit}:\n\n{markdown_table(header, cells, words=(1,))}")
     parts.append(means(rows))
     parts += [table] if (table := passes_table(document)) else []
     return "\n\n".join(parts)
@@ -115,14 +115,14 @@ class BenchRow:
             shape.label,
         )
 
-    def line(self, further: Sequence[str] = (), *, with_load: bool = False) -> str:
+    def cells(self, further: Sequence[str] = (), *, with_load: bool = False) -> list[str]:
         """Return the row's cells; further: kernels, with their own best config, and guests."""
         rates = [self.rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
         load = self._load_cells() if with_load else ()
         columns = (self._rate_of(name) for name in further)
-        return table_line([length, MASKS[self.shape.causal], *rates, self.over_best, *columns, *load])
+        return [length, MASKS[self.shape.causal], *rates, self.over_best, *columns, *load]
 
     @property
     def best_peer(self) -> str | None:
@@ -241,8 +241,3 @@ def means(rows: Iterable[BenchRow], rivals: Mapping[str, str] = RIVALS) -> str:
         if ratios:
             lines.append(f"{geometric_mean(ratios):.3f} over {words} ({len(ratios)} shapes)")
     return f"Geometric means of the tuned config's speed: {'; '.join(lines) or 'none'}."
-
-
-def table_line(cells: Iterable[str]) -> str:
-    """Return a row of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"

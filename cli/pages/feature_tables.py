@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -160,5 +161,4 @@ def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Seque
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    kinds = ["---" if name in WORDS else "---:" for name in header]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, kinds, *rows))
+    return markdown_table(header, rows, words=[place for place, name in enumerate(header) if name in WORDS])

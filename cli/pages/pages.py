@@ -27,7 +27,9 @@ from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
+    counter_tables,
     differential_tables,
+    energy_tables,
     facts,
     fault_tables,
     gpu_test_tables,
@@ -37,6 +39,7 @@ from blocktune.cli.pages.recorded import (
     sanitizer_tables,
     shipped_tables,
     split_tables,
+    ui_tables,
 )
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
@@ -63,13 +66,16 @@ def _ladder(path: Path) -> str:
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (lambda path: path.name == FLEET, fleet_table),
+    (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),
     (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(energy_tables.SUFFIX), energy_tables.block),
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(ui_tables.SUFFIX), ui_tables.block),
     (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),

@@ -29,6 +29,7 @@ SCRIPTS = (
     "heat_maps.js",
     "config_details.js",
     "times.js",
+    "counters.js",
     "search.js",
     "shapes.js",
     "start.js",

@@ -11,6 +11,7 @@ from blocktune.cli.report.sources import Sources
 if TYPE_CHECKING:
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.tuner.lab.sweep_file import Sweep
+    from blocktune.tuner.profile.counter_file import CounterFile
 
 THROTTLED = {
     0x02: "clocks set by an application",
@@ -51,6 +52,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "rungs": _rungs(sources, layers),
         "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
         "differences": _differences(sources),
+        "counters": [_counters(name, file) for name, file in sources.counters.items()],
         **views,
     }
 
@@ -58,6 +60,23 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
 def _headline(sweep: "Sweep") -> dict[str, Any]:
     """Return what names a sweep before it is unpacked."""
     return {"label": sweep.label, "shape_label": sweep.shape.label, "device": sweep.device.name}
+
+
+def _counters(name: str, file: "CounterFile") -> dict[str, Any]:
+    """Return every prediction of a recorded config next to its counter, and what its warps waited for."""
+    from blocktune.tuner.cost.term_texts import terms_of
+
+    analysis, terms = file.analysis, terms_of(file.analysis.shape)
+    return {
+        "name": name,
+        "device": analysis.device.name,
+        "label": analysis.shape.label,
+        "config": analysis.config.label,
+        "recorded_on": file.recorded_on,
+        "launches": [launch.kernel for launch in file.counters.launches],
+        "rows": [row.to_json() for row in file.rows()],
+        "stalls": [stall.to_json() | {"words": terms.get(stall.term, "").partition(":")[0]} for stall in file.stalls()],
+    }
 
 
 def _rungs(sources: Sources, layers: "Sequence[ConfigSource]") -> dict[str, dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.report.sources import Sources, read_sources, shipped_documents
+from blocktune.cli.report.sources import Sources, read_sources, shipped_counters, shipped_documents
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_optional_shape_flags
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.values.shape import AttentionShape
 
-MAX_SWEEPS = 40
+MAX_SWEEPS = 50
 """Of one report: with more the file would be slow to open."""
 
 
@@ -32,8 +32,8 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[PLACE]...",
-            help="Sweeps, databases, exports and what `tune bench`, `ladder`, `replay` and `noise` wrote, or folders "
-            "of them.  [default: the database and what ships]",
+            help="Sweeps, databases, exports and what `tune bench`, `ladder`, `replay`, `noise` and `profile` wrote, "
+            "or folders of them.  [default: the database and what ships]",
             show_default=False,
         ),
     ] = None,
@@ -101,6 +101,7 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
         sources.sweeps += sweeps_of(store.trials())
     sources.winners += list(shipped_winners())
     sources.documents += shipped_documents()
+    sources.counters |= shipped_counters()
     path = miss_path()
     sources.misses = {} if path is None else read_misses(path)
 
@@ -166,7 +167,7 @@ def _say_what(out: Path, sources: Sources, size_bytes: int, *, as_json: bool) ->
         "sweeps": len(sources.sweeps),
         "winners": len(sources.winners),
         "kernels": len(sources.kernels),
-        "documents": len(sources.documents),
+        "documents": len(sources.documents) + len(sources.counters),
     }
     if as_json:
         print_json(counts)

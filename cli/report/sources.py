@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.user_records import UserBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.lab.sweep_file import Sweep
+    from blocktune.tuner.profile.counter_file import CounterFile
 
 KINDS = {BENCH: "bench", LADDER: "ladder", REPLAY: "replay", NOISE: "noise"}
 """Of the documents that views are made of, the word for each by its `format`."""
@@ -42,6 +43,7 @@ class Sources:
 
     kernels: the winners of autotuned kernels.
     misses: how often the user's own calls found no measurement, by device and shape.
+    counters: what Nsight Compute counted, by the name of the file.
     before: the winners of another store to compare with, None for no comparison.
     """
 
@@ -50,6 +52,7 @@ class Sources:
     documents: list[Document] = field(default_factory=list)
     kernels: "list[UserBest]" = field(default_factory=list)
     misses: Mapping[Miss, int] = field(default_factory=dict)
+    counters: "dict[str, CounterFile]" = field(default_factory=dict)
     before: "list[Best] | None" = None
 
     def of_kind(self, kind: str) -> list[Document]:
@@ -88,9 +91,14 @@ class Sources:
     def _add_file(self, path: Path, *, named: bool) -> None:
         """Read one file; of a folder's files, those of other formats are passed over. What is no JSON is a database."""
         from blocktune.tuner.lab.sweep_file import SUFFIX, load_sweep
+        from blocktune.tuner.profile.counter_file import SUFFIX as COUNTERS
+        from blocktune.tuner.profile.counter_file import CounterFile
 
         if path.name.endswith(SUFFIX):
             self.sweeps.append(load_sweep(path))
+            return
+        if path.name.endswith(COUNTERS):
+            self.counters[path.name] = CounterFile.read(path)
             return
         form = _format_of(path) if path.suffix == ".json" else RESULTS
         if form == RESULTS:
@@ -120,6 +128,21 @@ def read_sources(places: Iterable[Path]) -> Sources:
     return sources
 
 
+def shipped_counters() -> "dict[str, CounterFile]":
+    """Return the counters that are part of the package, by the names of their files."""
+    from importlib import resources
+
+    from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+    from blocktune.tuner.profile.counter_file import SUFFIX, CounterFile
+
+    entries = sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name: CounterFile.parse(entry.read_text(encoding="utf-8"), entry.name)
+        for entry in entries
+        if entry.name.endswith(SUFFIX)
+    }
+
+
 def shipped_documents() -> list[Document]:
     """Return the documents that are part of the package."""
     from importlib import resources
@@ -136,8 +159,10 @@ def shipped_documents() -> list[Document]:
 
 
 def _files_in(folder: Path) -> Sequence[Path]:
-    """Return the sweeps and JSON files of a folder and of those in it, by name."""
-    return sorted(path for path in folder.rglob("*") if path.name.endswith((".sweep.json.gz", ".json")))
+    """Return the sweeps, counters and JSON files of a folder and of those in it, by name."""
+    return sorted(
+        path for path in folder.rglob("*") if path.name.endswith((".sweep.json.gz", ".json", ".counters.csv"))
+    )
 
 
 def _format_of(path: Path) -> str | None:

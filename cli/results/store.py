@@ -49,22 +49,21 @@ def list_bests(
     tune list --device h200 --json
     tune list --shipped
     """
-    from blocktune.db.rivals import with_todays_rivals
+    from blocktune.db.rivals import with_todays_default, with_todays_rivals
 
     only = choose_device(device) if device else None
     found = [] if shipped else _stored(db, only)
     source = "database" if found else "shipped"
     found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
-    bests = [with_todays_rivals(best) for best in found]
     kernels = [] if shipped else _stored_kernels(db, only)
     if as_json:
-        listed = [winner_json(best) | {"source": source} for best in bests]
+        listed = [winner_json(with_todays_rivals(best)) | {"source": source} for best in found]
         print_json({"bests": listed, "kernels": [kernel_json(best, []) for best in kernels]})
         return
     rows = [
         (source, best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us),
          speedup(best))
-        for best in bests
+        for best in map(with_todays_default, found)
     ]  # fmt: skip
     print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
     if kernels:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.selection.fallback import Candidate
     from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -69,8 +70,29 @@ class Answer:
         }
 
     def _facts(self, found: "Candidate") -> dict[str, Any]:
-        predicted_us = None if self.winner is None else self.winner.predicted_us
-        return {"time_us": found.time_us, "predicted_us": predicted_us, "origin": str(found.origin)}
+        winner = self.winner
+        return {
+            "time_us": found.time_us,
+            "energy_mj": None if winner is None else winner.energy_mj,
+            "predicted_us": None if winner is None else winner.predicted_us,
+            "origin": str(found.origin),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _NearConfigs:
+    """What a server recommends for one shape: it has many more that no rung would take."""
+
+    store: "ResultStore"
+    shape: "AttentionShape"
+
+    def configs(self, device: "DeviceSpec") -> "list[TunedConfig]":
+        """Return the winners on this device that the ladder may take for the shape."""
+        from blocktune.kernels.selection.fallback import MAX_NEIGHBOURS, distance
+        from blocktune.kernels.selection.untuned import representative
+
+        shapes = (self.shape, representative(self.shape))
+        return self.store.configs_near(device, shapes, distance, MAX_NEIGHBOURS + 1)
 
 
 def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer:
@@ -88,9 +110,11 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
     layers: list[ConfigSource] = [JsonConfigs()]
     if store is not None:
         path = StoreTarget.of(db).path
-        layers.insert(0, store if path is None else SqliteConfigs(path))
+        layers.insert(0, _NearConfigs(store, shape) if path is None else SqliteConfigs(path))
     candidate, passed_over = _climb_down(layers, device, shape)
-    own = _winner_behind(candidate, store.bests() if store is not None else ())
+    own = None
+    if store is not None and candidate is not None and candidate.tuned_for is not None:
+        own = _winner_behind(candidate, store.bests(shape=candidate.tuned_for))
     winner = own or _winner_behind(candidate, shipped_winners())
     predicted = {} if store is None or winner is None else predictions(store, winner)
     return Answer(device, shape, candidate, winner, own is None, predicted, passed_over)

@@ -124,6 +124,11 @@ def microseconds(time_us: float | None) -> str:
     return "-" if time_us is None else f"{time_us:,.1f} µs"
 
 
+def millijoules(energy_mj: float | None) -> str:
+    """Return an energy for people; a dash where there is none."""
+    return "-" if energy_mj is None else f"{energy_mj:,.1f} mJ"
+
+
 def percent(fraction: float | None) -> str:
     """Return a fraction for people; a dash where there is none."""
     return "-" if fraction is None else f"{100 * fraction:.4g} %"

@@ -28,6 +28,7 @@ def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultS
         yield None
         return
     with ResultStore.open(db) if writes else ResultStore.open_to_read(db) as store:
+        store.warn_of_damage()
         yield store
 
 

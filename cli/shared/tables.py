@@ -46,8 +46,10 @@ def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:
     widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
     surplus = 0 if width is None else max(0, sum(widths) + GAP * (len(widths) - 1) - width)
     widest = widths.index(max(widths))
+    if not surplus:
+        return widths
     longest_word = max((_cells(word) for row in rows for word in row[widest].split()), default=0)
-    if surplus and widths[widest] - surplus < max(LEAST_WRAPPED, longest_word):
+    if widths[widest] - surplus < max(LEAST_WRAPPED, longest_word):
         return None
     widths[widest] -= surplus
     return widths
@@ -55,6 +57,8 @@ def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:
 
 def _cells(text: str) -> int:
     """Return the columns of a terminal that a text takes."""
+    if text.isascii() and text.isprintable():
+        return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)

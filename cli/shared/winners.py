@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.render import microseconds
+from blocktune.cli.shared.render import microseconds, millijoules
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
 
-COLUMNS = ("", "config", "time", "predicted", "against the default")
+COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 
 
 Predictions = Mapping["KernelConfig", float | None]
@@ -48,9 +48,20 @@ def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[st
     return {
         "device": best.device.to_json(),
         "shape": shape_json(best.shape),
-        "best": config_json(best.config, time_us=best.time_us, predicted_us=best.predicted_us, origin=str(best.origin)),
-        "default": config_json(best.default, time_us=best.default_time_us, predicted_us=default_us),
-        "paper": config_json(best.paper, time_us=best.paper_time_us, predicted_us=paper_us),
+        "best": config_json(
+            best.config,
+            time_us=best.time_us,
+            energy_mj=best.energy_mj,
+            predicted_us=best.predicted_us,
+            origin=str(best.origin),
+        ),
+        "default": config_json(
+            best.default, time_us=best.default_time_us, energy_mj=best.default_energy_mj, predicted_us=default_us
+        ),
+        "paper": config_json(
+            best.paper, time_us=best.paper_time_us, energy_mj=best.paper_energy_mj, predicted_us=paper_us
+        ),
+        "objective": best.objective,
         "speedup_over_default": _speedup_json(best),
         "kernel_hash": best.kernel_hash,
         "environment": asdict(best.environment),
@@ -68,20 +79,29 @@ def _speedup_json(best: "Best") -> dict[str, float | None] | None:
 def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
     """Return the winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
     default_us = None if best.default is None else predicted.get(best.default)
-    rivals = (("default", best.default, best.default_time_us), ("paper rule", best.paper, best.paper_time_us))
-    rows = [_row("winner", best.config, best.time_us, best.predicted_us, _against_default(best, default_us))]
-    for name, config, time_us in rivals:
+    rivals = (
+        ("default", best.default, best.default_time_us, best.default_energy_mj),
+        ("paper rule", best.paper, best.paper_time_us, best.paper_energy_mj),
+    )
+    against = _against_default(best, default_us)
+    rows = [_row("winner", best.config, best.time_us, best.energy_mj, best.predicted_us, against)]
+    for name, config, time_us, energy_mj in rivals:
         if config is not None:
             predicted_us = predicted.get(config)
             ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, predicted_us, "predicted ")
-            rows.append(_row(name, config, time_us, predicted_us, ratio))
+            rows.append(_row(name, config, time_us, energy_mj, predicted_us, ratio))
     return rows
 
 
 def _row(
-    name: str, config: "KernelConfig", time_us: float | None, predicted_us: float | None, ratio: str
+    name: str,
+    config: "KernelConfig",
+    time_us: float | None,
+    energy_mj: float | None,
+    predicted_us: float | None,
+    ratio: str,
 ) -> tuple[str, ...]:
-    return name, config.label, microseconds(time_us), microseconds(predicted_us), ratio
+    return name, config.label, microseconds(time_us), millijoules(energy_mj), microseconds(predicted_us), ratio
 
 
 def _against_default(best: "Best", default_us: float | None) -> str:
@@ -105,8 +125,11 @@ def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> s
 
 
 def origin_text(best: "Best") -> str:
-    """Return the origin, with the regime of what was measured."""
-    return f"{best.origin}, {best.environment.regime}" if best.time_us is not None else str(best.origin)
+    """Return the origin, with the regime of what was measured, and by what it was chosen if not by time."""
+    if best.time_us is None:
+        return str(best.origin)
+    chosen = "" if best.objective == "time" else f", chosen by {best.objective}"
+    return f"{best.origin}, {best.environment.regime}{chosen}"
 
 
 def provenance(best: "Best") -> str:

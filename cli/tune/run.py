@@ -19,7 +19,7 @@ from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
 from blocktune.cli.tune.run_many import run_many
-from blocktune.db.records.records import Regime
+from blocktune.db.records.records import Objective, Regime
 from blocktune.tuner.fleet.ray_cluster import ANY
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
@@ -60,6 +60,9 @@ def run(
             "--regime", help=f"GPU rests between rounds, or works without a break.  [default: {DEFAULT_REGIME}]"
         ),
     ] = None,
+    objective: Annotated[
+        Objective, typer.Option("--objective", help="Of the finals: the fastest, or the least energy of a launch.")
+    ] = Objective.TIME,
     sampler: Annotated[
         str,
         typer.Option(
@@ -120,6 +123,7 @@ def run(
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60
+    tune run --seq 8192 --dim 64 --objective energy
     tune run --seq 8192 --dim 64 --sampler tpe --study search.db
     tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """
@@ -148,6 +152,7 @@ def run(
         "kernels": [get_kernel(name) for name in kernel] if kernel else None,
         "exhaustive": exhaustive,
         "regime": regime,
+        "objective": objective,
         "sampler": sampler,
         "study": study,
         "seed": seed,

@@ -124,6 +124,7 @@ def jobs_of(
             exhaustive=exhaustive,
             configs=configs(shape) if exhaustive else 0,
             regime=search["regime"],
+            objective=search["objective"],
             sampler=search["sampler"],
             study=search["study"],
             seed=search["seed"],

@@ -1,6 +1,7 @@
 """The files of the live page: the report's own, served one by one, and a few scripts that keep them up to date."""
 
 import functools
+import threading
 from importlib import resources
 
 from blocktune.cli.report.page import SCRIPTS as REPORT_SCRIPTS
@@ -31,9 +32,17 @@ def live_page() -> str:
     )
 
 
-@functools.cache
+_making = threading.Lock()
+
+
 def file_text(name: str) -> str:
-    """Return the text of one of `FILES`."""
+    """Return the text of one of `FILES`; whoever asks while it is made waits, since that takes a second."""
+    with _making:
+        return _file_text(name)
+
+
+@functools.cache
+def _file_text(name: str) -> str:
     match name:
         case "vega.js":
             return vega()

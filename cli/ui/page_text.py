@@ -8,7 +8,7 @@ from typing import Any
 
 from blocktune.cli.report.page import json_text
 from blocktune.cli.report.page_data import page_data
-from blocktune.cli.report.sources import Sources, shipped_documents
+from blocktune.cli.report.sources import Sources, shipped_counters, shipped_documents
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.ui.forms import shape_fields
 from blocktune.cli.ui.live_store import LiveStore
@@ -62,6 +62,7 @@ class PageText:
             winners=[*winners, *named.winners, *shipped_winners()],
             documents=[*named.documents, *shipped_documents()],
             misses=named.misses,
+            counters={**named.counters, **shipped_counters()},
         )
         data = page_data(sources, self._layers(winners), now=datetime.now(UTC))
         return data | {"fields": shape_fields()}

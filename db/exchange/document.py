@@ -49,7 +49,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.values.column_kinds import plain_values
+from blocktune.kernels.values.column_kinds import document_values, plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -109,7 +109,7 @@ def _best_json(best: Best) -> Document:
         "origin": str(best.origin),
         "default": None if best.default is None else best.default.to_json(),
         "paper": None if best.paper is None else best.paper.to_json(),
-        **plain_values(best),
+        **document_values(best),
     }
 
 
@@ -118,7 +118,7 @@ def _trial_json(trial: Trial) -> Document:
         "outcome": str(trial.outcome),
         "resources": None if trial.resources is None else plain_values(trial.resources),
         "telemetry": plain_values(trial.telemetry),
-        **plain_values(trial),
+        **document_values(trial),
     }
 
 

@@ -74,6 +74,7 @@ def _row(trial: Trial) -> Row:
         "time_us": trial.time_us,
         "relative_to_anchor": trial.relative_to_anchor,
         "samples_us": list(trial.samples_us),
+        "energy_mj": trial.energy_mj,
         "predicted_us": trial.predicted_us,
         "blocks_per_sm": trial.blocks_per_sm,
         "occupancy": trial.occupancy,

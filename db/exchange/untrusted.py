@@ -17,13 +17,25 @@ _SHOWN_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class Untrusted:
-    """A value and where it stands in the document, such as `bests[3].time_us`.
+    """A value and where it stands in the document: its name or index, and what holds it.
 
     Every method raises `ImportRejectedError` when its rule is broken.
     """
 
     value: Any
-    path: str = "document"
+    place: str | int = "document"
+    holder: "Untrusted | None" = None
+
+    @property
+    def path(self) -> str:
+        """The place in the document, such as `bests[3].time_us`. Only a broken rule needs the text."""
+        if self.holder is None:
+            return str(self.place)
+        outer = self.holder.path
+        if isinstance(self.place, int):
+            return f"{outer}[{self.place}]"
+        name = shown(self.place[:_SHOWN])
+        return name if outer == "document" else f"{outer}.{name}"
 
     def reject(self, rule: str) -> NoReturn:
         raise ImportRejectedError(
@@ -54,9 +66,13 @@ class Untrusted:
         return {name: self._field(name) for name in self.value}
 
     def items(self, limit: int) -> "list[Untrusted]":
+        return [Untrusted(item, index, self) for index, item in enumerate(self.values(limit))]
+
+    def values(self, limit: int) -> list[Any]:
+        """Return what a list holds, for a reader that hands its entries on to a check of their own."""
         if not isinstance(self.value, list) or len(self.value) > limit:
             self.reject(f"a list of up to {limit} entries")
-        return [Untrusted(item, f"{self.path}[{index}]") for index, item in enumerate(self.value)]
+        return self.value
 
     def text(self, longest: int) -> str:
         """Return a name or version. What a terminal would obey instead of showing has no place in it."""
@@ -105,8 +121,7 @@ class Untrusted:
             self.reject(f"{meaning} ({shown(str(error), _SHOWN_REASON)})")
 
     def _field(self, name: str) -> "Untrusted":
-        place = shown(name[:_SHOWN])
-        return Untrusted(self.value[name], place if self.path == "document" else f"{self.path}.{place}")
+        return Untrusted(self.value[name], name, self)
 
 
 def _cut(value: Any) -> str:

@@ -6,7 +6,6 @@ constructors.
 """
 
 import re
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ MAX_TEXT = 200
 MAX_NAME = 256
 POWER_W = Whole(0, 100_000)
 
+_VERSIONS = ("triton", "ptxas", "torch", "cuda", "driver")
 _SOURCE_HASH = re.compile("[0-9a-f]{16}")
 
 
@@ -102,12 +102,11 @@ def require_sound_environment(environment: Environment) -> None:
     Raises:
         UsageError: one is no printable text, or a number is out of range.
     """
-    values = asdict(environment)
-    if not isinstance(values.pop("regime"), Regime):
+    if not isinstance(environment.regime, Regime):
         raise _broken(f"one of the regimes {', '.join(Regime)}", "regime", environment.regime)
-    require_sound_value(Whole(), "protocol", values.pop("protocol"))
-    require_sound_value(POWER_W, "power_limit_w", values.pop("power_limit_w"))
-    _require_text(MAX_TEXT, **values)
+    require_sound_value(Whole(), "protocol", environment.protocol)
+    require_sound_value(POWER_W, "power_limit_w", environment.power_limit_w)
+    _require_text(MAX_TEXT, **{name: getattr(environment, name) for name in _VERSIONS})
 
 
 def _require_measured(record: Any) -> None:

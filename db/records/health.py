@@ -1,5 +1,6 @@
 """The state of a store, for `tune doctor`."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,9 +35,15 @@ from blocktune.db.tables.schema import version_of
 from blocktune.db.tables.sqlite_file import log_of
 from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
+from blocktune.kernels.stored.foreign_text import shown
+
+logger = logging.getLogger("blocktune")
 
 MOST_ROWS_OF_A_SERVER = 20_000
 """Of each table that are looked at, the newest: those of a fleet would take an hour."""
+
+MOST_CHECKED_BYTES = 16 << 20
+"""Of a file that is checked before each command that reads it, which takes up to 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +90,32 @@ def health_of(engines: StoreEngines) -> StoreHealth:
         )
 
 
+def warn_of_damage(engines: StoreEngines) -> None:
+    """Say what is wrong with a file, unless it is large: without a word, an index that lost a row would hide it.
+
+    Raises:
+        StoreError: it cannot be read at all.
+    """
+    target = engines.target
+    if target.path is None or _file_bytes(target.path) > MOST_CHECKED_BYTES:
+        return
+    with translated(target), engines.reader.connect() as connection:
+        (found,) = _pragma(connection, "integrity_check(1)")
+    if found != "ok":
+        logger.warning(
+            "%s is damaged (%s), so that rows may be missing from what it answers. `tune doctor --recover` saves what "
+            "can be read.",
+            target.label,
+            shown(str(found).splitlines()[-1]),
+        )
+
+
 def _integrity(connection: Connection) -> str:
     """Return `ok`, or empty for a server, or what is wrong: with the file, else with links between rows, else with
     rows."""
     is_file = connection.dialect.name == "sqlite"
     sound = ["ok"] if is_file else []
-    pages = _pragma(connection, "quick_check(10)") if is_file else []
+    pages = _pragma(connection, "integrity_check(10)") if is_file else []
     if pages != sound:
         return "; ".join(map(str, pages))
     broken = len(_pragma(connection, "foreign_key_check")) if is_file else 0

@@ -42,6 +42,14 @@ class Regime(StrEnum):
     """It works without a break, large ones at their power cap."""
 
 
+class Objective(StrEnum):
+    """What the finals choose a winner by."""
+
+    TIME = "time"
+    ENERGY = "energy"
+    """Of a launch, by NVML's counter of the whole card."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """The software and the regime that a time depends on. Two trials with equal `digest` are comparable."""

@@ -21,6 +21,9 @@ from blocktune.kernels.values.shape import AttentionShape
 
 Record = Trial | Best | UserTrial | UserBest
 
+_PLAIN = {str, int, float, bool}
+"""The types of most values, which are JSON as they are."""
+
 
 def record_checksum(record: Record) -> str:
     """Return the checksum of a trial's or winner's row.
@@ -29,11 +32,21 @@ def record_checksum(record: Record) -> str:
     """
     imported = isinstance(record, Trial) and record.imported  # the row of such a trial has no room for the GPU
     values = {"gpu_uuid": None if imported else record.device.uuid}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.default is MISSING or value != field.default:
-            values[field.name] = _plain(value)
+    for name, default in _defaults_of(type(record)):
+        value = getattr(record, name)
+        if default is MISSING or value != default:
+            values[name] = value if type(value) in _PLAIN else _plain(value)
     return checksum_of(values)
+
+
+_DEFAULTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {}
+
+
+def _defaults_of(record_type: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a record with their defaults."""
+    if record_type not in _DEFAULTS:  # thousands of rows share a few types
+        _DEFAULTS[record_type] = tuple((field.name, field.default) for field in fields(record_type))
+    return _DEFAULTS[record_type]
 
 
 def served_checksum(best: Best) -> str:

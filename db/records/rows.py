@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
+from blocktune.db.records.linked_rows import LinkedRow, links_of
 from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
 from blocktune.db.records.row_checksums import Record, device_checksum, record_checksum
 from blocktune.db.tables.models import (
@@ -43,15 +44,14 @@ def document_of(value: AttentionShape | KernelConfig | DeviceSpec) -> str:
     return json.dumps(value.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow) -> None:
+def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow | LinkedRow) -> None:
     """Check that the rows that a row refers to are there: one that leads nowhere must not vanish in silence.
 
     Raises:
         UsageError: one is not.
     """
-    for key in row.__table__.foreign_keys:
-        name = key.parent.name.removesuffix("_id")
-        if getattr(row, key.parent.name) is not None and getattr(row, name) is None:
+    for name in links_of(row.__table__):
+        if getattr(row, name) is None and getattr(row, f"{name}_id") is not None:
             raise UsageError(
                 f"A row of `{row.__tablename__}` must refer to a {name} that is there, but row {row.id} does not."
             )
@@ -127,7 +127,7 @@ def config_columns(config: KernelConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
 
 
-def trial_of(row: TrialRow) -> Trial:
+def trial_of(row: TrialRow | LinkedRow) -> Trial:
     """Return the record of this row.
 
     Raises:
@@ -154,7 +154,7 @@ def trial_of(row: TrialRow) -> Trial:
     return trial
 
 
-def best_of(row: BestRow) -> Best:
+def best_of(row: BestRow | LinkedRow) -> Best:
     """Return the record of this row.
 
     Raises:
@@ -184,10 +184,15 @@ def environment_of(row: EnvironmentRow) -> Environment:
     Raises:
         ValueError: the regime is unknown.
     """
-    return Environment.from_json({name: getattr(row, name) for name in _ENVIRONMENT})
+    return _parsed_environment(*[getattr(row, name) for name in _ENVIRONMENT])
 
 
 # A sweep's trials share one device and one shape; parsing each once keeps reading thousands of rows quick.
+@lru_cache(maxsize=64, typed=True)
+def _parsed_environment(*values: Any) -> Environment:
+    return Environment.from_json(dict(zip(_ENVIRONMENT, values, strict=True)))
+
+
 @lru_cache(maxsize=64)
 def _parsed_device(document: str, uuid: str | None) -> DeviceSpec:
     return replace(DeviceSpec.from_json(json.loads(document)), uuid=uuid)

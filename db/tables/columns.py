@@ -2,23 +2,25 @@
 
 The tables (db/tables/models.py), the bounds, rows and documents of the records that inherit from these classes, and
 sweep files are derived from the fields. They stand in the order of the table's columns: the recovery of a damaged file
-(db/recovery/salvage.py) has nothing else to know a column by, and a new one comes last: after the checksums, which
-follow these in the tables. A new field needs a migration, and whoever measures it.
+(db/recovery/salvage.py) has nothing else to know a column by. A new one is `Later()`: it comes last, after the
+checksums, which follow these in the tables. A new field needs a migration, and whoever measures it.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from blocktune.kernels.values.column_kinds import Derived, Prose, Real, Several, Whole, Word
+from blocktune.kernels.values.column_kinds import Derived, Later, Prose, Real, Several, Whole, Word
 
 TIME = Real(1e-3, 1e10, decimals=3)  # up to nearly three hours for one call; CUDA's events resolve 0.5 us
 RATIO = Real(1e-6, 1e6)
 ANCHOR_RATIO = Real(1e-6, 1e6, decimals=6)
 SECONDS = Real(0, 1e7, decimals=3)
 FRACTION = Real(0, 1)
+ENERGY = Real(1e-6, 1e10, decimals=3)
 ROUNDS = Several(TIME, 10_000)
 LIMITERS = Several(Word(32, "[a-z_]{1,32}", "the name of a limit"), 16)
 ERROR = Prose(1_000_000)
+OBJECTIVE = Word(16, "time|energy", "an objective")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class TrialColumns:
     time_us: the median of samples_us.
     relative_to_anchor: the median of time over the anchor's time in the same round; None when it was not timed.
     samples_us: the timed rounds.
+    energy_mj: of a launch, by bursts in the finals; None for who did not take part, and where the GPU does not tell it.
     """
 
     error: Annotated[str, ERROR] = ""
@@ -41,6 +44,7 @@ class TrialColumns:
     blocks_per_sm: Annotated[int | None, Whole(0, 1024), Derived()] = None
     occupancy: Annotated[float | None, FRACTION, Derived()] = None
     limiters: Annotated[tuple[str, ...], LIMITERS, Derived()] = ()
+    energy_mj: Annotated[float | None, ENERGY, Later()] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,9 @@ class Telemetry:
 
     sm_clock_mhz, memory_clock_mhz: medians.
     temperature_c: the highest.
-    power_w: the mean of a measurement that took a second or more, and None for shorter ones: NVML's own power is a mean
-        over the last second, so a sample of a candidate's rounds shows what ran before them.
+    power_w: the mean of a measurement that took a second or more, or of the bursts of a finalist, and None for shorter
+        ones: NVML's own power is a mean over the last second, so a sample of a candidate's rounds shows what ran before
+        them.
     throttle_reasons: every reason that occurred, as bits.
     """
 
@@ -68,6 +73,8 @@ class BestColumns:
 
     speedup_over_default and its low/high are ratios of the default's time to the winner's in the interleaved final
     rounds (median, 5th and 95th percentile); None when nothing was measured.
+    energy_mj and its likes are of a launch; None where the GPU does not tell it. objective: by which the winner was
+    chosen, a name of `Objective`.
     """
 
     time_us: Annotated[float | None, TIME] = None
@@ -78,6 +85,10 @@ class BestColumns:
     speedup_low: Annotated[float | None, RATIO] = None
     speedup_high: Annotated[float | None, RATIO] = None
     trials: Annotated[int, Whole()] = 0
+    energy_mj: Annotated[float | None, ENERGY, Later()] = None
+    default_energy_mj: Annotated[float | None, ENERGY, Later()] = None
+    paper_energy_mj: Annotated[float | None, ENERGY, Later()] = None
+    objective: Annotated[str, OBJECTIVE, Later()] = "time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

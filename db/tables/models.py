@@ -77,8 +77,8 @@ def checksum_column() -> Mapped[str | None]:
 
 
 def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, MappedColumn[Any]]:
-    """Return the columns of a record's measured values. They go into the body of a table's class by `locals().update`,
-    where they keep their place among the other columns.
+    """Return the columns of a record's measured values, later ones apart. They go into the body of a table's class by
+    `locals().update`, where they keep their place among the other columns.
 
     Args:
         record_type: declares them, see db/tables/columns.py.
@@ -87,6 +87,20 @@ def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, Map
     return {
         column.name: mapped_column(_sql_type(column.kind), nullable=optional or column.optional)
         for column in columns_of(record_type)
+        if not column.later
+    }
+
+
+def measured_later(record_type: type[Any]) -> dict[str, MappedColumn[Any]]:
+    """Return the columns of a record's later values, which come last in the table. Rows of before have the default."""
+    return {
+        column.name: mapped_column(
+            _sql_type(column.kind),
+            nullable=column.optional,
+            server_default=null() if column.default is None else str(column.default),
+        )
+        for column in columns_of(record_type)
+        if column.later
     }
 
 
@@ -212,6 +226,7 @@ class TrialRow(Base):
     outcome: Mapped[str] = mapped_column(String(32))
     locals().update(measured(TrialColumns) | measured(KernelResources, optional=True) | measured(Telemetry))
     checksum: Mapped[str | None] = checksum_column()
+    locals().update(measured_later(TrialColumns))
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")
@@ -244,6 +259,7 @@ class BestRow(Base):
     locals().update(measured(BestColumns))
     checksum: Mapped[str | None] = checksum_column()
     served_checksum: Mapped[str | None] = checksum_column()
+    locals().update(measured_later(BestColumns))
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")

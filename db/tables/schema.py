@@ -30,7 +30,7 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 
-CURRENT = "0005"
+CURRENT = "0006"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"

@@ -9,7 +9,6 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
 from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
-from blocktune.kernels.dispatch.autograd import Layout
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -19,6 +18,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -134,8 +134,9 @@ def flash_attn_varlen_func(
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
-    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, *numbers)
-    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, s_aux)
+    shared = cu_seqlens_k is cu_seqlens_q  # as in self-attention; guards take no tensor twice
+    way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, shared, *numbers)
+    tensors = (q, k, v, alibi_slopes, cu_seqlens_q, None if shared else cu_seqlens_k, s_aux)
     served = None if is_compiling() or block_table is not None else dispatcher.way(way, *tensors)
     if served is not None:
         out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.autograd import GeneralPlan, Served
+from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.engine import run
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.plan import EIGHT_BITS, is_capturing, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction

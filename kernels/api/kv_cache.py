@@ -10,7 +10,7 @@ from blocktune.kernels.api.cache.appending import append, append_in_one, capacit
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
-from blocktune.kernels.dispatch.autograd import Layout, Served
+from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
@@ -20,6 +20,8 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -86,8 +88,8 @@ def flash_attn_with_kvcache(
     way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
     tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, s_aux)
     number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
-    moved = any(own is not None for own in (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad))
-    served = None if moved or is_compiling() else dispatcher.way(way, *tensors)
+    stays = rotary_cos is None and rotary_sin is None and cache_batch_idx is None and cache_leftpad is None
+    served = dispatcher.way(way, *tensors) if stays and not is_compiling() else None
     if served is not None:
         out, lse = _again(served, number, *tensors)
         return (out, lse) if return_softmax_lse else out
@@ -114,7 +116,7 @@ def flash_attn_with_kvcache(
     asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
     asked["sinks"] = sinks
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-    ahead, repeats = None, not moved and table is block_table
+    ahead, repeats = None, stays and table is block_table
     if new is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
@@ -122,6 +124,8 @@ def flash_attn_with_kvcache(
         ahead = append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table) if repeats else None
         if ahead is None:
             append(rows, (k_cache, v_cache), new, filled, rotary)
+        elif given is not None:  # else the number of rows may be another one next time
+            ahead = Repeating(ahead)
     remember = None
     if repeats and (new is None or ahead is not None):
         remember = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST, ahead))  # noqa: E731
@@ -210,18 +214,23 @@ def _again(
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
-    lengths, all_have = given, capacity_of(k_cache, table) if number is None else number
+    lengths = given
     if served.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
-        served.ahead(k_cache, v_cache, k, v, given, table, lengths, all_have)
+        served.ahead(k_cache, v_cache, k, v, given, table, lengths, _rows_of_all(number, k_cache, table))
     elif lengths is None:
-        lengths = torch.full((q.shape[0],), all_have, dtype=torch.int32, device=q.device)
+        lengths = torch.full((q.shape[0],), _rows_of_all(number, k_cache, table), dtype=torch.int32, device=q.device)
     tensors = [lengths] if table is None else [lengths, table]
     if slopes is not None:
         tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
     if sinks is not None:
         tensors.append(sinks)
     return served(q, k_cache, v_cache, *tensors)
+
+
+def _rows_of_all(number: int | None, k_cache: Tensor, table: Tensor | None) -> int:
+    """Return the rows that every entry of a cache has: by default as many as it has room for."""
+    return capacity_of(k_cache, table) if number is None else number
 
 
 def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Tensor], lengths: Tensor) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.library import Library
 from torch.nn import attention as registry
 
-from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.errors import UsageError

@@ -9,8 +9,9 @@ It reads what is private to Triton, so it is taken only for the version that it 
 memory, and as long as no launch hook is set; otherwise the launch goes the ordinary way.
 """
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_MAPS = 1024
 """Encoded descriptors that a plan keeps for each of its tensors. They are 128 bytes, and pointers come back: allocators
@@ -18,6 +19,31 @@ reuse memory."""
 
 Describe = Callable[[Any], Any]
 """Makes the descriptor of a tensor, or of (a part of a workspace or its address, its rows)."""
+
+
+STREAM = 3
+"""The place of the stream among the arguments of Triton's launcher, after the grid."""
+
+
+class Recorder(threading.local):
+    """What notes the launches of this thread (kernels/base/recording.py), or None."""
+
+    current: Any = None
+
+
+recorder = Recorder()
+
+
+class Part(int):
+    """The address of a part of a workspace, which knows where in it the part begins."""
+
+    begin: int
+
+    @classmethod
+    def of(cls, memory: int, begin: int) -> "Part":
+        part = cls(memory + begin)
+        part.begin = begin
+        return part
 
 
 class Address:
@@ -35,12 +61,23 @@ class Address:
 class EncodedMaps:
     """The encoded descriptors of one argument, each with the sizes and strides that follow it in a launch."""
 
-    __slots__ = ("_describe", "_metadata", "kept")
+    __slots__ = ("describe", "kept", "metadata")
 
     def __init__(self, describe: Describe, metadata: Any) -> None:
-        self._describe = describe
-        self._metadata = metadata
+        self.describe = describe
+        self.metadata = metadata
         self.kept: dict[Any, list[Any]] = {}
+
+    def at(self, address: int) -> Any:
+        """Return the map alone of what `describe` makes of an address."""
+        found = self.kept.get(address)
+        return (self.encode(address, address) if found is None else found)[0]
+
+    def encoded(self, value: Any) -> list[Any]:
+        """Return the maps of a value, kept or not."""
+        place = value if type(value) is tuple else value.data_ptr()
+        found = self.kept.get(place)
+        return self.encode(value, place) if found is None else found
 
     def encode(self, value: Any, place: Any) -> list[Any]:
         """Return the maps of a tensor at an address, or of a part of a workspace as (address, rows), which is its place
@@ -49,9 +86,19 @@ class EncodedMaps:
 
         if len(self.kept) >= MAX_MAPS:
             self.kept.clear()
-        made: list[Any] = make_tensordesc_arg(self._describe(value), self._metadata)
+        made: list[Any] = make_tensordesc_arg(self.describe(value), self.metadata)
         self.kept[place] = made
         return made
+
+
+class DirectLaunch(NamedTuple):
+    """A kernel that is started directly: head (grid, stream, function and options), then the values of a launch, those
+    with maps as these, then rest."""
+
+    launch_in_c: Callable[..., None]
+    head: tuple[Any, ...]
+    maps: Sequence[EncodedMaps | None]
+    rest: tuple[Any, ...]
 
 
 def direct_launcher(
@@ -88,9 +135,12 @@ def direct_launcher(
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     current_device, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     ordinary = compiled[grid]
+    itself = DirectLaunch(launch_in_c, (*grid, None, function, *options), maps, rest)
 
     def launch(*arguments: Any) -> None:
         values = arguments if leading is None else leading(*arguments)
+        if recorder.current is not None:
+            recorder.current.launched(itself, values)
         if (
             runtime.launch_enter_hook is not enter
             or runtime.launch_exit_hook is not leave
@@ -103,10 +153,8 @@ def direct_launcher(
         for value, own in zip(values, maps, strict=False):
             if own is None:
                 final.append(value.data_ptr() if hasattr(value, "data_ptr") else value)
-                continue
-            place = value if type(value) is tuple else value.data_ptr()
-            found = own.kept.get(place)
-            final += own.encode(value, place) if found is None else found
+            else:
+                final += own.encoded(value)
         final += [value.data_ptr() if hasattr(value, "data_ptr") else value for value in values[described:]]
         launch_in_c(*grid, stream_of(current_device()), function, *options, *final, *rest)
 

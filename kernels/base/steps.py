@@ -7,9 +7,10 @@ prepared for a kind: sizes, strides and constants are bound, and the kernels tha
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import add
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.direct_launch import Address, Describe, with_descriptors
+from blocktune.kernels.base.direct_launch import Address, Describe, Part, recorder, with_descriptors
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import can_pin, direct_of, launcher_of
 
@@ -71,6 +72,17 @@ def take_addresses(*steps: Step) -> bool:
     return False not in [step.takes_addresses for step in steps]
 
 
+def new_memory(count: int, dtype: Any, device: Any) -> Any:
+    """Return memory of this many elements, which a recording knows."""
+    import torch
+
+    new = partial(torch.empty, count, dtype=dtype, device=device)
+    memory = new()
+    if recorder.current is not None:
+        recorder.current.allocated(memory, new)
+    return memory
+
+
 class Workspace:
     """Parts of one allocation.
 
@@ -92,13 +104,13 @@ class Workspace:
         has used it."""
         import torch
 
-        return torch.empty(self._bytes, dtype=torch.uint8, device=device)
+        return new_memory(self._bytes, torch.uint8, device)
 
     def parts(self, memory: Any, *, as_addresses: bool) -> list[Any]:
         """Return the parts of such memory, as tensors or as addresses."""
         if as_addresses:
-            base = memory.data_ptr()
-            return [base + begin if count else None for begin, count, _ in self._parts]
+            base, make = memory.data_ptr(), add if recorder.current is None else Part.of
+            return [make(base, begin) if count else None for begin, count, _ in self._parts]
         return [
             memory[begin : begin + count * dtype.itemsize].view(dtype) if count else None
             for begin, count, dtype in self._parts

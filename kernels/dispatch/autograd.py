@@ -7,7 +7,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 
 from collections.abc import Sequence
 from copy import copy
-from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,117 +15,21 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
-from blocktune.kernels.dispatch.plan import empty_output
-from blocktune.kernels.portable.sinks.results import before_sinks, finished, gradient_of_sinks
-from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan, new_gradients
+from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
+from blocktune.kernels.portable.sinks.results import finished, gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
-from blocktune.kernels.values.shape import Direction
+
+OfCall = tuple[BlockMask | None, int, int]
+"""What of a call is no tensor and no option: its block mask, seed and offset."""
+
+NOTHING: OfCall = None, 0, 0
 
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
-
-
-class GeneralPlan:
-    """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
-
-    __slots__ = ("_is_packed", "_sums", "_takes_extras", "calls", "explanation", "launch")
-
-    def __init__(self, explanation: Explanation, launch: Launch, call: Call, direction: Direction, sums: bool) -> None:
-        self.explanation = explanation
-        self.launch = launch
-        self.calls = 0
-        self._sums = sums
-        self._is_packed = call.features.varlen
-        self._takes_extras = takes_extras(call, direction)
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the log-sum-exp if the plan is one with it."""
-        self.calls += 1
-        out, lse = new_results(query, value, packed=self._is_packed, sums=self._sums)
-        if self._takes_extras:
-            self.launch(query, key, value, out, lse, scale, extras)
-        else:
-            self.launch(query, key, value, out, lse, scale)
-        if extras.sinks is None:
-            return out, lse
-        assert lse is not None  # the plan is one with log-sum-exp
-        return finished(out, lse, extras.sinks)
-
-    def backward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        grad: Tensor,
-        scale: float,
-        extras: Extras,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of query, key and value, laid out as these are."""
-        self.calls += 1
-        if extras.sinks is not None and query.dtype is torch.float32:
-            grad, extras = before_sinks(grad, lse, extras)
-        gradients = new_gradients(query, key, value, packed=self._is_packed)
-        if self._takes_extras or extras.grad_lse is not None:
-            self.launch(query, key, value, out, lse, grad, *gradients, scale, extras)
-        else:
-            self.launch(query, key, value, out, lse, grad, *gradients, scale)
-        return gradients
-
-
-def takes_extras(call: Call, direction: Direction) -> bool:
-    """Return whether launches of such calls have a last argument: only shapes with features and numbers with scales
-    do."""
-    extras = call.extras
-    scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
-    return scaled or bool(call.features_of(direction))
-
-
-def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tuple[Tensor, Tensor | None]:
-    """Return memory for the output, in the dimension order of the query, and for the log-sum-exp if it is wanted.
-
-    The log-sum-exp is float32 [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed sequences. No kernel
-    writes outside all sequences, so there the output is 0 and the log-sum-exp -inf.
-    """
-    out = empty_output(query, value.shape[-1])
-    if packed:
-        out.zero_()
-        return out, query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32) if sums else None
-    return out, torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if sums else None
-
-
-def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed
-    sequences."""
-    make = torch.zeros_like if packed else torch.empty_like
-    return make(query), make(key), make(value)
-
-
-class Layout(Enum):
-    """Where an entry point's tensors have their dimensions. Plans have [batch, heads, length, dim]."""
-
-    HEADS_FIRST = "[batch, heads, length, dim]"
-    LENGTH_FIRST = "[batch, length, heads, dim]"
-    PACKED = "[tokens, heads, dim]"
-
-    def inside(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors as plans have them."""
-        if self is Layout.HEADS_FIRST:
-            return tensors
-        if self is Layout.LENGTH_FIRST:
-            return tuple([tensor.transpose(1, 2) for tensor in tensors])
-        return tuple([tensor.transpose(0, 1).unsqueeze(0) for tensor in tensors])
-
-    def outside(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of a plan as the entry point has it."""
-        if self is Layout.HEADS_FIRST:
-            return tensor
-        return tensor.transpose(1, 2) if self is Layout.LENGTH_FIRST else tensor.squeeze(0).transpose(0, 1)
 
 
 class Served:
@@ -143,7 +47,10 @@ class Served:
         ahead: a launch that the entry point makes ahead of it.
     """
 
-    __slots__ = ("_extras", "_names", "_numbers", "ahead", "backward", "drops", "forward", "layout", "lse", "scale")
+    __slots__ = (
+        "_again", "_backwards", "_extras", "_names", "_numbers", "_repeats", "_sinks", "ahead", "backward", "drops",
+        "forward", "layout", "lse", "scale",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -157,37 +64,99 @@ class Served:
     ) -> None:
         self.scale, self.drops = call.scale, call.features.dropout
         self.forward, self.backward = forward, backward
-        self.lse, self.layout, self.ahead = lse, layout, ahead
+        self.lse, self.ahead = lse, ahead
         given = zip(EXTRA_TENSORS, call.tensors, strict=True)
         self._names = tuple(name for name, tensor in given if tensor is not None)
+        self._sinks = self._names.index("sinks") if "sinks" in self._names else None
         self._numbers = call.extras.softcap, call.extras.dropout_p
         changes = self._names or self.drops or call.extras.block_mask is not None
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
+        self._repeats = not (self.drops or "sinks" in self._names or call.extras.block_mask is not None)
+        self._lay_out(layout)
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
         """Return the same calls with tensors of another layout, and with a launch ahead of them."""
         other = copy(self)
-        other.layout, other.ahead = layout, ahead
+        other.ahead = ahead
+        other._lay_out(layout)
         return other
+
+    def _lay_out(self, layout: Layout) -> None:
+        self.layout = layout
+        self._again = Forward(self.forward, CHANCES if self._repeats else 0)
+        self._backwards: tuple[Backward, ...] = ()
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, block_mask: BlockMask | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        extras = self._extras
-        if extras is None:
-            extras = self.extras_of(tensors, block_mask, *(draw(query.device) if self.drops else (0, 0)))
+        if self.drops:
+            drawn: OfCall = block_mask, *draw(query.device)
+        else:
+            drawn = NOTHING if block_mask is None else (block_mask, 0, 0)
         if self.backward is None:
-            return self.run(query, key, value, extras)
-        found = _apply(query, key, value, extras.sinks, self, extras)
+            return self.run(query, key, value, tensors, drawn)
+        found = _apply(query, key, value, self.sinks_of(tensors), (self, tensors, drawn))
         return found if self.lse else (found, None)
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, extras: Extras) -> tuple[Tensor, Tensor | None]:
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the output and log-sum-exp without autograd."""
-        if self.layout is Layout.HEADS_FIRST:
-            return self.forward.forward(query, key, value, self.scale, extras)
-        query, key, value = self.layout.inside(query, key, value)
-        out, lse = self.forward.forward(query, key, value, self.scale, extras)
+        replay = self._again.known
+        if replay is not None:
+            return self._again.again(replay, query, key, value, tensors)
+        extras, plan = self.extras_of(tensors, *of_call), self.forward
+        q, k, v = self.layout.inside(query, key, value)
+        out, lse = plan.new_results(q, v)
+        start = partial(plan.start_forward, q, k, v, out, lse, self.scale, extras)
+        outside = self.layout.outside(out)
+        replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
+        if replay is not None:
+            self._again.learn(replay, query, outside, lse, packed=plan.is_packed)
+        if extras.sinks is None or lse is None:
+            return outside, lse
+        out, lse = finished(out, lse, extras.sinks)
         return self.layout.outside(out), lse
+
+    def gradients(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall = NOTHING
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of query, key and value.
+
+        Args:
+            saved: query, key, value, output, log-sum-exp and the tensors of the call.
+            grad, grad_lse: the gradients of output and log-sum-exp.
+        """
+        if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
+            for again in self._backwards:
+                found = again.again((*saved, grad))
+                if found is not None:
+                    return found
+        return self._gradients_of(saved, grad, grad_lse, of_call)
+
+    def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Return the sinks among the tensors of one of the calls, if there are any."""
+        return None if self._sinks is None else tensors[self._sinks]
+
+    def _gradients_of(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of query, key and value the long way, which is recorded if it can be repeated."""
+        plan, lse, tensors = self.backward, saved[4], saved[5:]
+        assert plan is not None  # or autograd would not have recorded the call
+        extras = self.extras_of(tensors, *of_call).with_grad_lse(grad_lse)
+        q, k, v, out, dout = self.layout.inside(*saved[:4], grad)
+        known = id(grad) in map(id, saved)  # in this call, and in no other
+        if not self._repeats or grad_lse is not None or known or len(self._backwards) == MAX_LAYOUTS:
+            return self.layout.all_outside(plan.backward(q, k, v, out, lse, dout, self.scale, extras))
+        gradients = new_gradients(q, k, v, packed=plan.is_packed)
+        start = partial(plan.start_backward, q, k, v, out, lse, dout, gradients, self.scale, extras)
+        made, outside = Backward(plan, (*saved, grad)), self.layout.all_outside(gradients)
+        replay = made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients))
+        if replay is not None:
+            made.learn(replay, saved[:3], outside, packed=plan.is_packed)
+        self._backwards = (made, *self._backwards)
+        return outside
 
     def extras_of(
         self, tensors: Sequence[Tensor], block_mask: BlockMask | None = None, seed: int = 0, offset: int = 0
@@ -198,10 +167,6 @@ class Served:
         named: dict[str, Any] = dict(zip(self._names, tensors, strict=True))
         softcap, dropout_p = self._numbers
         return Extras(**named, softcap=softcap, dropout_p=dropout_p, seed=seed, offset=offset, block_mask=block_mask)
-
-    def tensors_of(self, extras: Extras) -> list[Tensor]:
-        """Return the tensors among the extras of one of the calls."""
-        return [getattr(extras, name) for name in self._names]
 
 
 def draw(device: torch.device) -> tuple[int, int]:
@@ -228,19 +193,25 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, served: Served, extras: Extras
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        call: tuple[Served, tuple[Tensor, ...], OfCall],
     ) -> Any:
         del sinks
-        out, lse = served.run(query, key, value, extras)
-        ctx.save_for_backward(query, key, value, out, lse, *served.tensors_of(extras))
-        ctx.served, ctx.of_call = served, (extras.block_mask, extras.seed, extras.offset)
+        served, tensors, of_call = call
+        out, lse = served.run(query, key, value, tensors, of_call)
+        ctx.save_for_backward(query, key, value, out, lse, *tensors)
+        ctx.served, ctx.of_call = served, of_call
         ctx.set_materialize_grads(False)
         return (out, lse) if served.lse else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
         if grad is None and grad_lse is None:
-            return (None,) * 6
+            return (None,) * 5
         if not torch.is_grad_enabled():
             gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
@@ -250,7 +221,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         needs_query, needs_key, needs_value, *_ = ctx.needs_input_grad
         dq, dk, dv, *of_sinks = gradients
         inputs = dq if needs_query else None, dk if needs_key else None, dv if needs_value else None
-        return *inputs, *(of_sinks or (None,)), None, None
+        return *inputs, *(of_sinks or (None,)), None
 
 
 _apply = super(torch.autograd.Function, Attention).apply
@@ -260,18 +231,13 @@ _apply = super(torch.autograd.Function, Attention).apply
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, and of sinks if they need one."""
     served: Served = ctx.served
-    query, key, value, out, lse, *tensors = ctx.saved_tensors
-    plan, extras = served.backward, served.extras_of(tensors, *ctx.of_call).with_grad_lse(grad_lse)
-    assert plan is not None  # or autograd would not have recorded the call
-    grad = torch.zeros_like(out) if grad is None else grad
-    if served.layout is not Layout.HEADS_FIRST:
-        query, key, value, out, grad = served.layout.inside(query, key, value, out, grad)
-    gradients: tuple[Tensor, ...] = plan.backward(query, key, value, out, lse, grad, served.scale, extras)
-    if served.layout is not Layout.HEADS_FIRST:
-        gradients = tuple([served.layout.outside(one) for one in gradients])
-    if ctx.needs_input_grad[3]:
-        gradients += (gradient_of_sinks(out, lse, grad, grad_lse, extras.sinks),)
-    return gradients
+    saved: tuple[Tensor, ...] = ctx.saved_tensors
+    grad = torch.zeros_like(saved[3]) if grad is None else grad
+    gradients = served.gradients(saved, grad, grad_lse, ctx.of_call)
+    if not ctx.needs_input_grad[3]:
+        return gradients
+    out, dout = served.layout.inside(saved[3], grad)
+    return *gradients, gradient_of_sinks(out, saved[4], dout, grad_lse, served.sinks_of(saved[5:]))
 
 
 class FinalGradients(torch.autograd.Function):  # type: ignore[misc]

@@ -148,8 +148,9 @@ def _backward(
     engine, options, tensors = _engine(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
     served = None if options is None else engine.way(options, *tensors)
     if served is not None and served.backward is not None:
-        extras = served.extras_of([tensor for tensor in tensors[3:] if tensor is not None]).with_grad_lse(grad_lse)
-        return served.backward.backward(query, key, value, out, lse, grad, served.scale, extras)
+        given = [tensor for tensor in tensors[3:] if tensor is not None]
+        dq, dk, dv = served.gradients((query, key, value, out, lse, *given), grad, grad_lse)
+        return dq, dk, dv
     remember = _remember(options, tensors)
     return engine.backward(query, key, value, out, lse, grad, _call(*asked), grad_lse=grad_lse, remember=remember)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch import custom_ops
-from blocktune.kernels.dispatch.autograd import GeneralPlan, Served, draw
+from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_values
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.plan import (
     autocasted,
     call_obstacle,

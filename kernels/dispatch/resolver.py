@@ -10,8 +10,8 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.precision import product_precision
-from blocktune.kernels.dispatch.autograd import GeneralPlan, new_gradients, new_results, takes_extras
 from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan, new_gradients, new_results, takes_extras
 from blocktune.kernels.dispatch.plan import (
     KernelPlan,
     Plan,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, are_deterministic_algorithms_enabled, float32, is_grad_enabled
+from torch import Tensor, float32, is_grad_enabled
+from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.dispatch.autograd import Served
@@ -26,6 +27,9 @@ PLAIN = (bool, int, float, str, type(None))
 """Options that stay what they are. A tensor of one number may be written to."""
 
 Way = tuple[Guard, Served]
+Pattern = tuple[int, ...]
+"""Which tensors of a call are given (empty for all); of one with a tensor in two places, the number of the tensor in
+each place, -1 for none."""
 
 
 class Ways:
@@ -44,9 +48,28 @@ class Ways:
         else decides about the call."""
         if is_watched():
             return None
-        given, pattern = _distinct(tensors)
+        given, address = [], 0
         try:
-            ways = self._by_options.get(_key(options, pattern)) if given else None
+            for tensor in tensors:
+                if tensor is not None:
+                    if type(tensor) is not Tensor or tensor.is_nested:
+                        return None
+                    address |= tensor.data_ptr()
+                    given.append(tensor)
+        except RuntimeError:
+            return None  # sparse tensors have no memory to point to
+        if address % ALIGNMENT_BYTES:
+            return None
+        found = self._passed(options, _given(tensors) if len(given) < len(tensors) else (), given)
+        if found is None and len(set(map(id, given))) < len(given):
+            given, pattern = _distinct(tensors)
+            return self._passed(options, pattern, given)
+        return found
+
+    def _passed(self, options: tuple[Any, ...], pattern: Pattern, given: list[Tensor]) -> Served | None:
+        """Return what serves calls of the first kind whose guard lets these tensors pass."""
+        try:
+            ways = self._by_options.get((options, pattern, is_grad_enabled(), is_deterministic()))
         except TypeError:
             return None  # an option has no hash
         if ways is not None:
@@ -60,7 +83,7 @@ class Ways:
         given, pattern = _distinct(tensors)
         if not given or is_watched() or not all(map(_is_plain, options)):
             return
-        guard, key = guard_of(*given), _key(options, pattern)
+        guard, key = guard_of(*given), (options, pattern, is_grad_enabled(), is_deterministic())
         if guard is never:
             return
         guard = _with_state(guard, given[0], served)
@@ -69,33 +92,26 @@ class Ways:
         self._by_options[key] = ((guard, served), *self._by_options.get(key, ()))[:MAX_GUARDS]
 
 
-def _key(options: tuple[Any, ...], pattern: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return the key of a way. Guards know of `requires_grad`, but not of the grad mode."""
-    return options, pattern, is_grad_enabled(), are_deterministic_algorithms_enabled()
+def _given(tensors: Sequence[Tensor | None]) -> Pattern:
+    """Return which tensors are given. The first one is, so that this is no pattern of a tensor in two places."""
+    return tuple([tensor is not None for tensor in tensors])
 
 
-def _distinct(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Return the tensors that are given, each once, since guards take no tensor twice, and which of them is in which
-    place (-1 for none; empty if all are given once). Nothing is given unless all are plain tensors with aligned memory:
-    nested tensors without strides would end the process in a guard."""
+def _distinct(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Pattern]:
+    """Return the tensors that are given, each once, since guards take no tensor twice, and the pattern of the call.
+    Nothing is given unless all are plain tensors with aligned memory: nested tensors without strides would end the
+    process in a guard."""
     given = [tensor for tensor in tensors if tensor is not None]
-    address = 0
     try:
-        for tensor in given:
-            if type(tensor) is not Tensor or tensor.is_nested:
-                return [], ()
-            address |= tensor.data_ptr()
+        if any(type(one) is not Tensor or one.is_nested or one.data_ptr() % ALIGNMENT_BYTES for one in given):
+            return [], ()
     except RuntimeError:
         return [], ()  # sparse tensors have no memory to point to
-    if address % ALIGNMENT_BYTES:
-        return [], ()
-    places = {id(tensor): place for place, tensor in enumerate(given)}
-    if len(places) == len(tensors):
-        return given, ()
-    if len(places) < len(given):
-        given = [tensor for place, tensor in enumerate(given) if places[id(tensor)] == place]
-        places = {id(tensor): place for place, tensor in enumerate(given)}
-    return given, tuple([-1 if tensor is None else places[id(tensor)] for tensor in tensors])
+    once = list({id(tensor): tensor for tensor in given}.values())
+    if len(once) == len(given):
+        return given, _given(tensors) if len(given) < len(tensors) else ()
+    places = {id(tensor): place for place, tensor in enumerate(once)}
+    return once, tuple([-1 if tensor is None else places[id(tensor)] for tensor in tensors])
 
 
 def _is_plain(option: Any) -> bool:

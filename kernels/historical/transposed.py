@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-import torch
 import triton
 import triton.language as tl
 
@@ -275,7 +274,7 @@ def _transpose(config: KernelConfig, shape: AttentionShape, k: Any, kt: Any) -> 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
     """Return the arguments that change with every call, new memory for the transposed keys among them."""
     batch, heads, rows, dim = k.shape
-    kt = torch.empty((batch, heads, dim, rows), dtype=k.dtype, device=k.device)
+    kt = k.new_empty((batch, heads, dim, rows))
     return q, v, out, lse, scale * LOG2_E, kt
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-import torch
 import triton
 import triton.language as tl
 
@@ -301,6 +300,8 @@ def tiles_of(config: KernelConfig, shape: AttentionShape) -> int:
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
     """Return the arguments that change with every call, new memory for what the passes leave to each other among
     them."""
+    import torch
+
     rows = q.shape[:3]
     sums, maxima = (torch.empty(rows, dtype=torch.float32, device=q.device) for _ in range(STATISTICS))
     acc = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32, device=q.device)
@@ -308,6 +309,8 @@ def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    import torch
+
     _, heads, rows, dim = out.shape
     contiguous = (heads * rows * dim, rows * dim, dim)
     acc = out.stride()[:3] if out.dtype == torch.float32 else contiguous

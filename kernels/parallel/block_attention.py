@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.plan import trace_obstacle
 from blocktune.kernels.parallel.block_math import backward_of, forward_of
 from blocktune.kernels.parallel.plan.blocks import Block

@@ -155,6 +155,12 @@ def shipped_correction(device_key: str) -> Correction | None:
     return next((one for one in alike if one.device == device_key), alike[0] if alike else None)
 
 
+def measured_elsewhere(device_key: str) -> str:
+    """Return the name of the other device that was measured for a device's correction; empty where it is itself."""
+    correction = shipped_correction(device_key)
+    return "" if correction is None or correction.device == device_key else correction.device.split("|")[0]
+
+
 def _kept(value: float) -> int:
     return round(value * THOUSANDTHS)
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from blocktune.kernels.hardware.catalogue import entry_by_driver_name
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.selection.correction import measured_elsewhere
 from blocktune.kernels.selection.expectation import Expectation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
@@ -23,7 +24,7 @@ _REASONS = {
     Rung.OTHER_COMPILER: "measured {how} for this shape",
     Rung.OTHER_SOURCE: "measured {how} for this shape",
     Rung.SAME_CAPABILITY: "measured {how} for this shape",
-    Rung.EXPECTED: "{what}not measured, but expected to take {expected}, the least of {count} configs: "
+    Rung.EXPECTED: "{what}not measured, but expected to take {expected}, the least of {count} configs{elsewhere}: "
     "`tune run {flags}` measures",
     Rung.NEAREST: "measured {how} for {tuned_for}",
     Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
@@ -57,6 +58,12 @@ def flags_of(shape: AttentionShape, device: DeviceSpec | None = None) -> str:
 def _device_name(device: DeviceSpec) -> str:
     entry = entry_by_driver_name(device.name)
     return shlex.quote(device.name) if entry is None else entry.id
+
+
+def _elsewhere(device: DeviceSpec | None) -> str:
+    """Return by what another device tells of this one, where nothing was measured on it."""
+    other = "" if device is None else measured_elsewhere(device.key)
+    return f" by the model and measurements of another device, {other}" if other else ""
 
 
 _CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lower-right"}
@@ -104,6 +111,7 @@ class Explanation:
             expected=candidate.compared[0].time_label if candidate.compared else "",
             count=len(candidate.compared),
             what="the kernel's default, " if candidate.origin is Origin.DEFAULT else "",
+            elsewhere=_elsewhere(device) if candidate.rung is Rung.EXPECTED else "",
         )
         return cls(
             rung=candidate.rung,

@@ -112,6 +112,8 @@ class Untuned:
         relatives |= dict.fromkeys(estimator.most_promising(kernel.name, most))
         seen = {default}
         for relative in relatives:
+            if dict(relative).keys() != kernel.parameters.keys():
+                continue  # measured when the kernel had other parameters
             config = config_from(kernel, relative, default)
             if config not in seen and not kernel.violations(config, shape, self.device.limits):
                 seen.add(config)

@@ -18,6 +18,7 @@ PIECE_CHARACTERS = (1 << 13, 1 << 16)
 MAX_PIECES = 200_000
 
 _raw_decode = json.JSONDecoder().raw_decode
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def loads_in_pieces(text: str) -> Any:
@@ -55,7 +56,7 @@ def canonical_pieces(value: Any, depth: int = DEPTH) -> Iterator[str]:
 
 def canonical_text(value: Any) -> str:
     """Return the JSON of a value in one line, with sorted keys: equal values, equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _encode(value)
 
 
 class _Reader:

@@ -36,10 +36,11 @@ kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 class Served:
     """A choice and how many launches it has served."""
 
-    __slots__ = ("calls", "choice")
+    __slots__ = ("calls", "choice", "config", "hook", "options")
 
     def __init__(self, choice: Choice) -> None:
         self.choice, self.calls = choice, 0
+        self.config, self.options, self.hook = choice.config, choice.options, choice.config.pre_hook  # for each launch
 
     @property
     def saved_us(self) -> float:
@@ -82,20 +83,19 @@ class TunedKernel:
         self._written: dict[tuple[Any, ...], Any] = tuner.__dict__.setdefault(_WRITTEN, {})
         has_hooks = any(config.pre_hook is not None for config in tuner.configs)
         self._key = CallKey(self._params, tuner.keys, settings.buckets, sets_blocks=has_hooks)
+        self._quick = self._key.quick
         self._lock = threading.RLock()
         kernels.add(self)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch with the config that serves this kind of call best."""
-        served = self._fast.get(self._key(args, kwargs))
-        if served is None:
-            served = self._serve(args, kwargs)
+    def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a launch with these arguments gets in addition, after the hook of the config that serves it."""
+        served = self._fast.get(self._quick(*args, **kwargs)) or self._serve(args, kwargs)
         served.calls += 1
-        tuner, choice = self.tuner, served.choice
-        tuner.best_config = config = choice.config
-        if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **choice.options})
-        return tuner.fn.run(*args, **kwargs, **choice.options)
+        tuner = self.tuner
+        tuner.best_config = served.config
+        if served.hook is not None:
+            served.hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **served.options})
+        return served.options
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
         """Return what serves a call with these arguments, and why; a new kind of call is decided as at its launch.
@@ -103,7 +103,7 @@ class TunedKernel:
         Raises:
             UsageError: the call is new, and has no `grid` to be measured with.
         """
-        known = self._fast.get(self._key(args, kwargs))
+        known = self._fast.get(self._quick(*args, **kwargs))
         if known is None and "grid" not in kwargs:
             raise UsageError(
                 f"A new kind of call is measured with its grid, but that of {self.name} has none. Add `grid=(...)`, or "
@@ -163,7 +163,7 @@ class TunedKernel:
             served = self.served.get(problem) or Served(self._decided(problem, args, kwargs))
             if len(self._fast) >= MAX_CHOICES:
                 self._fast = {}
-            self._fast[self._key(args, kwargs)] = self.served[problem] = served
+            self._fast[self._quick(*args, **kwargs)] = self.served[problem] = served
         return served
 
     def _decided(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:

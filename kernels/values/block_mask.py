@@ -179,24 +179,6 @@ class BlockMask:
         return batch if self.mask.shape[0] > 1 else 0, heads if self.mask.shape[1] > 1 else 0, row
 
 
-def tile_shift(name: str, block: int, tile: int) -> int:
-    """Return log2 of how many tiles make up a block of the mask.
-
-    Args:
-        name: of the config's parameter that holds the tile's size.
-        block, tile: queries, or keys, of each.
-
-    Raises:
-        UsageError: the tiles do not make up the block.
-    """
-    if block % tile:
-        raise UsageError(
-            f"`{name}` must divide the mask's blocks, but got {name}={tile} for blocks of {block}. Take a config with "
-            f"{name} <= {block}, or a BlockMask of larger blocks."
-        )
-    return (block // tile).bit_length() - 1
-
-
 def _check_blocks(block_q: int, block_k: int) -> None:
     for name, size in (("block_q", block_q), ("block_k", block_k)):
         if type(size) is not int or size < MIN_MASK_BLOCK or size & (size - 1):

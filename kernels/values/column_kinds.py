@@ -71,16 +71,24 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """Marks a value that came after the checksums: its column is the table's last, older rows and documents lack it.
+    A document leaves it out where it is at its default, so that older versions read what has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """Describe one measured value of a record.
 
-    optional: it may be None, where it was not measured.
+    optional: it may be None, where it was not measured. default: of a later value, which a row without it has.
     """
 
     name: str
     kind: Kind
     optional: bool
     derived: bool
+    later: bool = False
+    default: Any = None
 
     @property
     def decimals(self) -> int | None:
@@ -109,6 +117,8 @@ def _columns(record_type: type[Any]) -> Iterator[Column]:
             kind=next(mark for mark in marks if isinstance(mark, Kind)),
             optional=NoneType in get_args(kept),
             derived=Derived() in marks,
+            later=Later() in marks,
+            default=field.default if Later() in marks else None,
         )
 
 
@@ -116,6 +126,13 @@ def plain_values(record: Any) -> dict[str, Any]:
     """Return the measured values of a record by name, as JSON and a table's columns take them."""
     values = {column.name: getattr(record, column.name) for column in columns_of(type(record))}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def document_values(record: Any) -> dict[str, Any]:
+    """Return what `plain_values` gives, without later values that are at their default."""
+    later = (column for column in columns_of(type(record)) if column.later)
+    at_default = {column.name for column in later if getattr(record, column.name) == column.default}
+    return {name: value for name, value in plain_values(record).items() if name not in at_default}
 
 
 def record_values(record_type: type[Any], row: Any) -> dict[str, Any]:

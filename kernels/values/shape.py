@@ -192,7 +192,7 @@ class AttentionShape:
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in _FIELDS}
         features = values.pop("features")  # absent without any: older documents stay equal
         document = {key: str(value) if isinstance(value, StrEnum) else value for key, value in values.items()}
         return document | ({"features": features.label} if features else {})
@@ -204,9 +204,9 @@ class AttentionShape:
         Raises:
             UsageError: a field is unknown, missing or out of range.
         """
-        names = {field.name for field in fields(cls)}
-        if set(data) - names or not isinstance(data, dict):
-            raise UsageError(f"A shape has the fields {sorted(names)}, but got also {sorted(set(data) - names)}.")
+        unknown = set(data).difference(_FIELDS)
+        if unknown or not isinstance(data, dict):
+            raise UsageError(f"A shape has the fields {sorted(_FIELDS)}, but got also {sorted(unknown)}.")
         for name, value in data.items():
             if isinstance(value, int) and value > MAX_SIZE:
                 raise UsageError(
@@ -226,7 +226,8 @@ class AttentionShape:
             raise UsageError(f"Not a shape: {error}") from error
 
 
-_SIZES = tuple(field.name for field in fields(AttentionShape))[:7]
+_FIELDS = tuple(field.name for field in fields(AttentionShape))
+_SIZES = _FIELDS[:7]
 _STORED_NAMES = {"dtype": tuple(ELEMENT_BYTES), "causal": tuple(Causal), "direction": tuple(Direction)}
 
 

@@ -67,6 +67,31 @@ def test_an_interrupt_that_python_ignores_comes_again() -> None:
     assert (result.stdout, result.stderr) == ("interrupted\n", "")
 
 
+def test_an_interrupt_that_comes_again_spares_the_hook_that_asks_for_it() -> None:
+    """Python would print it there, as it prints whatever a hook raises, and go on: Ctrl-C would be lost."""
+    code = (
+        "import signal, sys, time\n"
+        "from blocktune.cli import main\n"
+        "set_timer = signal.setitimer\n"
+        "def late(*times):\n"
+        "    set_timer(*times)\n"
+        "    if times[1]: main.raise_interrupt(signal.SIGALRM, sys._getframe(1))\n"
+        "main.signal.setitimer = late\n"
+        "class Ending:\n"
+        "    def __del__(self): raise KeyboardInterrupt\n"
+        "def work():\n"
+        "    Ending()\n"
+        "    time.sleep(100)\n"
+        "main.app = work\n"
+        "try:\n"
+        "    main.main()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+
+
 def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ZeroDivisionError

@@ -1,13 +1,18 @@
 """Bounded parts of what `make fault-test` does with full counts: tests/support/programs/faults.py."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from blocktune.cli.main import app
 from tests.support.postgres_server import missing_part
-from tests.support.programs import io_faults
+from tests.support.programs import io_faults, program
 from tests.support.programs.changed_exports import imports
+from tests.support.programs.faults import told
+from tests.support.programs.hostile_files import EVERY
 from tests.support.programs.server_stops import server_stops
 
 exhaustive = pytest.mark.exhaustive
@@ -26,6 +31,35 @@ def test_a_changed_export_is_taken_whole_or_refused(tmp_path: Path, tried: int) 
     lost, wrong, note = imports(tmp_path, tried, seed=tried)
     assert (lost, wrong) == (0, 0)
     assert not note.startswith("0 were taken")
+
+
+def test_what_a_killed_search_of_a_locked_store_acknowledged_is_stored(tmp_path: Path) -> None:
+    found = told("killed_locked", tmp_path, 2, 0)
+    assert found["lost"] == 0
+    assert found["acknowledged"] > 0
+
+
+@pytest.mark.parametrize("tried", [20, pytest.param(200, marks=exhaustive)])
+def test_what_a_command_reads_of_a_damaged_file_is_sound_or_said_to_be_short(tried: int) -> None:
+    command = [*program("faults"), "--only", "answers", "--runs", str(tried), "--seed", str(tried)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert found.returncode == 0, found.stderr
+    assert f"tried={tried}, lost=0, wrong=0" in found.stderr
+
+
+@exhaustive
+def test_every_command_ends_well_on_hostile_files(tmp_path: Path) -> None:
+    assert told("hostile_files", tmp_path, 3, 0)["broken"] == []
+
+
+def test_every_command_that_ends_is_tried_on_hostile_files() -> None:
+    tried = {line.split()[0] for line in EVERY}
+    assert tried == {*get_command(app).commands} - {"ui"}  # type: ignore[attr-defined]
+
+
+@exhaustive
+def test_the_first_call_of_production_is_right_in_time_and_small(tmp_path: Path) -> None:
+    assert told("first_calls", tmp_path, 10, 0)["wrong"] == []
 
 
 @exhaustive

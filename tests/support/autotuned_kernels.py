@@ -49,7 +49,7 @@ def row_kernel(rows, out, n, BLOCK: tl.constexpr):
     """Add up a row, which a descriptor loads in blocks."""
     row, total = tl.program_id(0), 0.0
     for start in range(0, n, BLOCK):
-        total += tl.sum(rows.load([row, start]))
+        total += tl.sum(tl.reshape(rows.load([row, start]), [BLOCK]))  # which only compiles with a block of this size
     tl.store(out + row, total)
 
 

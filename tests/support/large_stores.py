@@ -34,3 +34,28 @@ def _copy(connection: sqlite3.Connection, table: str, columns: list[str], change
     """Adds the first row again, with these values."""
     values = ", ".join(f":{column}" if column in changes else column for column in columns)
     connection.execute(f"INSERT INTO {table} SELECT {values} FROM {table} WHERE id = 1", changes)
+
+
+def multiplied_trials(path: Path, shapes: int) -> int:
+    """Gives a store with the trials of one shape those of `shapes`, and returns how many there are then.
+
+    The copies have no checksum, which is how rows of an older blocktune are.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        (document,) = connection.execute("SELECT document FROM shape").fetchone()
+        columns = _columns(connection, "shape")
+        for number in range(2, shapes + 1):
+            length = 10_000 + number
+            longer = AttentionShape.from_json(json.loads(document) | {"seqlen_k": length})
+            text = json.dumps(longer.to_json(), sort_keys=True, separators=(",", ":"))
+            _copy(connection, "shape", columns, {"id": number, "document": text, "seqlen_k": length})
+        names = [name for name in _columns(connection, "trial") if name not in ("id", "shape_id", "checksum")]
+        kept, own = ", ".join(names), ", ".join(f"trial.{name}" for name in names)
+        connection.execute(
+            f"INSERT INTO trial (shape_id, {kept}) SELECT shape.id, {own} "
+            "FROM shape JOIN trial WHERE shape.id > 1 AND trial.shape_id = 1"
+        )
+        connection.execute("COMMIT")
+        (count,) = connection.execute("SELECT count(*) FROM trial").fetchone()
+    return int(count)

@@ -19,29 +19,26 @@ OnCall = Callable[[TunedKernel, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def handed_over(on_call: OnCall) -> Iterator[None]:
-    """Hand over the first call of each kind of every autotuned kernel, before it is launched as it would be."""
+    """Hand over the first call of each kind of every autotuned kernel, before Triton's own tuner launches it with what
+    the kernel's cache has for it. So do kernels that are decorated for ours."""
     seen = set[Any]()
     kernels: dict[int, TunedKernel] = {}
 
-    def watched(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            kernel = kernels.setdefault(id(self), TunedKernel(self, Settings(), decide))
-            problem = kernel._key.problem(args, kwargs)
-            if (kernel.name, problem) not in seen:
-                seen.add((kernel.name, problem))
-                on_call(kernel, args, kwargs)
-            return stock(self, *args, **kwargs)
+    stock, ours = Autotuner.run, TunedAutotuner.run
 
-        return run
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = kernels.setdefault(id(self), TunedKernel(self, Settings(), decide))
+        problem = kernel._key.problem(args, kwargs)
+        if (kernel.name, problem) not in seen:
+            seen.add((kernel.name, problem))
+            on_call(kernel, args, kwargs)
+        return stock(self, *args, **kwargs)
 
-    before = {tuner: tuner.__dict__["run"] for tuner in (Autotuner, TunedAutotuner)}
-    for tuner, stock in before.items():
-        tuner.run = watched(stock)
+    Autotuner.run = TunedAutotuner.run = run
     try:
         yield
     finally:
-        for tuner, stock in before.items():
-            tuner.run = stock
+        Autotuner.run, TunedAutotuner.run = stock, ours
 
 
 @contextlib.contextmanager
@@ -63,6 +60,8 @@ def as_on_an_h200() -> Iterator[FakeGpu]:
         "get_device_capability": (9, 0),
         "get_device_properties": properties,
         "device_count": 1,
+        "is_available": True,
+        "is_current_stream_capturing": False,
     }
     before = {name: getattr(torch.cuda, name) for name in facts}
     for name, fact in facts.items():

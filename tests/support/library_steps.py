@@ -16,24 +16,26 @@ from torch.nn import functional
 BF16 = torch.bfloat16
 TOKENS, HIDDEN, HEADS, HEAD_DIM = 8192, 4096, 16, 128
 
-Step = Callable[[str], None]
-"""Runs an operator forward and backward on a device."""
+Step = Callable[[str], list[Tensor]]
+"""Runs an operator forward and backward on a device; returns its result and the gradients of its inputs."""
 
 
 def _random(device: str, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(shape, device=device, dtype=dtype).requires_grad_()
 
 
-def _back(out: Any) -> None:
-    """Run the backward pass of a result, or of the first of several."""
+def _back(out: Any, *inputs: Tensor) -> list[Tensor]:
+    """Run the backward pass of a result, or of the first of several; return the result and the inputs' gradients."""
     first: Tensor = out[0] if isinstance(out, tuple) else out
     first.backward(torch.ones_like(first))
+    return [first.detach(), *(each.grad for each in inputs if each.grad is not None)]
 
 
-def _back_through_gates(out: Any) -> None:
+def _back_through_gates(out: Any, *inputs: Tensor) -> list[Tensor]:
     """Run the backward pass where the library does: it refuses that of gated chunks on Hopper before Triton 3.7.1."""
     if tuple(int(part) for part in triton.__version__.split(".")[:3]) >= (3, 7, 1):
-        _back(out)
+        return _back(out, *inputs)
+    return [out[0].detach()]
 
 
 def _heads(device: str, count: int) -> list[Tensor]:
@@ -46,144 +48,172 @@ def _gate(device: str, *shape: int) -> Tensor:
     return functional.logsigmoid(torch.randn(shape, device=device) + 4.0).detach().requires_grad_()
 
 
-def gated_delta_rule(device: str) -> None:
+def _write_strength(device: str) -> Tensor:
+    """Return how much of each token the delta rule writes."""
+    return torch.rand(1, TOKENS, HEADS, device=device, dtype=BF16).requires_grad_()
+
+
+def delta_rule(device: str) -> list[Tensor]:
+    from fla.ops.delta_rule import chunk_delta_rule
+
+    q, k, v = _heads(device, 3)
+    beta = _write_strength(device)
+    return _back(chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True), q, k, v, beta)
+
+
+def gated_delta_rule(device: str) -> list[Tensor]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     q, k, v = _heads(device, 3)
-    beta = torch.rand(1, TOKENS, HEADS, device=device, dtype=BF16).requires_grad_()
-    gate = _gate(device, 1, TOKENS, HEADS)
-    _back_through_gates(chunk_gated_delta_rule(q, k, v, gate, beta, use_qk_l2norm_in_kernel=True))
+    beta, gate = _write_strength(device), _gate(device, 1, TOKENS, HEADS)
+    out = chunk_gated_delta_rule(q, k, v, gate, beta, use_qk_l2norm_in_kernel=True)
+    return _back_through_gates(out, q, k, v, gate, beta)
 
 
-def gla(device: str) -> None:
+def gla(device: str) -> list[Tensor]:
     from fla.ops.gla import chunk_gla
 
     q, k, v = _heads(device, 3)
-    _back(chunk_gla(q, k, v, _gate(device, 1, TOKENS, HEADS, HEAD_DIM)))
+    gate = _gate(device, 1, TOKENS, HEADS, HEAD_DIM)
+    return _back(chunk_gla(q, k, v, gate), q, k, v, gate)
 
 
-def kda(device: str) -> None:
+def kda(device: str) -> list[Tensor]:
     from fla.ops.kda import chunk_kda
 
     q, k, v = _heads(device, 3)
-    beta = torch.rand(1, TOKENS, HEADS, device=device, dtype=BF16).requires_grad_()
-    _back(chunk_kda(q, k, v, _gate(device, 1, TOKENS, HEADS, HEAD_DIM), beta, use_qk_l2norm_in_kernel=True))
+    beta, gate = _write_strength(device), _gate(device, 1, TOKENS, HEADS, HEAD_DIM)
+    return _back(chunk_kda(q, k, v, gate, beta, use_qk_l2norm_in_kernel=True), q, k, v, gate, beta)
 
 
-def simple_gla(device: str) -> None:
+def simple_gla(device: str) -> list[Tensor]:
     """Mamba-2 in its dual form: one gate for each head."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     q, k, v = _heads(device, 3)
-    _back_through_gates(chunk_simple_gla(q, k, v, _gate(device, 1, TOKENS, HEADS)))
+    gate = _gate(device, 1, TOKENS, HEADS)
+    return _back_through_gates(chunk_simple_gla(q, k, v, gate), q, k, v, gate)
 
 
-def fla_rms_norm(device: str) -> None:
+def fla_rms_norm(device: str) -> list[Tensor]:
     from fla.modules.norm.layernorm import rms_norm
 
-    _back(rms_norm(_random(device, 1, TOKENS, 1024), _random(device, 1024), None))
+    x, weight = _random(device, 1, TOKENS, 1024), _random(device, 1024)
+    return _back(rms_norm(x, weight, None), x, weight)
 
 
-def fla_layer_norm(device: str) -> None:
+def fla_layer_norm(device: str) -> list[Tensor]:
     from fla.modules.norm.layernorm import layer_norm
 
-    _back(layer_norm(_random(device, 1, TOKENS, HEAD_DIM), _random(device, HEAD_DIM), _random(device, HEAD_DIM)))
+    x, weight, bias = _random(device, 1, TOKENS, HEAD_DIM), _random(device, HEAD_DIM), _random(device, HEAD_DIM)
+    return _back(layer_norm(x, weight, bias), x, weight, bias)
 
 
-def fla_l2_norm(device: str) -> None:
+def fla_l2_norm(device: str) -> list[Tensor]:
     from fla.modules.norm.l2norm import l2norm
 
-    _back(l2norm(_random(device, 1, TOKENS, HEADS, HEAD_DIM)))
+    x = _random(device, 1, TOKENS, HEADS, HEAD_DIM)
+    return _back(l2norm(x), x)
 
 
-def fla_swiglu(device: str) -> None:
+def fla_swiglu(device: str) -> list[Tensor]:
     from fla.modules.activations.ops import swiglu
 
-    _back(swiglu(_random(device, 1, TOKENS, HIDDEN), _random(device, 1, TOKENS, HIDDEN)))
+    x, y = _random(device, 1, TOKENS, HIDDEN), _random(device, 1, TOKENS, HIDDEN)
+    return _back(swiglu(x, y), x, y)
 
 
-def fla_rotary(device: str) -> None:
+def fla_rotary(device: str) -> list[Tensor]:
     from fla.modules.rotary.ops import rotary_embedding
 
     angles = torch.outer(torch.arange(TOKENS, device=device), torch.rand(HEAD_DIM // 2, device=device))
     x = _random(device, 1, TOKENS, HEADS, HEAD_DIM)
-    _back(rotary_embedding(x, angles.cos().to(BF16), angles.sin().to(BF16)))
+    return _back(rotary_embedding(x, angles.cos().to(BF16), angles.sin().to(BF16)), x)
 
 
-def liger_dyt(device: str) -> None:
+def liger_dyt(device: str) -> list[Tensor]:
     from liger_kernel.ops.dyt import LigerDyTFunction
 
-    alpha, gamma, beta = _random(device, 1), _random(device, HIDDEN), _random(device, HIDDEN)
-    out = LigerDyTFunction.apply(_random(device, 1, TOKENS, HIDDEN), alpha, gamma, beta)
-    if device != "cpu":  # its backward pass counts the multiprocessors
-        _back(out)
+    x, alpha = _random(device, 1, TOKENS, HIDDEN), _random(device, 1)
+    gamma, beta = _random(device, HIDDEN), _random(device, HIDDEN)
+    return _back(LigerDyTFunction.apply(x, alpha, gamma, beta), x, alpha, gamma, beta)
 
 
-def liger_mlp(device: str) -> None:
-    from liger_kernel.ops.mlp import LigerMLPFunction, gemm_swiglu
+def liger_mlp(device: str) -> list[Tensor]:
+    from liger_kernel.ops.mlp import LigerMLPFunction, gemm_swiglu, swiglu_backward_dI
 
-    x, gate, up = _random(device, 1, TOKENS, 1024), _random(device, HIDDEN, 1024), _random(device, HIDDEN, 1024)
+    x, down = _random(device, 1, TOKENS, 1024), _random(device, 1024, HIDDEN)
+    gate, up = _random(device, HIDDEN, 1024), _random(device, HIDDEN, 1024)
     if device == "cpu":  # the whole of it asks for a GPU
-        gemm_swiglu(x.detach(), gate.detach(), up.detach(), 1.0, True)
-    else:
-        _back(LigerMLPFunction.apply(x, gate, up, _random(device, 1024, HIDDEN)))
+        kept, _ = gemm_swiglu(x.detach(), gate.detach(), up.detach(), 1.0, True)
+        return [swiglu_backward_dI(gate.detach(), up.detach(), kept)]
+    return _back(LigerMLPFunction.apply(x, gate, up, down), x, gate, up, down)
 
 
-def liger_moe(device: str) -> None:
+def liger_moe(device: str) -> list[Tensor]:
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
     experts, inner, chosen = 8, 1024, 2
-    weights, index = torch.rand(TOKENS, experts, device=device).softmax(-1).topk(chosen)
+    shares, index = torch.rand(TOKENS, experts, device=device).softmax(-1).topk(chosen)
     x, up = _random(device, TOKENS, 1024), _random(device, experts, 2 * inner, 1024)
-    down = _random(device, experts, 1024, inner)
-    weights = weights.to(BF16).requires_grad_()
-    _back(LigerFusedMoEFunction.apply(x, up, down, index.to(torch.int32), weights))
+    down, weights = _random(device, experts, 1024, inner), shares.to(BF16).requires_grad_()
+    out = LigerFusedMoEFunction.apply(x, up, down, index.to(torch.int32), weights)
+    return _back(out, x, up, down, weights)
 
 
 def example(module: str, function: str, *shapes: tuple[int, ...]) -> Step:
     """Return the pass of an example's function on random tensors."""
 
-    def step(device: str) -> None:
+    def step(device: str) -> list[Tensor]:
         made = [torch.randn(shape, device=device, dtype=BF16) for shape in shapes]
-        getattr(import_module(f"examples.{module}"), function)(*made)
+        return [getattr(import_module(f"examples.{module}"), function)(*made)]
 
     return step
 
 
-def grouped_matmul(device: str) -> None:
+def grouped_matmul(device: str) -> list[Tensor]:
     from examples.autotuned_grouped_matmul import COLUMNS, EXPERTS, INNER, grouped_matmul
 
     a, b = torch.randn(TOKENS, INNER, device=device, dtype=BF16), torch.randn(EXPERTS, INNER, COLUMNS, device=device)
     ends = torch.linspace(0, TOKENS, EXPERTS + 1, device=device).to(torch.int32)[1:].contiguous()
-    grouped_matmul(a, b.to(BF16), ends)
+    return [grouped_matmul(a, b.to(BF16), ends)]
 
 
-FLA: dict[str, Step] = {
-    "fla gated delta rule": gated_delta_rule,
-    "fla gla": gla,
-    "fla kda": kda,
-    "fla simple gla": simple_gla,
-    "fla rms norm": fla_rms_norm,
-    "fla layer norm": fla_layer_norm,
+STEPS: dict[str, Step] = {
     "fla l2 norm": fla_l2_norm,
     "fla swiglu": fla_swiglu,
+    "fla rms norm": fla_rms_norm,
+    "fla layer norm": fla_layer_norm,
     "fla rotary": fla_rotary,
-}
-LIGER: dict[str, Step] = {"liger dyt": liger_dyt, "liger mlp": liger_mlp, "liger moe": liger_moe}
-EXAMPLES: dict[str, Step] = {
+    "liger dyt": liger_dyt,
+    "fla gated delta rule": gated_delta_rule,
+    "fla simple gla": simple_gla,
     "example matmul": example("autotuned_matmul", "matmul", (4096, 4096), (4096, 4096)),
     "example softmax": example("autotuned_softmax", "softmax", (8192, 4000)),
     "example attention": example("autotuned_attention", "attention", *[(32, 4096, 128)] * 3),
     "example grouped matmul": grouped_matmul,
+    "liger mlp": liger_mlp,
+    "fla delta rule": delta_rule,
+    "liger moe": liger_moe,
+    "fla kda": kda,
+    "fla gla": gla,
 }
-STEPS: dict[str, Step] = FLA | LIGER | EXAMPLES
+"""By name, in the order in which they are measured: what compiles and runs in little time comes first."""
+
+MODELS: dict[str, tuple[Step, ...]] = {
+    "fla": (fla_rms_norm, delta_rule, fla_swiglu),
+    "liger": (liger_dyt, liger_mlp),
+}
+"""What one layer of a small model launches in training: a delta network, and a dense transformer with its MLP."""
+
+LIBRARIES = {
+    "fla": ("fla.ops.delta_rule", "fla.modules.norm.layernorm", "fla.modules.activations.ops"),
+    "liger": ("liger_kernel.ops",),
+}
+"""What a model imports."""
 
 
 def model_step(name: str, device: str) -> None:
-    """Run what one layer of a small model launches: `fla` is a gated delta network, `liger` a mixture of experts."""
-    if name == "fla":
-        for step in (fla_rms_norm, gated_delta_rule, fla_swiglu):
-            step(device)
-    else:
-        for step in (liger_dyt, liger_moe):
-            step(device)
+    """Run forward and backward passes of one layer of a small model."""
+    for step in MODELS[name]:
+        step(device)

@@ -7,7 +7,6 @@ from blocktune.kernels.hardware.limits import ComputeLimits, known_ccs, limits_f
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.tuner.occupancy.calculator import occupancy, requirement
 
-COUNT = 100_000
 REGISTERS = (0, 1, 8, 32, 40, 64, 72, 80, 96, 128, 168, 240, 255, 256, 257)
 WARPS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 31, 32, 33)
 
@@ -15,7 +14,7 @@ Case = list[Any]
 """Compute capability, registers, dynamic and static shared bytes, warps, barriers, carve-out, and blocks to ask for."""
 
 
-def cases(count: int = COUNT, seed: int = 19) -> list[Case]:
+def cases(count: int, seed: int = 19) -> list[Case]:
     """Return cases, half of which lie at the edges of a limit."""
     draw = random.Random(seed)
     rows = [limits_for(cc) for cc in known_ccs()]

@@ -14,6 +14,8 @@ SWEEPS = RESULTS / "sweeps"
 DENSE = SWEEPS / "h200-b2-h32-s8192-d64-bf16.sweep.json.gz"
 WIDE = SWEEPS / "h200-b4-h8-s4096-d256-bf16-causal.sweep.json.gz"
 """With tiles that cannot exist, and configs that do not compile."""
+SYNTHETIC_COUNTERS = ROOT / "tests" / "data" / "synthetic-flash_fwd.counters.csv"
+"""Made-up counters of a made-up GPU, in the form that `tune profile --out` writes."""
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
 DOCUMENTS = ("h200.bench.json", "h200.ladder.json", "h200.replay.json", "h200.noise.json", "h200.json")
 

@@ -31,6 +31,19 @@ SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A shape that a kernel admits on one compute capability."""
+
+    kernel: AttentionKernel
+    shape: AttentionShape
+    cc: tuple[int, int]
+
+    def default(self) -> "Case":
+        """Return the case of the kernel's default config."""
+        return Case(self.kernel.default_config(self.shape, limits_for(self.cc)), self.shape, self.cc)
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A config for one shape on one compute capability."""
 
@@ -42,22 +55,21 @@ class Case:
     def kernel(self) -> AttentionKernel:
         return get_kernel(self.config.kernel)
 
+    @property
+    def place(self) -> Place:
+        return Place(self.kernel, self.shape, self.cc)
+
     def __str__(self) -> str:
         arch = f"sm_{limits_for(self.cc).sm_arch}"
         return "-".join((*self.config.label.split(" "), arch, *self.shape.label.split(" ")[2:])).replace("/", "x")
 
 
 def default_case(
-    kernel: AttentionKernel,
-    cc: tuple[int, int],
-    dims: tuple[int, int],
-    dtype: str = "bfloat16",
-    causal: Causal = Causal.UPPER_LEFT,
-    seqlen_k: int = 512,
+    kernel: AttentionKernel, cc: tuple[int, int], dims: tuple[int, int], dtype: str = "bfloat16"
 ) -> Case | None:
     """The kernel's default config for a shape of these head dimensions, or None if its rules refuse the shape."""
-    shape = shape_for(kernel, cc, dims, dtype, causal, seqlen_k)
-    return None if shape is None else Case(kernel.default_config(shape, limits_for(cc)), shape, cc)
+    shape = shape_for(kernel, cc, dims, dtype)
+    return None if shape is None else Place(kernel, shape, cc).default()
 
 
 def shape_for(
@@ -115,15 +127,24 @@ def every_case(dims: Sequence[int] = DIMS, dtypes: Sequence[str] = ("bfloat16",)
                 yield case
 
 
-def candidate_cases(configs: int) -> Iterator[Case]:
-    """Of every kernel with descriptors, architecture and pair of widths, this many configs that a search might try."""
+def candidate_cases(configs: int, every: int = 1) -> Iterator[Case]:
+    """Of every kernel with descriptors, architecture and pair of widths, or of one in `every` of these, this many
+    configs that a search might try."""
     dice = random.Random(SEED)
+    for place in itertools.islice(_drawn_places(dice), 0, None, every):
+        feasible = SearchSpace.build(place.shape, limits_for(place.cc), (place.kernel,)).feasible
+        yield from (
+            Case(config, place.shape, place.cc) for config in dice.sample(feasible, min(configs, len(feasible)))
+        )
+
+
+def _drawn_places(dice: random.Random) -> Iterator[Place]:
+    """Yield a drawn shape of every kernel with descriptors, architecture and pair of widths that its rules admit."""
     for name, cc, dims in itertools.product(DESCRIBED, ARCHITECTURES, itertools.product(TILES, TILES)):
         causal, keys = dice.choice((Causal.NONE, Causal.UPPER_LEFT)), dice.choice((512, 500))
         shape = shape_for(get_kernel(name), cc, dims, dice.choice(("bfloat16", "float16")), causal, keys)
         if shape is not None:
-            feasible = SearchSpace.build(shape, limits_for(cc), (get_kernel(name),)).feasible
-            yield from (Case(config, shape, cc) for config in dice.sample(feasible, min(configs, len(feasible))))
+            yield Place(get_kernel(name), shape, cc)
 
 
 @cache
@@ -140,44 +161,44 @@ def narrow_cases() -> tuple[Case, ...]:
 def covering_cases() -> tuple[Case, ...]:
     """Return cases which, with `narrow_cases`, meet every pair of choices that any case has: kernel and width, width
     and architecture, width and width, data type and mask and so on."""
-    return tuple(dict.fromkeys(_covering(_all_choices(), narrow_cases())))
+    return tuple(place.default() for place in _covering(_all_choices(), [case.place for case in narrow_cases()]))
 
 
-def _all_choices() -> list[Case]:
-    """Cases of every combination of the choices that are to meet in pairs, shuffled but the same in every run."""
+def _all_choices() -> list[Place]:
+    """Places of every combination of the choices that are to meet in pairs, shuffled but the same in every run."""
     found = []
     for kernel, cc, pair in itertools.product(KERNELS.values(), ARCHITECTURES, itertools.product(WIDTHS, WIDTHS)):
         for dtype, causal, keys in itertools.product(
             ("bfloat16", "float16", "float32"), (Causal.NONE, Causal.UPPER_LEFT), (512, 500)
         ):
-            case = default_case(kernel, cc, pair, dtype, causal, keys)
-            if case is not None:
-                found.append(case)
+            shape = shape_for(kernel, cc, pair, dtype, causal, keys)
+            if shape is not None:
+                found.append(Place(kernel, shape, cc))
     random.Random(SEED).shuffle(found)
     return list(dict.fromkeys(found))
 
 
-def _covering(cases: Sequence[Case], already: Sequence[Case]) -> Iterator[Case]:
-    """Greedily, the next case that has the most pairs of choices which no earlier one had; of some that are drawn."""
-    wanted = set().union(*map(_pairs, cases))
+def _covering(places: Sequence[Place], already: Sequence[Place]) -> Iterator[Place]:
+    """Greedily, the next place that has the most pairs of choices which no earlier one had; of some that are drawn."""
+    wanted = set().union(*map(_pairs, places))
     wanted -= set().union(*map(_pairs, already), set())
     dice = random.Random(SEED)
-    waiting = list(cases)
+    waiting = list(places)
     while wanted:
-        best = max(dice.sample(waiting, min(len(waiting), 200)), key=lambda case: len(_pairs(case) & wanted))
+        best = max(dice.sample(waiting, min(len(waiting), 200)), key=lambda place: len(_pairs(place) & wanted))
         if not _pairs(best) & wanted:
-            waiting = [case for case in waiting if _pairs(case) & wanted]
+            waiting = [place for place in waiting if _pairs(place) & wanted]
             continue
         wanted -= _pairs(best)
         yield best
 
 
 @cache
-def _pairs(case: Case) -> frozenset[tuple[object, object]]:
-    shape = case.shape
+def _pairs(place: Place) -> frozenset[tuple[object, object]]:
+    shape = place.shape
     choices = (
-        ("kernel", case.kernel.name),
-        ("cc", case.cc),
+        ("kernel", place.kernel.name),
+        ("cc", place.cc),
         ("width", shape.head_dim),
         ("width_v", shape.head_dim_v),
         ("dtype", shape.dtype),

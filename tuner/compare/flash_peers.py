@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-import torch
-
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
-from blocktune.tuner.compare.peers import Compute, without_gradients
+from blocktune.tuner.compare.peers import Compute, for_question
 from blocktune.tuner.compare.report import FEW_QUERIES
-from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.forward import softmax_scale
 
@@ -53,17 +50,7 @@ class FlashPeer:
             UsageError: it is not installed, or does not compute what the shape asks for.
         """
         self._require(shape)
-        attend = self._attend(shape, question)
-        if not isinstance(question, GradientQuestion):
-            return without_gradients(attend)
-        leaves = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
-        with torch.enable_grad():
-            out = attend(*leaves)
-
-        def backward(q: Any, k: Any, v: Any) -> Any:
-            return torch.autograd.grad(out, leaves, question.dout, retain_graph=True)
-
-        return backward
+        return for_question(self._attend(shape, question), question)
 
     @property
     def version(self) -> str | None:

@@ -16,8 +16,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare.peers import Compute, without_gradients
-from blocktune.tuner.correctness.backward import GradientQuestion
+from blocktune.tuner.compare.peers import Compute, for_question
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.forward import softmax_scale
 
@@ -43,16 +42,7 @@ def flex_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
         raise UsageError(f"FlexAttention is compared without {', '.join(unknown)}. Compare a shape without.")
     inputs = getattr(question, "inputs", None)
     attend = _compiled(shape, inputs.extras if inputs is not None else NO_EXTRAS, question.q.device)
-    if not isinstance(question, GradientQuestion):
-        return without_gradients(attend)
-    leaves = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
-    with torch.enable_grad():
-        out = attend(*leaves)
-
-    def compute(q: Any, k: Any, v: Any) -> Any:
-        return torch.autograd.grad(out, leaves, question.dout, retain_graph=True)
-
-    return compute
+    return for_question(attend, question)
 
 
 def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Compute:

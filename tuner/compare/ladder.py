@@ -3,11 +3,11 @@
     ladder = climb(shape, device, compiler=farm, clock=CudaClock())   # on the GPU that is here
     ladder = climb(shape, device, compiler=farm)                      # by the models, for any device of the catalogue
 
-Standard attention, FlashAttention v1, v1 with its paper's blocks, v2, v2 padded, v2 with keys transposed, v2 tuned, and
-the kernel for Hopper. v1 to transposed, but for the paper's, have the same blocks wherever all of them can run these,
-so that each shows one change. On a GPU all steps are checked against the reference and timed in turns
-(tuner/measure/protocol.py); elsewhere they are compiled and predicted. A step that cannot run stays in the ladder with
-the reason.
+Standard attention, chunked attention, PyTorch's memory-efficient kernel, FlashAttention v1, v1 with its paper's blocks,
+v2, v2 padded, v2 with keys transposed, v2 tuned, and the kernel for Hopper. v1 to transposed, but for the paper's, have
+the same blocks wherever all of them can run these, so that each shows one change. On a GPU all steps are checked with
+the reference and timed in turns (tuner/measure/protocol.py); elsewhere they are compiled and predicted, but for two of
+PyTorch's. A step that cannot run stays in the ladder with the reason.
 """
 
 import functools
@@ -28,7 +28,7 @@ from blocktune.tuner.compare.ladder_steps import (
     IDEAS,
     PADDED,
     PAPER,
-    STANDARD,
+    PYTORCH,
     TRANSPOSED,
     V1,
     V2,
@@ -43,8 +43,8 @@ from blocktune.tuner.compare.ladder_steps import (
 )
 from blocktune.tuner.compare.line_up import LineUp
 from blocktune.tuner.compare.peers import Compute, own_compute
+from blocktune.tuner.compare.pytorch_steps import pytorch_compute, pytorch_steps
 from blocktune.tuner.compare.report import Entry
-from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.correctness.forward import Question, make_questions, require_memory
 from blocktune.tuner.cost.model import missing_rates, predict_us
@@ -120,7 +120,7 @@ def climb(
         )
     steps = [
         _modelled(step, shape, device, compiler)
-        for step in (Step(name=STANDARD), *listed_steps(shape, device.limits, known, preset))
+        for step in (*pytorch_steps(measured=clock is not None), *listed_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
@@ -136,7 +136,7 @@ def listed_steps(
     """Return every step with a kernel and the config that it takes, or why it has none."""
     blocks = _common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
-    for name in (step for step in IDEAS if step != STANDARD):
+    for name in (step for step in IDEAS if step not in PYTORCH):
         reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, preset)]
         able = [kernel for kernel, reason in reasons if reason is None]
         if not able:
@@ -207,7 +207,7 @@ def _best_config(
 
 def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> Step:
     """Return the step with all that the models say."""
-    if step.problem:
+    if step.problem or step.name in PYTORCH[1:]:
         return step
     traffic = bytes_of(shape, step.config)
     if step.config is None:
@@ -253,7 +253,7 @@ def _timed(
         if step.problem:
             continue
         if step.config is None:
-            line_up.invite(Entry(name=step.name), functools.partial(standard_compute, shape, device))
+            line_up.invite(Entry(name=step.name), functools.partial(pytorch_compute, step.name, shape, device))
         else:
             checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
             line_up.invite(Entry(name=step.name, config=step.config), checked)
@@ -303,7 +303,9 @@ def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tupl
     v2 = next((step for step in steps if step.name == V2 and not step.problem), None)
     for step in steps:
         before = last_timed(found)
-        reason = why(before, step, device) if before is not None and not step.problem else ""
+        modelled = last_timed([each for each in found if each.name not in PYTORCH[1:]])
+        explained = not step.problem and step.name not in PYTORCH[1:]
+        reason = why(modelled, step, device) if modelled is not None and explained else ""
         found.append(replace(step, over_before=gain(before, step), over_v2=gain(v2, step), why=reason))
     return tuple(found)
 

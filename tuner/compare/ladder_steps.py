@@ -22,8 +22,10 @@ from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import standard_traffic
 
-STANDARD, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
+STANDARD, CHUNKED, EFFICIENT, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
     "standard",
+    "chunked",
+    "efficient",
     "v1",
     "paper",
     "v2",
@@ -35,6 +37,8 @@ STANDARD, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
 
 IDEAS = {
     STANDARD: "three operations of PyTorch, with all scores and probabilities in device memory between them",
+    CHUNKED: "PyTorch's operations on a piece of the queries and keys at a time, whose results are merged",
+    EFFICIENT: "PyTorch's memory-efficient kernel: the chunks of a tile of queries in one launch, scores on the chip",
     V1: "scores stay on the chip: keys outside, queries inside, one block per head; the output makes the round trip",
     PAPER: "v1 with the blocks that its paper prescribes: as many keys and queries as fill the shared memory",
     V2: "loops exchanged: one block for each tile of queries, which keeps its output and divides it once, at the end",
@@ -43,7 +47,10 @@ IDEAS = {
     TUNED: "v2's algorithm in ordinary Triton with the best blocks, stages and schedule known here",
     HOPPER: "warps that copy while other warps compute, with the instructions of Hopper",
 }
-"""What each step is, first to last. A kernel names those that it may stand for; standard attention is PyTorch's."""
+"""What each step is, first to last. A kernel names those that it may stand for, but for those of PyTorch."""
+
+PYTORCH = (STANDARD, CHUNKED, EFFICIENT)
+"""The steps that PyTorch computes. No model knows the code of the last two, so that they are only measured."""
 
 STANDARD_MEMORY_SHARE = 0.36
 """What PyTorch's three operations reach of the rate of device memory while they move scores and probabilities: 69 GB in

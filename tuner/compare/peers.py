@@ -43,14 +43,7 @@ def sdpa_gradients(shape: AttentionShape, backend: str, question: GradientQuesti
     Raises:
         UsageError: it does not compute what the shape asks for.
     """
-    inputs = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
-    with torch.enable_grad():
-        out = sdpa_forward(shape, backend, question.inputs.extras)(*inputs)
-
-    def compute(q: Any, k: Any, v: Any) -> Any:
-        return torch.autograd.grad(out, inputs, question.dout, retain_graph=True)
-
-    return compute
+    return for_question(sdpa_forward(shape, backend, question.inputs.extras), question)
 
 
 def own_compute(launch: Launch, shape: AttentionShape, out: Any) -> Compute:
@@ -81,6 +74,21 @@ def without_gradients(attend: Compute) -> Compute:
             return attend(q, k, v)
 
     return compute
+
+
+def for_question(attend: Compute, question: AnyQuestion) -> Compute:
+    """Return what a question asks for of a function that autograd knows: the forward, or the backward of one that ran
+    before."""
+    if not isinstance(question, GradientQuestion):
+        return without_gradients(attend)
+    leaves = [tensor.detach().requires_grad_() for tensor in (question.q, question.k, question.v)]
+    with torch.enable_grad():
+        out = attend(*leaves)
+
+    def backward(q: Any, k: Any, v: Any) -> Any:
+        return torch.autograd.grad(out, leaves, question.dout, retain_graph=True)
+
+    return backward
 
 
 def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS) -> Compute:

@@ -7,11 +7,11 @@ attributes, constants and options as the JIT derives them from the tensors, so a
 compiles nothing (`tests/tuner/compile/test_compile_key.py`).
 """
 
-import contextlib
 import hashlib
-import io
+import inspect
 import re
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from blocktune.db.records.records import Outcome
@@ -194,7 +194,8 @@ def _spills_and_barriers(compiled: Any, stack_bytes: int) -> tuple[int, int]:
 def _ptxas_log(compiled: Any) -> str:
     """Return what `ptxas -v` says about this code, by Triton's own command line, which differs between versions.
 
-    Triton prints the log to Python's standard output, which is diverted meanwhile.
+    Triton prints the log where its settings, which are those of the whole process, say so. Other threads compile and
+    print meanwhile, so its function runs with a `print` and settings of its own.
     """
     from triton import knobs
     from triton.compiler.compiler import make_backend
@@ -202,8 +203,22 @@ def _ptxas_log(compiled: Any) -> str:
     # options need a power of two of warps, which a warp-specialised kernel need not have; ptxas does not get the number
     metadata = compiled.metadata._asdict() | {"num_warps": 4}
     backend = make_backend(compiled.metadata.target)
-    output = io.StringIO()
-    with knobs.nvidia.scope(), contextlib.redirect_stdout(output):
-        knobs.nvidia.dump_ptxas_log = True
-        backend.make_cubin(compiled.asm["ptx"], {}, backend.parse_options(metadata), compiled.metadata.target.arch)
-    return output.getvalue()
+    printed: list[Any] = []
+    own = inspect.unwrap(type(backend).make_cubin)
+    names = own.__globals__ | {"print": printed.append, "knobs": _WithPtxasLog(knobs)}
+    make_cubin = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+    make_cubin(backend, compiled.asm["ptx"], {}, backend.parse_options(metadata), compiled.metadata.target.arch)
+    return "\n".join(map(str, printed))
+
+
+class _WithPtxasLog:
+    """Triton's settings as they are, but for the one that prints the log of ptxas."""
+
+    def __init__(self, knobs: Any) -> None:
+        self._knobs = knobs
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dump_ptxas_log":
+            return True
+        found = getattr(self._knobs, name)
+        return _WithPtxasLog(found) if name == "nvidia" else found

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from blocktune.db.records.records import Outcome, Regime
+from blocktune.db.records.records import Objective, Outcome, Regime
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.search.report import Budget, Progress
@@ -30,6 +30,7 @@ class Job:
     exhaustive: bool = False
     configs: int = 0
     regime: Regime | None = None
+    objective: Objective = Objective.TIME
     sampler: str = DEFAULT
     study: str | None = None
     seed: int = 0
@@ -54,6 +55,7 @@ class Job:
             "exhaustive": self.exhaustive,
             "configs": self.configs,
             "regime": None if self.regime is None else str(self.regime),
+            "objective": str(self.objective),
             "sampler": self.sampler,
             "study": self.study,
             "seed": self.seed,
@@ -73,6 +75,7 @@ class Job:
             exhaustive=data["exhaustive"],
             configs=data["configs"],
             regime=None if data["regime"] is None else Regime(data["regime"]),
+            objective=Objective(data["objective"]),
             sampler=data["sampler"],
             study=data["study"],
             seed=data["seed"],

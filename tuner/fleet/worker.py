@@ -79,6 +79,7 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, store: ResultStor
         kernels=None if job.kernels is None else [get_kernel(name) for name in job.kernels],
         exhaustive=job.exhaustive,
         regime=job.regime,
+        objective=job.objective,
         sampler=job.sampler,
         study=job.study,
         seed=job.seed,

@@ -78,6 +78,8 @@ def object_named(name: str) -> Any:
         one of NOT_FOUND: nothing has this name, or its module cannot be imported.
     """
     module, _, path = name.partition(":")
+    if module.startswith("."):
+        raise ImportError("a name that begins with a dot is relative, and there is nothing that it could belong to")
     return reduce(getattr, path.split("."), import_module(module))
 
 

@@ -23,7 +23,7 @@ from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.measure.measurement import Finals, Measurement
+from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search, Subject
 from blocktune.tuner.search.space import SearchSpace
@@ -63,6 +63,10 @@ class ReplayRunner:
         rounds = min(map(len, samples.values()), default=0)
         return Finals(samples_us={config: times[:rounds] for config, times in samples.items()})
 
+    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+        del configs, rounds
+        return Energies()  # no sweep has any
+
     def confirm(self, config: KernelConfig) -> Measurement:
         return Measurement(outcome=self._recorded[config].outcome)
 
@@ -84,6 +88,11 @@ class ReplayRun:
     def regret(self, measurements: int) -> float:
         """Return how much slower the best of `measurements` measurements is than the sweep's best, as a fraction."""
         return self.slowdowns[min(measurements, len(self.slowdowns)) - 1] - 1
+
+    def seconds_within(self, regret: float) -> float | None:
+        """Return the seconds after which the best so far was within this fraction of the sweep's best; None: never."""
+        pairs = zip(self.slowdowns, self.ends, strict=True)
+        return next((end for slowdown, end in pairs if slowdown <= 1 + regret), None)
 
     def seconds(self, measurements: int) -> float:
         """Return the seconds after which `measurements` measurements were made."""

@@ -263,7 +263,7 @@ def _sweep(document: Any, path: Path) -> Sweep:
 
 def _rows(node: Untrusted) -> list[dict[str, Any]]:
     """Return the rows of columns of equal length, nested again."""
-    columns = {name: entry.items(MAX_TRIALS) for name, entry in node.entries(MAX_COLUMNS).items()}
+    columns = {name: entry.values(MAX_TRIALS) for name, entry in node.entries(MAX_COLUMNS).items()}
     if len({len(column) for column in columns.values()}) != 1:
         node.reject("columns of equal length")
     rows: list[dict[str, Any]] = [{} for _ in next(iter(columns.values()))]
@@ -272,7 +272,7 @@ def _rows(node: Untrusted) -> list[dict[str, Any]]:
         if bool(dot) != (outer in _NESTED):
             node.reject(f"columns such as `outcome` or `config.block_m`, and not `{name[:80]}`")
         for row, item in zip(rows, column, strict=True):
-            if item.value is not None:
+            if item is not None:
                 place = row.setdefault(outer, {}) if dot else row
-                place[inner or outer] = item.value
+                place[inner or outer] = item
     return rows

@@ -11,6 +11,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, Launch, Thunk
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.checks_of_shape import questions_of
+from blocktune.tuner.measure.energy import Burst, EnergyMeter
 from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import (
     FINAL_HEAT_SECONDS,
@@ -24,6 +25,7 @@ from blocktune.tuner.measure.protocol import (
     final_rounds,
     is_behind,
     median_ratio,
+    rotated,
     timed_rounds,
 )
 
@@ -48,11 +50,21 @@ class Bench:
     """Holds the questions with their right answers: `plain` is timed, both are checked.
 
     The first config that passes becomes the anchor of all later ones, and stays it when it is measured again. `bind`
-    makes a launcher of a config.
+    makes a launcher of a config. `meter` measures energies, where the GPU has a counter.
     """
 
-    def __init__(self, plain: Any, hard: Any, *, clock: Clock, bind: Callable[[Any], Launch], terms: Terms):
+    def __init__(
+        self,
+        plain: Any,
+        hard: Any,
+        *,
+        clock: Clock,
+        bind: Callable[[Any], Launch],
+        terms: Terms,
+        meter: EnergyMeter | None = None,
+    ):
         self._clock = clock
+        self._meter = meter
         self._bind = bind
         self._terms = terms
         self._plain = plain
@@ -97,10 +109,7 @@ class Bench:
         Raises:
             Exception: as `measure`; which config it was is unknown.
         """
-        launches = [self._bind(config) for config in configs]
-        for launch in launches:
-            self._verify(launch, self._plain, tell)
-        runs = [self._plain.thunk(launch, self._out) for launch in launches]
+        launches, runs = self._verified(configs, tell)
         regime = self._terms.regime
         self._clock.heat(runs[0], FINAL_HEAT_SECONDS[regime])
         estimate = self._clock.rounds(runs, 1)[0]
@@ -110,6 +119,29 @@ class Bench:
         for launch in launches:
             self._verify(launch, self._plain)
         return [list(column(rounds, index)) for index in range(len(runs))]
+
+    def energies(self, configs: Sequence[KernelConfig], rounds: int, tell: Tell) -> list[list[Burst]]:
+        """Measure a burst of every config in each round, in rotating order: one list of rounds a config, or no list at
+        all where the GPU has no counter of its energy.
+
+        Raises:
+            Exception: as `measure`; which config it was is unknown.
+        """
+        if self._meter is None:
+            return []
+        launches, runs = self._verified(configs, tell)
+        times = self._clock.rounds(runs, 1)[0]
+        tell("timing")
+        found: list[list[Burst]] = [[] for _ in runs]
+        for index in (index for number in range(rounds) for index in rotated(len(runs), number)):
+            burst = self._meter.burst(runs[index], times[index])
+            if burst is None:
+                return []
+            found[index].append(burst)
+        tell("checking")
+        for launch in launches:
+            self._verify(launch, self._plain)
+        return found
 
     def confirm(self, config: KernelConfig, tell: Tell) -> None:
         """Check output and log-sum-exp together, which may be another compiled variant than the timed one; a backward
@@ -146,6 +178,13 @@ class Bench:
         behind = score / self._best
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
+    def _verified(self, configs: Sequence[KernelConfig], tell: Tell) -> tuple[list[Launch], list[Thunk]]:
+        """Return the launchers of configs, each of which was right once, and what runs each on the timed question."""
+        launches = [self._bind(config) for config in configs]
+        for launch in launches:
+            self._verify(launch, self._plain, tell)
+        return launches, [self._plain.thunk(launch, self._out) for launch in launches]
+
     def _verify(self, launch: Launch, question: Any, tell: Tell | None = None, lse: Any | None = None) -> None:
         """Launch once into poisoned memory and compare, so that nothing left by an earlier launch can pass."""
         question.poison(self._out)
@@ -171,8 +210,14 @@ class ShapeBench(Bench):
         clock: Clock,
         kernels: Callable[[str], AttentionKernel],
         terms: Terms,
+        meter: EnergyMeter | None = None,
     ):
         plain, hard = questions_of(shape, device=device, seed=terms.seed)
         super().__init__(
-            plain, hard, clock=clock, bind=lambda config: kernels(config.kernel).bind(config, shape), terms=terms
+            plain,
+            hard,
+            clock=clock,
+            bind=lambda config: kernels(config.kernel).bind(config, shape),
+            terms=terms,
+            meter=meter,
         )

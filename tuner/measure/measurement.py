@@ -1,5 +1,6 @@
 """What a runner is given and what it returns for configs: one measurement each, or paired rounds of finalists."""
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from blocktune.db.records.user_records import UserTrial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
 from blocktune.kernels.values.column_kinds import plain_values, record_values
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.measure.energy import Burst
 
 OUT_OF_MEMORY = "out_of_memory"
 """What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""
@@ -91,3 +93,24 @@ class Finals:
     failures: Mapping[KernelConfig, Measurement] = field(default_factory=dict)
     disturbance: str = ""
     telemetry: Telemetry = field(default_factory=Telemetry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energies:
+    """Bursts of configs in turns. All have one burst per round, so bursts of equal index are pairs.
+
+    bursts: empty where the GPU has no counter of its energy. disturbance: what disturbed them; empty when nothing did.
+    """
+
+    bursts: Mapping[KernelConfig, tuple[Burst, ...]] = field(default_factory=dict)
+    disturbance: str = ""
+
+    def energy_mj(self, config: KernelConfig | None) -> float | None:
+        """Return the median energy of a launch; None where it was not measured."""
+        rounds = self.bursts.get(config) if config is not None else None
+        return statistics.median(burst.energy_mj for burst in rounds) if rounds else None
+
+    def power_w(self, config: KernelConfig) -> float | None:
+        """Return the median of the bursts' mean powers; None where it was not measured."""
+        rounds = self.bursts.get(config)
+        return statistics.median(burst.power_w for burst in rounds) if rounds else None

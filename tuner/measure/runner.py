@@ -1,6 +1,7 @@
 """Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
 
 import contextlib
+import logging
 import os
 import statistics
 import sys
@@ -14,9 +15,12 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.measure.energy import Burst
 from blocktune.tuner.measure.load import Monitor, Watch
-from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Finals, Measurement, Terms
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Energies, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
+
+_log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
 """-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
@@ -41,6 +45,9 @@ class Runner(Protocol):
     def finals(self, configs: Sequence[KernelConfig]) -> Finals:
         """Time configs, each measured before, in turns."""
 
+    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+        """Measure the energy of configs, each measured before, in turns."""
+
     def confirm(self, config: KernelConfig) -> Measurement:
         """Check everything that the config can compute, log-sum-exp included, without timing it."""
 
@@ -61,6 +68,7 @@ class Deadlines:
     running: float = 15.0
     running_launches: int = 400
     finals: float = 120.0
+    burst: float = 5.0
 
 
 class _Failed(Exception):
@@ -159,6 +167,21 @@ class GpuRunner:
         self._telemetry = Telemetry()
         result = self._ask(command, self.deadlines.finals + self._launches_seconds())
         return [tuple(rounds) for rounds in result["samples_us"]]
+
+    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+        """Measure the energy of configs in turns. If the worker is lost there are no energies, and the log says why."""
+        self._ensure_ready()
+        self._telemetry = Telemetry()
+        command = {"command": "energies", "configs": [config.to_json() for config in configs], "rounds": rounds}
+        try:
+            result = self._ask(command, self._running_seconds() + len(configs) * rounds * self.deadlines.burst)
+        except _Failed as failed:
+            _log.warning("No energies of launches: %s.", failed)
+            return Energies()
+        bursts = [tuple(Burst(**burst) for burst in each) for each in result["bursts"]]
+        return Energies(
+            bursts=dict(zip(configs, bursts, strict=True)) if bursts else {}, disturbance=disturbance(self._telemetry)
+        )
 
     def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
         """Return one run of the finals, with what disturbed it."""

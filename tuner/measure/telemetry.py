@@ -15,6 +15,7 @@ from blocktune.db.records.records import Telemetry
 from blocktune.kernels.hardware.catalogue import entry_by_driver_name
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, canonical_uuid
+from blocktune.kernels.values.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,19 @@ class GpuMonitor:
             power_w=gpu.power_w,
             throttle_reasons=gpu.throttle_reasons,
             other_processes=None if users is None else max(0, users - self._own_processes),
+        )
+
+
+def require_energy(device: DeviceSpec) -> None:
+    """Check that a GPU tells its energy.
+
+    Raises:
+        UsageError: it does not, or it is not here.
+    """
+    if GpuMonitor(device.uuid).energy_j() is None:
+        raise UsageError(
+            f"The objective energy needs a GPU that is here and tells its energy by NVML, but {device.name} does not. "
+            "Take `--objective time`."
         )
 
 

@@ -7,6 +7,7 @@ its parent: by the kernel's parent-death signal, and by the end of its input.
     {"command": "setup", "shape": {…}, "terms": {…}}  {"stage": "…"}* then {"result": {}} or {"failure": {…}}
     {"command": "measure", "config": {…}}             {"result": {measurement}}
     {"command": "finals", "configs": [{…}, …]}        {"result": {"samples_us": [[…], …]}}
+    {"command": "energies", "configs": [{…}, …], "rounds": 8}  {"result": {"bursts": [[{burst}, …], …]}}
     {"command": "confirm", "config": {…}}             {"result": {}}
 
 A failure has an outcome, a text, and `fatal`: whether the CUDA context is lost, so that this process must be replaced.
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from blocktune.db.records.records import Outcome
@@ -73,6 +75,9 @@ def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[st
         case "finals":
             configs = [parse(config) for config in command["configs"]]
             return {"samples_us": bench.finals(configs, tell)}
+        case "energies":
+            found = bench.energies([parse(config) for config in command["configs"]], command["rounds"], tell)
+            return {"bursts": [[asdict(burst) for burst in rounds] for rounds in found]}
         case "confirm":
             bench.confirm(parse(command["config"]), tell)
             return {}
@@ -126,10 +131,14 @@ def _send(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
+    from blocktune.kernels.hardware.device import present_devices
     from blocktune.kernels.registry import get_kernel
+    from blocktune.tuner.measure.energy import CudaQueue, EnergyMeter
     from blocktune.tuner.measure.protocol import CudaClock
+    from blocktune.tuner.measure.telemetry import GpuMonitor
 
-    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, terms=terms)
+    meter = EnergyMeter(CudaQueue(), GpuMonitor(present_devices()[0].uuid).energy_j)
+    return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, terms=terms, meter=meter)
 
 
 if __name__ == "__main__":

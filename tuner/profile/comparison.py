@@ -103,6 +103,15 @@ def stalls_of(analysis: Analysis, counters: Counters) -> tuple[Stall, ...]:
     )
 
 
+def in_words(value: float | None, unit: str) -> str:
+    """Return a value of a row as people read it."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,.0f}" if not unit else f"{value:,.1f} {unit.replace('us', 'µs')}"
+
+
 def _term_us(analysis: Analysis, term: str) -> float | None:
     return getattr(analysis.breakdown, f"{term}_us") if term and analysis.breakdown else None
 

@@ -22,7 +22,9 @@ TIME = "gpu__time_duration.sum"
 STALLED = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio")
 """What the names of stall reasons begin and end with."""
 
-_FIRST = '"ID"'
+FIRST_COLUMN = '"ID"'
+"""What the table begins with, after whatever the program has printed."""
+
 _NAME, _VALUE, _UNIT = "Metric Name", "Metric Value", "Metric Unit"
 _SCALES = {
     "": 1.0, "ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6,
@@ -101,7 +103,7 @@ class Counters:
 
 def _rows(text: str) -> list[dict[str, str]]:
     """Return the lines of the table, each with a text for every column; none where there is no table."""
-    start = text.find(_FIRST)
+    start = text.find(FIRST_COLUMN)
     if start < 0:
         return []
     try:

@@ -71,6 +71,7 @@ def _times(trials: Sequence[Trial]) -> Columns:
         "rounds": [len(trial.samples_us) for trial in trials],
         "low_us": [min(trial.samples_us, default=None) for trial in trials],
         "high_us": [max(trial.samples_us, default=None) for trial in trials],
+        "energy_mj": [trial.energy_mj for trial in trials],
     }
 
 

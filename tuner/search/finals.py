@@ -1,19 +1,21 @@
-"""The finals: the best of the search, what calls get untuned, the default and the paper's rule, timed in turns; the
-winner is checked again."""
+"""The finals: the best of the search, what calls get untuned, the default and the paper's rule, timed in turns and
+measured for energy; the winner is checked again."""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from blocktune.db.records.records import Outcome, Trial
+from blocktune.db.records.records import Objective, Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.measure.runner import Runner
+from blocktune.tuner.search.energy_finals import frugal_energies
 from blocktune.tuner.search.starting_configs import Contenders
-from blocktune.tuner.search.verdict import Verdict, decide
+from blocktune.tuner.search.verdict import Speedup, Verdict, decide, speedup
 
 MAX_CHALLENGERS = 6
 CHALLENGER_BAND = 1.08
@@ -22,13 +24,42 @@ CHALLENGER_BAND = 1.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The verdict, the times in microseconds that it rests on (medians), the finalists that failed on the way, and what
-    disturbed the finals."""
+    """The verdict, the times in microseconds that it rests on (medians), the finalists that failed on the way, what
+    disturbed the finals, and the energies that were measured in them.
+
+    gain: the winner's speed-up over the default, whatever the objective; None when the default was not in the finals.
+    """
 
     verdict: Verdict
     times_us: Mapping[KernelConfig, float]
     failures: Mapping[KernelConfig, Measurement]
+    gain: Speedup | None = None
     disturbance: str = ""
+    energies: Energies = field(default_factory=Energies)
+    objective: Objective = Objective.TIME
+
+    def columns(self, default: KernelConfig, paper: KernelConfig | None) -> dict[str, Any]:
+        """Return what a `Best` keeps of the finals, by its fields."""
+        winner, gain, energies = self.verdict.winner, self.gain, self.energies
+        return {
+            "time_us": self.times_us[winner],
+            "default_time_us": self.times_us.get(default),
+            "paper_time_us": None if paper is None else self.times_us.get(paper),
+            "speedup_over_default": gain.median if gain else None,
+            "speedup_low": gain.low if gain else None,
+            "speedup_high": gain.high if gain else None,
+            "energy_mj": energies.energy_mj(winner),
+            "default_energy_mj": energies.energy_mj(default),
+            "paper_energy_mj": energies.energy_mj(paper),
+            "objective": str(self.objective),
+        }
+
+    def with_energy(self, trial: Trial) -> Trial:
+        """Return the trial of a finalist with its energy and the power of its bursts, as far as they were measured."""
+        energy_mj, power_w = self.energies.energy_mj(trial.config), self.energies.power_w(trial.config)
+        if energy_mj is None or power_w is None:
+            return trial
+        return replace(trial, energy_mj=energy_mj, telemetry=replace(trial.telemetry, power_w=round(power_w, 1)))
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
@@ -50,24 +81,67 @@ def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: Kernel
 
 
 def hold_finals(
-    runner: Runner, trials: Sequence[Trial], contenders: Contenders, incumbent: KernelConfig | None
+    runner: Runner,
+    trials: Sequence[Trial],
+    contenders: Contenders,
+    incumbent: KernelConfig | None,
+    objective: Objective = Objective.TIME,
 ) -> Result:
-    """Time the finalists and confirm the winner; one that fails leaves the place to the next.
+    """Time the finalists, measure energies, and confirm the winner; one that fails leaves the place to the next.
+
+    By energy, all finalists have it measured; by time, the winner, the default and the paper's rule.
 
     Raises:
         NoFeasibleConfigError: none of them passes.
+        UsageError: the winner is the one of least energy, and the GPU does not tell it.
     """
     finals = runner.finals(finalists(trials, contenders, incumbent))
-    samples, failures = dict(finals.samples_us), dict(finals.failures)
-    while samples:
-        verdict = decide(samples, contenders.default, contenders.space.feasible)
-        confirmed = runner.confirm(verdict.winner)
+    failures, default = dict(finals.failures), contenders.default
+    energies, scores = _scores(runner, finals, default, objective)
+    while scores:
+        verdict = decide(scores, default, contenders.space.feasible, objective)
+        winner = verdict.winner
+        confirmed = runner.confirm(winner)
         if confirmed.outcome is Outcome.OK:
-            times = {config: statistics.median(rounds) for config, rounds in samples.items()}
-            return Result(verdict=verdict, times_us=times, failures=failures, disturbance=finals.disturbance)
-        failures[verdict.winner] = confirmed
-        del samples[verdict.winner]
+            samples = {config: rounds for config, rounds in finals.samples_us.items() if config not in failures}
+            if objective is Objective.TIME:
+                shown = [config for config in (winner, default, contenders.paper) if config in samples]
+                energies = runner.energies(list(dict.fromkeys(shown)), 1)
+            return Result(
+                verdict=verdict,
+                times_us={config: statistics.median(rounds) for config, rounds in samples.items()},
+                failures=failures,
+                gain=speedup(samples[default], samples[winner]) if default in samples else None,
+                disturbance=finals.disturbance or _of_bursts(energies),
+                energies=energies,
+                objective=objective,
+            )
+        failures[winner] = confirmed
+        del scores[winner]
     return _without_finals(runner, trials, contenders, failures)
+
+
+def _scores(
+    runner: Runner, finals: Finals, default: KernelConfig, objective: Objective
+) -> tuple[Energies, dict[KernelConfig, Sequence[float]]]:
+    """Return the energies that decide, and the rounds of what the objective compares.
+
+    Raises:
+        UsageError: energies decide, and there are none.
+    """
+    if objective is Objective.TIME or not finals.samples_us:
+        return Energies(), dict(finals.samples_us)
+    energies = frugal_energies(runner, list(finals.samples_us), [default])
+    if not energies.bursts:
+        raise UsageError(
+            "Finals by energy need a GPU that tells its energy by NVML, but no finalist has a burst. "
+            "Take `--objective time`; all trials are kept."
+        )
+    return energies, {config: [burst.energy_mj for burst in rounds] for config, rounds in energies.bursts.items()}
+
+
+def _of_bursts(energies: Energies) -> str:
+    return f"followed by bursts that were disturbed, since {energies.disturbance}" if energies.disturbance else ""
 
 
 def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:

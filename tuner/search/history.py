@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.records import Best, Objective, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.compile.farm import default_workers
@@ -54,11 +54,11 @@ class Knowledge:
             return None
         return best.config if best.environment.digest == self.subject.environment.digest else None
 
-    def finished_best(self, limit: Limit, contenders: Contenders) -> Best | None:
-        """Return the stored winner, if a run under a limit like this one came to its end and nothing was tried
-        since."""
+    def finished_best(self, limit: Limit, contenders: Contenders, objective: Objective) -> Best | None:
+        """Return the stored winner, if a run under a limit and an objective like these came to its end and nothing
+        was tried since."""
         best = self.best
-        if best is None or best.trials != len(self.trials):
+        if best is None or best.trials != len(self.trials) or best.objective != objective:
             return None
         if best.environment.digest != self.subject.environment.digest:
             return None

@@ -118,12 +118,14 @@ class TuningReport:
                 "kernel": best.config.kernel,
                 "config": best.config.to_json(),
                 "time_us": best.time_us,
+                "energy_mj": best.energy_mj,
                 "predicted_us": best.predicted_us,
                 "origin": str(best.origin),
                 "reason": self.reason,
             },
-            "default": self._rival(best.default, best.default_time_us),
-            "paper": self._rival(best.paper, best.paper_time_us),
+            "default": self._rival(best.default, best.default_time_us, best.default_energy_mj),
+            "paper": self._rival(best.paper, best.paper_time_us, best.paper_energy_mj),
+            "objective": best.objective,
             "speedup_over_default": _speedup(best),
             "occupancy": self.occupancy.to_json() if self.occupancy else None,
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
@@ -143,11 +145,13 @@ class TuningReport:
             "notes": list(self.notes),
         }
 
-    def _rival(self, config: KernelConfig | None, time_us: float | None) -> dict[str, Any] | None:
+    def _rival(
+        self, config: KernelConfig | None, time_us: float | None, energy_mj: float | None
+    ) -> dict[str, Any] | None:
         if config is None:
             return None
-        times = {"time_us": time_us, "predicted_us": self.predicted_us.get(config)}
-        return {"kernel": config.kernel, "config": config.to_json()} | times
+        costs = {"time_us": time_us, "energy_mj": energy_mj, "predicted_us": self.predicted_us.get(config)}
+        return {"kernel": config.kernel, "config": config.to_json()} | costs
 
 
 def _speedup(best: Best) -> dict[str, float | None] | None:

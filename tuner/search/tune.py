@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from blocktune.db.recorder import Recorder
-from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
+from blocktune.db.records.records import Best, Environment, Objective, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.selection.correction import measured_elsewhere
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
@@ -30,7 +31,7 @@ from blocktune.tuner.measure.environment import measuring_environment, predictin
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
@@ -65,6 +66,7 @@ def tune(
     kernels: Sequence[AttentionKernel] | None = None,
     exhaustive: bool = False,
     regime: Regime | None = None,
+    objective: Objective = Objective.TIME,
     sampler: str = DEFAULT,
     study: str | None = None,
     seed: int = 0,
@@ -85,6 +87,7 @@ def tune(
         kernels: those to search; None is all.
         exhaustive: try every feasible config with all of its rounds, whatever the budget.
         regime: how the GPU works while it is measured; None is `DEFAULT_REGIME`.
+        objective: what the finals choose the winner by.
         sampler: which config is next: a name of `STRATEGIES`, or `package.module:Class` of an Optuna sampler.
         study: URL or SQLite file of the Optuna storage that keeps the study too; None keeps it in memory.
         seed: of the sampler and of the checked inputs.
@@ -94,8 +97,8 @@ def tune(
 
     Raises:
         UnknownDeviceError: no device has this name.
-        UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, or a regime
-            was given for a device that is not here.
+        UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, a regime or
+            the objective energy was given for a device that is not here, or the GPU does not tell its energy.
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
@@ -107,6 +110,8 @@ def tune(
     if not is_present(device):
         require_rates(device)
         require_no_regime(regime, device)
+    if objective is Objective.ENERGY and runner is None:
+        require_energy(device)
     bounds = effective_budget(budget or Budget(), present=is_present(device), exhaustive=exhaustive)
     limit = Limit(trials=bounds.trials or _UNBOUNDED, seconds=bounds.seconds or _UNBOUNDED)
     with contextlib.ExitStack() as stack:
@@ -114,9 +119,8 @@ def tune(
             store = stack.enter_context(ResultStore.open())
         recorder = stack.enter_context(Recorder(store))
         terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
-        run = _Run(
-            shape, device, store, recorder, kernels or competing(), terms, partial(kept_proposals, sampler, study)
-        )
+        make_proposals = partial(kept_proposals, sampler, study)
+        run = _Run(shape, device, store, recorder, kernels or competing(), terms, make_proposals, objective)
         return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
 
 
@@ -139,8 +143,10 @@ class _Run:
         kernels: Sequence[AttentionKernel],
         terms: Terms,
         make_proposals: MakeProposals,
+        objective: Objective,
     ):
         self._started = time.monotonic()
+        self._objective = objective
         self._terms, self._make_proposals = terms, make_proposals
         self._present = is_present(device)
         self._recorder = recorder
@@ -160,7 +166,7 @@ class _Run:
     def execute(
         self, limit: Limit, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
     ) -> TuningReport:
-        finished = self._knowledge.finished_best(limit, self._contenders)
+        finished = self._knowledge.finished_best(limit, self._contenders, self._objective)
         if finished is not None:
             return self._report(finished, "found by an earlier run", stored=True, trials=self._knowledge.trials)
         with contextlib.ExitStack() as stack:
@@ -212,7 +218,7 @@ class _Run:
             if runner is None:
                 return self._predicted(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
-            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent)
+            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent, self._objective)
         except KeyboardInterrupt:
             trials = list(search.trials.values())
             if not any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
@@ -228,16 +234,12 @@ class _Run:
         return self._measured(trials, result)
 
     def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
-        winner, times, gain = result.verdict.winner, result.times_us, result.verdict.speedup
-        default, paper = self._contenders.default, self._contenders.paper
+        for trial in trials:
+            if trial.config in result.energies.bursts:
+                self._recorder.record(result.with_energy(trial))
         best = dataclasses.replace(
-            self._best(winner, Origin.MEASURED, trials),
-            time_us=times[winner],
-            default_time_us=times.get(default),
-            paper_time_us=times.get(paper) if paper is not None else None,
-            speedup_over_default=gain.median if gain else None,
-            speedup_low=gain.low if gain else None,
-            speedup_high=gain.high if gain else None,
+            self._best(result.verdict.winner, Origin.MEASURED, trials),
+            **result.columns(self._contenders.default, self._contenders.paper),
         )
         # A run that was cut short does not replace a winner that won finals.
         stored = (not self._interrupted or self._knowledge.incumbent is None) and self._recorder.set_best(best)
@@ -249,7 +251,9 @@ class _Run:
         expected = expected_of_compiled(predicted, subject.shape, subject.device, contenders.near)
         winner = expected or decide_predicted(predicted, contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
-        by = "the model" if expected is None else "the model and what was measured for other shapes"
+        other = measured_elsewhere(subject.device.key)
+        measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"
+        by = "the model" if expected is None else f"the model and {measured}"
         reason = f"the fastest of {len(predicted)} by {by}; nothing was measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from blocktune.db.records.records import Objective
 from blocktune.kernels.values.config import KernelConfig
 
 TIE_BAND = 0.005
@@ -44,7 +45,8 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The winner and why. speedup is over the default and None when the default was not in the finals."""
+    """The winner and why. speedup is over the default, of what was compared, and None when the default was not in the
+    finals."""
 
     winner: KernelConfig
     reason: str
@@ -52,24 +54,32 @@ class Verdict:
 
 
 def decide(
-    samples_us: Mapping[KernelConfig, Sequence[float]], default: KernelConfig, order: Sequence[KernelConfig]
+    samples: Mapping[KernelConfig, Sequence[float]],
+    default: KernelConfig,
+    order: Sequence[KernelConfig],
+    objective: Objective = Objective.TIME,
 ) -> Verdict:
     """Return the winner of paired rounds.
 
     Args:
-        samples_us: at least one finalist with at least one round; entries of equal index are one round.
-        default: wins unless another finalist is faster beyond the noise.
+        samples: times, or energies: at least one finalist with at least one round; entries of equal index are one
+            round.
+        default: wins unless another finalist is better beyond the noise.
         order: the fixed order of equals; configs missing from it come last.
+        objective: what the samples are of.
     """
-    challenger = _first_of_equals(samples_us, order)
-    if default not in samples_us:
+    better, best = _WORDS[objective]
+    challenger = _first_of_equals(samples, order)
+    if default not in samples:
         return Verdict(winner=challenger, reason="the default does not run here", speedup=None)
     if challenger == default:
-        return Verdict(winner=default, reason="the default is the fastest", speedup=_UNITY)
-    gain = speedup(samples_us[default], samples_us[challenger])
+        return Verdict(winner=default, reason=f"the default is {best}", speedup=_UNITY)
+    gain = speedup(samples[default], samples[challenger])
     if gain.beyond_noise:
-        return Verdict(winner=challenger, reason=f"faster than the default: {gain.label}", speedup=gain)
-    reason = f"no config is faster than the default beyond the noise; the best one, {challenger.label}, is {gain.label}"
+        return Verdict(winner=challenger, reason=f"{better} than the default: {gain.label}", speedup=gain)
+    reason = (
+        f"no config is {better} than the default beyond the noise; the best one, {challenger.label}, is {gain.label}"
+    )
     return Verdict(winner=default, reason=reason, speedup=_UNITY)
 
 
@@ -100,6 +110,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[below], ordered[count - 1 - below]
 
 
+_WORDS = {Objective.TIME: ("faster", "the fastest"), Objective.ENERGY: ("more frugal", "the most frugal")}
 _UNITY = Speedup(median=1.0, low=1.0, high=1.0, surely=1.0)
 
 

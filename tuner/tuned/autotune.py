@@ -44,7 +44,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that serves this kind of call best."""
-        return self.kernel.run(*args, **kwargs)
+        return self.fn.run(*args, **kwargs, **self.kernel.options(args, kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
         """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
@@ -53,7 +53,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
 
 def autotune(
     configs: "Sequence[Config]",
-    key: Sequence[str],
+    key: Sequence[str] | None,
     prune_configs_by: Mapping[str, Any] | None = None,
     reset_to_zero: Sequence[str] | None = None,
     restore_value: Sequence[str] | None = None,
@@ -105,6 +105,11 @@ def autotune(
     Raises:
         UsageError: there are no configs, a name is none of the kernel's arguments, or a setting is out of range.
     """
+    if key is None:
+        raise UsageError(
+            "`key` names the arguments whose values make a call another question, but got None. Name them, or pass [] "
+            "where no value does."
+        )
     settings = Settings(
         accept=_rung(accept),
         strict=strict,

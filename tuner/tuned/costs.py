@@ -55,7 +55,8 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     Raises:
         UsageError: the function that was given for it returns something else than numbers.
     """
-    options = call.configs[config].all_kwargs()
+    chosen = call.configs[config]
+    options = chosen.all_kwargs()
     if call.settings.costs is not None:
         found = call.settings.costs({**call.named, **options})
         costs = _as_costs(found, "its `costs`")
@@ -65,6 +66,8 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
                 'Return for example {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
             )
         return costs
+    if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last
+        chosen.pre_hook({**call.named, **options})
     compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
     if compiled is None:  # a hook keeps Triton from having it
         return None

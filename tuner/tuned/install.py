@@ -92,7 +92,9 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     if held is not installed:
         kernel = _kernel_of(self, installed)
         setattr(self, _PLACE, (installed, kernel))
-    return installed.stock(self, *args, **kwargs) if kernel is None else kernel.run(*args, **kwargs)
+    if kernel is None:
+        return installed.stock(self, *args, **kwargs)
+    return self.fn.run(*args, **kwargs, **kernel.options(args, kwargs))
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:

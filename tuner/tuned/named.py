@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from importlib import import_module
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
@@ -15,6 +13,7 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.jitted.specialization import NOT_FOUND, object_named
 from blocktune.tuner.tuned.autotune import TunedAutotuner, autotune
 from blocktune.tuner.tuned.decide import decide
 
@@ -26,6 +25,11 @@ class Remeasured:
     choice: Choice
     winner: UserConfig
     problem: str | None
+
+    def loss_of(self, config: UserConfig) -> float | None:
+        """Return how much longer another config takes now, as a part of the winner's time; None if it was not timed."""
+        times = {user_config(config.kernel, each): time_us for each, time_us in (self.choice.times_us or {}).items()}
+        return times[config] / times[self.winner] - 1 if config in times else None
 
 
 def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:
@@ -40,10 +44,9 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
     Raises:
         UsageError: there is no such kernel, or none of the two has configs.
     """
-    module, _, path = name.partition(":")
     try:
-        found: Any = reduce(getattr, path.split("."), import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+        found = object_named(name)
+    except NOT_FOUND as error:
         raise UsageError(
             f"A kernel is named `module:function`, importable from here, but {name} is not: {error}. Look at the "
             "spelling, and at PYTHONPATH."

@@ -1,6 +1,7 @@
 """Whether a config that is in no list computes what the first one of the list does, on the arguments of the call."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ class OutputCheck:
     """Compares what configs leave in the tensors of a call, which are restored. It keeps two copies of them."""
 
     def __init__(self, call: Call) -> None:
-        found = {name: value for name, value in call.named.items() if isinstance(value, Tensor)}
-        self._tensors = {name: _memory_of(value) for name, value in found.items()}
+        found = {name: _tensor_of(value) for name, value in call.named.items()}
+        self._tensors = {name: _memory_of(value) for name, value in found.items() if value is not None}
         self._before = {name: value.clone() for name, value in self._tensors.items()}
         self._right = self._left_by(ConfigLaunch(call, call.default))
 
@@ -43,6 +44,12 @@ class OutputCheck:
         for name, value in self._tensors.items():
             value.copy_(self._before[name])
         return left
+
+
+def _tensor_of(value: Any) -> Tensor | None:
+    """Return a tensor, or that of a tensor descriptor; None for other arguments."""
+    held = value if isinstance(value, Tensor) else getattr(value, "base", None)
+    return held if isinstance(held, Tensor) else None
 
 
 def _memory_of(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -161,7 +161,8 @@ def verify(
     roles = _roles(best, contenders, earlier)
     able = [config for config in roles if _refusal(config, best.shape, device) is None]
     subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
-    trials, result = _measured_again(subject, able, contenders, store, compiler, runner, on_progress)
+    objective = Objective(best.objective)
+    trials, result = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
     after = None if result is None else _winner(subject, contenders, result, trials, store)
     if after is not None:
         store.set_best(after)
@@ -212,6 +213,7 @@ def _measured_again(
     compiler: Compiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
+    objective: Objective,
 ) -> tuple[dict[KernelConfig, Trial], Result | None]:
     """Return the new trials, which are stored, and the finals; None where none of them runs and is right."""
 
@@ -238,7 +240,7 @@ def _measured_again(
         return trials, None
     held: Result | None
     try:
-        held = hold_finals(runner, list(trials.values()), contenders, None)
+        held = hold_finals(runner, list(trials.values()), contenders, None, objective)
     except NoFeasibleConfigError:  # no finalist was confirmed; which were wrong, and which were only lost?
         timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
         held, failures = None, {config: runner.confirm(config) for config in timed}
@@ -258,7 +260,7 @@ def _winner(
     trials: dict[KernelConfig, Trial],
     store: ResultStore,
 ) -> Best:
-    winner, times, gain = result.verdict.winner, result.times_us, result.verdict.speedup
+    winner = result.verdict.winner
     made_here = store.trials(subject.device, subject.shape, environment=subject.environment)
     return Best(
         device=subject.device,
@@ -267,16 +269,11 @@ def _winner(
         config=winner,
         kernel_hash=trials[winner].kernel_hash,
         origin=Origin.MEASURED,
-        time_us=times[winner],
         predicted_us=trials[winner].predicted_us,
         default=contenders.default,
-        default_time_us=times.get(contenders.default),
         paper=contenders.paper,
-        paper_time_us=None if contenders.paper is None else times.get(contenders.paper),
-        speedup_over_default=gain.median if gain else None,
-        speedup_low=gain.low if gain else None,
-        speedup_high=gain.high if gain else None,
         trials=sum(is_live(trial) for trial in made_here),
+        **result.columns(contenders.default, contenders.paper),
     )
 
 

@@ -2,10 +2,11 @@
 are made of it: how many cases ran, on what, which kernels served them, and every case that failed."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 
@@ -95,7 +96,7 @@ def _errors(document: Mapping[str, Any]) -> str:
     """Return the largest error of a case, in parts of the bound, for shares of the cases of a type."""
     rows = [[f"`{dtype}`", *_quantiles(own)] for dtype, own in sorted(document["ratios"].items())]
     shares = [f"{share:.0%} of the cases" for share in BOUNDS]
-    return "Largest error of a case, in parts of its bound:\n\n" + _table(("data type", *shares, "all"), rows)
+    return "Largest error of a case, in parts of its bound:\n\n" + markdown_table(("data type", *shares, "all"), rows)
 
 
 def _quantiles(histogram: Mapping[str, Any]) -> list[str]:
@@ -114,7 +115,7 @@ def _counts(heading: str, rows: Mapping[str, Mapping[str, int]]) -> str:
     """Return the cases and failures of every value, the most frequent first."""
     ordered = sorted(rows.items(), key=lambda row: (-row[1]["cases"], row[0]))
     cells = [[f"`{name}`", str(row["cases"]), str(row["failed"])] for name, row in ordered]
-    return _table((heading, "cases", "failed"), cells)
+    return markdown_table((heading, "cases", "failed"), cells)
 
 
 def _reason(failure: Mapping[str, Any]) -> str:
@@ -127,9 +128,3 @@ def _reason(failure: Mapping[str, Any]) -> str:
 
 def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _table(columns: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    header = list(columns)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

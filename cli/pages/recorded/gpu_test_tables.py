@@ -2,10 +2,11 @@
 of them: which tests passed where, and what a call costs on the host."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 from blocktune.kernels.values.errors import UsageError
@@ -63,7 +64,7 @@ def suite_tables(document: Mapping[str, Any]) -> str:
     parts = [
         f"{_where(document)}, by {_commands(document)}: {total[0]} tests passed, {total[1]} failed, {total[2]} were "
         f"skipped, in {seconds:.0f} s.{_commits(document)}",
-        _table(SUITE_COLUMNS, [*rows, ["all", *total, f"{seconds:.0f}"]]),
+        markdown_table(SUITE_COLUMNS, [*rows, ["all", *total, f"{seconds:.0f}"]]),
     ]
     failures = [failure for name in sorted(files) for failure in files[name]["failed"]]
     if failures:
@@ -88,7 +89,7 @@ def costs_table(document: Mapping[str, Any]) -> str:
         "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
         "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
         f"starting the same kernel costs in other ways, with all arguments at hand.{_commits(document)}",
-        _table(
+        markdown_table(
             ("kernel", *COSTS_COLUMNS.values()),
             [[f"`{name}`", *_cost_cells(rows[name])] for name in sorted(rows)],
         ),
@@ -97,7 +98,7 @@ def costs_table(document: Mapping[str, Any]) -> str:
         parts += [
             "Calls of every entry point, of tiny tensors, and of PyTorch's attention where it has the same, "
             "measured in turns; the ratio is ours to PyTorch's.",
-            _table(ENTRY_COLUMNS, [[name, *_entry_cells(entries[name])] for name in entries]),
+            markdown_table(ENTRY_COLUMNS, [[name, *_entry_cells(entries[name])] for name in entries]),
         ]
     return "\n\n".join(parts)
 
@@ -132,9 +133,3 @@ def _commits(document: Mapping[str, Any]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-def _table(columns: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    header = list(columns)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

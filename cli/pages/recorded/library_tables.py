@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 
@@ -26,6 +27,7 @@ _KERNELS = (
     "ours over it",
     "Triton's over it",
     "the same in 10",
+    "expanded, times as fast",
 )
 _STARTS = ("first step of", "Triton's tuner", "this tuner", "times as fast")
 
@@ -40,7 +42,8 @@ def block(path: Path) -> str:
         return NO_LIBRARIES
     document = read_document(path, "results", FORMAT, SCHEMA)
     parts = [_caption(document)]
-    for part in (_kernels(document["kernels"]), _starts(document["starts"]), _processes(document["processes"])):
+    tables = {"kernels": _kernels, "steps": _steps, "starts": _starts, "processes": _processes}
+    for part in (made(document[name]) for name, made in tables.items()):
         parts += [part] if part else []
     return "\n\n".join(parts)
 
@@ -55,17 +58,24 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     losses = {name: [row[name]["over_best"] for row in rows] for name in ("winner", "stock")}
-    gains = [row["expanded"]["gain"] for row in rows]
     lines = (
-        f"Of {len(rows)} kinds of calls the winner is {statistics.median(losses['winner']):.2%} slower than the best "
+        f"Of {len(rows)} kernels the winner is {statistics.median(losses['winner']):.2%} slower than the best "
         f"config of an exhaustive measurement in the median and {max(losses['winner']):.2%} at most; that of Triton's "
-        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. With `expand` "
-        f"{sum(gain >= 1.1 for gain in gains)} of them are at least 1.10 times as fast as with Triton's choice, "
-        f"{max(gains):.2f} times at most. {sum(bool(row['wrong']) for row in rows)} results differ from those of the "
-        "first config.",
-        _table(_KERNELS, map(_kernel_row, rows)),
+        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. {_gains(rows)}",
+        markdown_table(_KERNELS, map(_kernel_row, rows)),
     )
     return "\n\n".join(lines)
+
+
+def _gains(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what searches around the lists found; one that reached outside of its tensors has no end."""
+    gains = [row["expanded"]["gain"] for row in rows if "expanded" in row]
+    if not gains:
+        return ""
+    return (
+        f"With `expand` {sum(gain >= 1.1 for gain in gains)} of {len(gains)} are at least 1.10 times as fast as with "
+        f"Triton's choice, {max(gains):.2f} times at most."
+    )
 
 
 def _kernel_row(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -78,7 +88,23 @@ def _kernel_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['winner']['over_best']:.2%}",
         f"{row['stock']['over_best']:.2%}",
         str(row["same_of_repeats"]),
+        f"{row['expanded']['gain']:.2f}" if "expanded" in row else "-",
     )
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far results are apart, and which passes failed."""
+    found = [row for row in rows if row["difference"]]
+    errors = [error for row in found for error in row["difference"].values()]
+    lines = [f"- {row['step']} failed: {row['error']}" for row in rows if row["error"]]
+    if found:
+        worst = "not finite" if None in errors else f"{max(errors):.1e} at most, in the Frobenius norm"
+        lines.insert(
+            0,
+            f"Outputs and gradients of {len(found)} passes are compared with those under Triton's choices: the "
+            f"relative difference is {worst}.\n",
+        )
+    return "\n".join(lines).strip()
 
 
 def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -87,18 +113,20 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
     for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
         stock, ours = (found.get((model, start, tuner)) for tuner in ("stock", "blocktune"))
         lines.append((f"{model}, {start} start", _seconds(stock), _seconds(ours), _ratio(stock, ours)))
-    return _table(_STARTS, lines) if lines else ""
+    return markdown_table(_STARTS, lines) if lines else ""
 
 
 def _seconds(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
     seconds = row["step_seconds"]
+    if row["error"]:
+        return "failed"
     return f"more than {row['longest_seconds']:.0f} s" if seconds is None else f"{seconds:.1f} s"
 
 
 def _ratio(stock: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
-    if stock is None or ours is None or ours["step_seconds"] is None:
+    if stock is None or ours is None or stock["error"] or ours["step_seconds"] is None:
         return "-"
     least = stock["step_seconds"] or stock["longest_seconds"]
     return f"{'' if stock['step_seconds'] else 'more than '}{least / ours['step_seconds']:.1f}"
@@ -111,8 +139,3 @@ def _processes(rows: Iterable[Mapping[str, Any]]) -> str:
         f"{row['disagreements']}; {row['ended']} of them ended."
         for row in rows
     )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    marks = ["---"] + ["---:"] * (len(columns) - 1)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows))

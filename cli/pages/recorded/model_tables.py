@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.pages.bench_tables import table_line
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 from blocktune.tuner.compare.report import PEERS
@@ -33,10 +33,9 @@ def block(path: Path) -> str:
     rivals = [name for name in COLUMNS if name != OURS]
     header = ["model", "steps", *(f"{words}, µs" for words in COLUMNS.values())]
     header += [f"over {COLUMNS[name]}" for name in rivals]
-    lines = [table_line(header), table_line(["---", "---"] + ["---:"] * (len(header) - 2))]
-    lines += [table_line(_cells(row, rivals)) for row in document["rows"]]
+    table = markdown_table(header, (_cells(row, rivals) for row in document["rows"]), words=(0, 1))
     refused = [f"{COLUMNS[name]} in {_title(row)}: {why}" for row in document["rows"] for name, why in _refused(row)]
-    parts = [_caption(document), "\n".join(lines)]
+    parts = [_caption(document), table]
     return "\n\n".join([*parts, f"Not timed: {'; '.join(refused)}."] if refused else parts)
 
 

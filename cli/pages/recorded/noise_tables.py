@@ -1,6 +1,6 @@
 """The tables that are made of what `tune noise --out` and `tune rematch --out` keep."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from blocktune.cli.lab.noise_file import (
     noise_notes,
     rematch_cells,
 )
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 
@@ -56,7 +57,7 @@ def noise_table(document: Mapping[str, Any]) -> str:
         "one config and others near it, the regimes by turns; all values over the median of their own config and "
         "regime, 5th to 95th percentile:"
     )
-    return "\n\n".join((caption, _table(NOISE_COLUMNS, rows), *noise_notes(document), *_commit(document)))
+    return "\n\n".join((caption, markdown_table(NOISE_COLUMNS, rows), *noise_notes(document), *_commit(document)))
 
 
 def rematch_table(document: Mapping[str, Any]) -> str:
@@ -65,19 +66,10 @@ def rematch_table(document: Mapping[str, Any]) -> str:
         f"Winners of searches that began with nothing, on {document['device']} on {document['created_at'][:10]}, timed "
         "against each other and the default afterwards, in one run of finals per shape:"
     )
-    table = _table(REMATCH_COLUMNS, [rematch_cells(row) for row in document["rows"]])
+    table = markdown_table(REMATCH_COLUMNS, [rematch_cells(row) for row in document["rows"]])
     return "\n\n".join((caption, table, *_commit(document)))
 
 
 def _commit(document: Mapping[str, Any]) -> list[str]:
     """Return the sentence that names the commit, if the file does."""
     return [sentence.strip() for sentence in (commit_sentence([document.get("commit")]),) if sentence]
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(columns)
-    return "\n".join(_line(cells) for cells in (names, ["---"] + ["---:"] * (len(names) - 1), *rows))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 
@@ -31,15 +32,12 @@ def shipped_table(document: Mapping[str, Any]) -> str:
     winners = document["bests"]
     everyone, present = Counter(map(_kernel, winners)), Counter(map(_kernel, filter(_is_present, winners)))
     device, now, earlier = document["device"]["name"], present.total(), len(winners) - present.total()
-    lines = [
+    caption = (
         f"Of the {len(winners)} winners that ship for {device}, {now} were measured with the kernels as they are now, "
-        f"and {earlier} with earlier sources of theirs: these serve as borrowed until `tune verify` times them again.",
-        "",
-        "| kernel | winners | of its present source |",
-        "| --- | ---: | ---: |",
-        *(f"| `{name}` | {count} | {present[name]} |" for name, count in sorted(everyone.items())),
-    ]
-    return "\n".join(lines)
+        f"and {earlier} with earlier sources of theirs: these serve as borrowed until `tune verify` times them again."
+    )
+    rows = ([f"`{name}`", f"{count}", f"{present[name]}"] for name, count in sorted(everyone.items()))
+    return f"{caption}\n\n{markdown_table(('kernel', 'winners', 'of its present source'), rows)}"
 
 
 def _kernel(winner: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.kernels.selection.expectation import Expectation
@@ -39,8 +40,8 @@ def block(path: Path) -> str:
     sweeps = [load_sweep(found) for name in SWEEP_FOLDERS for found in sorted((path.parent / name).glob("*.gz"))]
     decoding = [sweep for sweep in sweeps if sweep.device.key == device.key and family_of(sweep.shape) == "decoding"]
     columns = ("heads", "keys", *(f"batch {batch}" for batch in BATCHES))
-    measured = _table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))
-    chosen = _table(columns, _chosen(device))
+    measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))
+    chosen = markdown_table(columns, _chosen(device))
     return "\n\n".join((CHOSEN, chosen, MEASURED.format(device=device.name), measured))
 
 
@@ -89,8 +90,3 @@ def _measured(sweeps: Iterable[Sweep]) -> Iterator[list[str]]:
             alike = [score for config, score in scores.items() if config.parameters.get("splits") == count]
             cells.append(f"{min(alike) / scores[best]:.2f}" if alike else "-")
         yield [sweep.shape.label, f"{sweep.timed[best].time_us:.1f}", *cells]
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

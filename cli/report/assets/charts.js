@@ -4,18 +4,44 @@ BT.figures = new Map();
 BT.isDark = () => document.documentElement.dataset.theme === "dark";
 
 // Charts with long names at their side keep this width and scroll on a phone.
-BT.LEAST_WIDTH = { finalists: 680, contenders: 560, differences: 560, roofline: 430, ladder: 430 };
+BT.LEAST_WIDTH = { finalists: 340, contenders: 350, differences: 560, roofline: 350, ladder: 350, "counter-ratios": 350, "stall-reasons": 350 };
 
-// What small multiples in a row take besides their plots, by chart, and the widest plot.
-BT.FACETS = { lanes: [300, 640], states: [70, 860] };
+// Of small multiples: what a row of them takes besides its plots, on a desk and on a phone, its plots, and the widest.
+BT.FACETS = {
+  lanes: { margins: [300, 190], plots: 1, widest: 640 },
+  states: { margins: [70, 60], plots: 1, widest: 860 },
+  "block-sizes": { margins: [130, 130], plots: 2, widest: 300 },
+};
+
+// A map of shapes with the names at its side.
+BT.MAP_WIDTH = 430;
+BT.NARROW = 500;
 
 // Charts of small multiples do not follow the page by themselves.
 BT.fitFacets = (spec, name, width) => {
+  if ("columns" in spec) spec.columns = width < 2 * BT.MAP_WIDTH ? 1 : 2;
   if (!(name in BT.FACETS)) return;
-  const narrow = width < 500;
-  const [margin, widest] = BT.FACETS[name];
-  if (name === "lanes" && narrow) spec.spec.layer[0].encoding.y.axis.labelLimit = 130;
-  spec.spec.width = Math.max(150, Math.min(widest, width - (narrow ? margin / 2 : margin)));
+  const narrow = width < BT.NARROW;
+  const { margins, plots, widest } = BT.FACETS[name];
+  if (name === "lanes" && narrow) BT.foldLabels(spec.spec);
+  spec.spec.width = Math.max(100, Math.min(widest, (width - margins[narrow ? 1 : 0]) / plots));
+};
+
+// Names of lanes in two lines, where the page is narrow.
+BT.foldLabels = (spec) => {
+  Object.assign(spec.layer[0].encoding.y.axis, { labelLimit: 170, labelExpr: "split(datum.label, '\\n')" });
+  spec.height = { step: 30 };
+};
+BT.folded = (words) => {
+  const spaces = [...words.matchAll(/ /g)].map((found) => found.index);
+  const nearest = spaces.sort((one, two) => Math.abs(one - words.length / 2) - Math.abs(two - words.length / 2))[0];
+  return nearest === undefined ? words : `${words.slice(0, nearest)}\n${words.slice(nearest + 1)}`;
+};
+
+// The colours of the page; on a narrow one, legends have a line for each name.
+BT.themeOf = (width) => {
+  const theme = BT.data.themes[BT.isDark() ? "dark" : "light"];
+  return width < BT.NARROW ? { ...theme, legend: { ...theme.legend, columns: 1 } } : theme;
 };
 
 // A copy of a spec in the colours of the page: on a dark one, the dark ones of the palette become brighter.
@@ -59,7 +85,7 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
     defaultStyle: false, // the page has its own
     logLevel: 1, // errors only
     renderer: "svg",
-    config: BT.data.themes[BT.isDark() ? "dark" : "light"],
+    config: BT.themeOf(width),
     tooltip: { theme: BT.isDark() ? "dark" : "light", disableDefaultStyle: true },
     patch: (vega) => {
       for (const signal of vega.signals || []) if (signal.name in signals) signal.value = signals[signal.name];

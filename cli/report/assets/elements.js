@@ -31,9 +31,19 @@ BT.tableOf = (columns, rows, caption = "") =>
       { class: columns.length > 4 ? "many" : "" },
       caption ? BT.el("caption", {}, caption) : null,
       BT.el("thead", {}, BT.el("tr", {}, columns.map((name) => BT.el("th", { scope: "col" }, name)))),
-      BT.el("tbody", {}, rows.map((cells) => BT.el("tr", {}, cells.map((cell) => BT.el("td", {}, cell))))),
+      BT.el("tbody", {}, rows.map((cells) => BT.el("tr", {}, cells.map((cell) => BT.el("td", { class: BT.isShort(cell) ? "nowrap" : "" }, cell))))),
     ),
   );
+
+// Numbers and names stay in one line; sentences are folded.
+BT.isShort = (cell) => typeof cell === "string" && cell.length < 24;
+
+// Names without the words that all of them have, and those words.
+BT.unshared = (names) => {
+  const words = names.map((name) => name.split(" "));
+  const shared = names.length < 2 ? [] : words[0].filter((word) => words.every((each) => each.includes(word)));
+  return { names: words.map((each) => each.filter((word) => !shared.includes(word)).join(" ")), shared: shared.join(" ") };
+};
 
 BT.button = (text, press, more = {}) => BT.el("button", { type: "button", onclick: press, ...more }, text);
 

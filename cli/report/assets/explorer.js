@@ -161,7 +161,7 @@ BT.showExplored = () => {
   for (const letter of ["A", "B"]) {
     const limits = BT.limitsOf(BT.state[`gpu${letter}`]);
     const result = BT.occupancy(BT.explored(), limits, BT.data.hardware, BT.explorer.carveout);
-    BT.fill(`answer-${letter}`, BT.answer(result, limits), BT.multiprocessor(result, limits), BT.el("p", { class: "quiet" }, BT.piecesWords(result, limits)));
+    BT.fill(`answer-${letter}`, BT.answer(result, limits), BT.multiprocessor(result, limits), BT.pieceLegend(result, limits));
   }
   BT.drawCurves();
   BT.fill("largest-tiles", BT.largestTiles());

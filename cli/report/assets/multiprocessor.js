@@ -51,8 +51,17 @@ BT.drawShared = (drawing, top, width, result, limits) => {
   }
 };
 
-BT.piecesWords = (result, limits) =>
-  `KiB of a block: ${BT.pieces(result, limits).map(([name, bytes]) => `${name} ${BT.number(bytes / BT.KIB, 1)}`).join(", ")}.`;
+// What the colours of the drawing are, with the KiB of each.
+BT.pieceLegend = (result, limits) =>
+  BT.el(
+    "ul",
+    { class: "legend", "aria-label": "Shared memory of a block, KiB" },
+    BT.pieces(result, limits).map(([name, bytes], number) =>
+      BT.el("li", {}, BT.swatch(BT.TILE_COLOURS[number % BT.TILE_COLOURS.length]), `${name} ${BT.number(bytes / BT.KIB, 1)} KiB`),
+    ),
+  );
+
+BT.swatch = (fill) => BT.svg("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" }, BT.svg("rect", { width: 10, height: 10, fill }));
 
 // The shared memory of a block by tile; as one piece where the sliders have left what was compiled.
 BT.pieces = (result, limits) => {

@@ -29,7 +29,7 @@ BT.searchParts = () => [
   BT.el("p", { class: "quiet" }, "A recorded sweep tries every config in the order in which they were made; a search stops long before."),
   BT.el("div", { class: "columns" }, ["trial", "seconds"].map((over) => BT.el("div", { class: "chart", id: `progress-${over}` }))),
   BT.el("h3", {}, "Finalists"),
-  BT.el("p", { class: "quiet" }, BT.finalistWords()),
+  BT.el("p", { class: "quiet" }, BT.finalistWords(), " ", BT.el("span", { id: "finalist-shared" })),
   BT.el("div", { class: "chart wide", id: "finalists", tabindex: "0", role: "region", "aria-label": "Finalists" }),
   BT.el("div", { id: "winners" }, BT.winnerTable() ?? []),
   BT.el("h3", {}, "Clock, temperature and power"),
@@ -41,6 +41,9 @@ BT.drawProgress = () => {
   const progress = BT.progress();
   for (const over of ["trial", "seconds"]) BT.chart(`progress-${over}`, `progress-${over}`, { progress }, { live: true });
   const { rows, tie } = BT.finalists();
+  const { names, shared } = BT.unshared(rows.map((row) => row.config));
+  rows.forEach((row, place) => { row.name = names[place] || row.config; });
+  BT.fill("finalist-shared", shared ? `All of them: ${shared}.` : "");
   BT.chart("finalists", "finalists", { finalists: rows, tie: [{ low: 1, high: 1 + tie }] }, { live: true });
   BT.chart("states", "states", { states: BT.states() }, { live: true });
 };

@@ -9,9 +9,7 @@ BT.drawShapes = () => {
     BT.el("h3", {}, "All contenders of a bench"),
     BT.benchParts(),
     BT.el("h3", {}, "The ladder: how attention became fast"),
-    BT.data.ladder.length
-      ? BT.data.ladder.flatMap((file) => file.rows).map((climb, number) => [BT.el("p", { class: "quiet" }, `${climb.label}, ${climb.origin}. A bar leads from the time before to the step's own (red); the factor is how much faster it is. Hollow: predicted.`), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)])
-      : BT.message("No ladder was given: `tune ladder --out FILE` climbs one."),
+    BT.ladderParts(),
     BT.el("h3", {}, "Runtime and bytes against the block size"),
     BT.blockSizeParts(),
     BT.el("h3", {}, "What changed against another store"),
@@ -20,7 +18,7 @@ BT.drawShapes = () => {
     BT.kernelParts(),
   );
   BT.drawFleet();
-  BT.data.ladder.flatMap((file) => file.rows).forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
+  BT.climbs().forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
   if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() }, { live: true });
   if (BT.data.differences?.length) BT.chart("differences", "differences", { differences: BT.data.differences });
 };
@@ -122,13 +120,55 @@ BT.benchParts = () => {
 
 BT.drawContenders = () => {
   const bench = BT.data.bench[BT.fleet.bench];
-  const contenders = bench.rows.flatMap((row, order) => row.contenders.map((each) => ({ ...each, label: row.label, order })));
+  const { names, shared } = BT.unshared(bench.rows.map((row) => row.label));
+  const contenders = bench.rows.flatMap((row, order) => row.contenders.map((each) => ({ ...each, label: row.label, row: names[order] || row.label, order })));
   const { power_limit_w: limit, ...versions } = bench.software;
   const software = Object.entries(versions).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`);
   if (limit) software.push(`power limit ${limit} W`);
   const hot = bench.rows.filter((row) => row.after?.throttle_reasons).length;
-  BT.fill("bench-words", `${bench.device}, ${software.join(", ")}. ${hot ? `Clocks were lowered at the end of ${BT.count(hot, "row")}.` : "Clocks were not lowered."}`);
+  BT.fill("bench-words", `${bench.device}, ${software.join(", ")}. ${hot ? `Clocks were lowered at the end of ${BT.count(hot, "row")}.` : "Clocks were not lowered."}${shared ? ` All shapes: ${shared}.` : ""}`);
   BT.chart("contenders", "contenders", { contenders });
+};
+
+// The ladders of the files, and that of a backward, whose steps a bench has measured.
+BT.climbs = () => [...BT.data.ladder.flatMap((file) => file.rows), ...BT.backwardClimbs()];
+
+BT.ladderParts = () => {
+  const climbs = BT.climbs();
+  if (!climbs.length) return BT.message("No ladder was given: `tune ladder --out FILE` climbs one.");
+  const words = (climb) => `${climb.label}, ${climb.origin}. A bar leads from the time before to the step's own (red); the factor is how much faster it is. Hollow: predicted.`;
+  return climbs.map((climb, number) => [BT.el("p", { class: "quiet" }, words(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)]);
+};
+
+// Contenders of a bench that are steps of the backward, first to last.
+BT.BACKWARD_STEPS = {
+  standard: ["standard", "PyTorch's operations one by one, with all scores and their gradients in device memory"],
+  flash_bwd_split: ["two passes", "scores are computed again on the chip, once for dQ and once for dK and dV"],
+  flash_bwd_fused: ["one kernel", "scores are computed again once, and dQ is added up in device memory"],
+  tuned: ["tuned", "the fastest kernel and blocks known here"],
+};
+BT.HOPPER_STEP = ["hopper", "warps that copy while other warps compute, with the instructions of Hopper"];
+
+// The backward of the ladder's shape if a bench has it, else the longest: one ladder.
+BT.backwardClimbs = () => {
+  const has = (row, name) => row.contenders.some((each) => each.name === name);
+  const rows = BT.data.bench.flatMap((bench) => bench.rows.map((row) => ({ ...row, bench })));
+  const able = rows.filter((row) => row.shape.direction === "backward" && ["flash_bwd_split", "flash_bwd_fused", "tuned"].every((name) => has(row, name)));
+  const forward = BT.data.ladder.flatMap((file) => file.rows).map((climb) => `${climb.label} backward`);
+  const row = able.find((each) => forward.includes(each.label)) ?? able.at(-1);
+  return row ? [BT.backwardClimb(row)] : [];
+};
+
+BT.backwardClimb = ({ label, contenders, bench }) => {
+  const found = Object.entries(BT.BACKWARD_STEPS).flatMap(([name, usual]) => {
+    const timed = contenders.find((each) => each.name === name);
+    const [step, idea] = timed?.config.startsWith("flash_bwd_hopper") ? BT.HOPPER_STEP : usual;
+    return timed ? [{ ...timed, name: step, idea }] : [];
+  });
+  const steps = found.map((each, place) => ({
+    ...each, why: "", problem: "", predicted_us: null, over_before: place ? found[place - 1].time_us / each.time_us : null,
+  }));
+  return { label, origin: `measured by ${bench.name}`, flops: found[0].tflops * found[0].time_us * 1e6, steps };
 };
 
 BT.ladderRows = (climb) => {

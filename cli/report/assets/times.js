@@ -1,15 +1,22 @@
 // View 3: lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
-  if (BT.nothing()) return BT.fill("times-body", BT.message(BT.nothing()));
-  const pair = ["a", "b"].filter((letter) => BT.state[letter] !== null).map((letter) => [letter.toUpperCase(), BT.trial(BT.state[letter])]);
-  BT.fill(
-    "times-body",
-    pair.map(([letter, row]) => BT.el("p", {}, BT.laneWords(letter, row))),
-    BT.el("div", { class: "chart wide", id: "lanes", tabindex: "0", role: "region", "aria-label": "Lanes of time by unit" }),
-    BT.el("h3", {}, "Roofline"),
-    BT.roofWords(),
-    BT.el("div", { class: "chart", id: "roofline" }),
-  );
+  BT.fill("times-body", BT.nothing() ? BT.message(BT.nothing()) : BT.timeParts(), BT.counterParts());
+  if (!BT.nothing()) BT.drawTimeCharts();
+  BT.drawCounters();
+};
+
+BT.pair = () => ["a", "b"].filter((letter) => BT.state[letter] !== null).map((letter) => [letter.toUpperCase(), BT.trial(BT.state[letter])]);
+
+BT.timeParts = () => [
+  BT.pair().map(([letter, row]) => BT.el("p", {}, BT.laneWords(letter, row))),
+  BT.el("div", { class: "chart wide", id: "lanes", tabindex: "0", role: "region", "aria-label": "Lanes of time by unit" }),
+  BT.el("h3", {}, "Roofline"),
+  BT.roofWords(),
+  BT.el("div", { class: "chart", id: "roofline" }),
+];
+
+BT.drawTimeCharts = () => {
+  const pair = BT.pair();
   BT.chart("lanes", "lanes", { lanes: pair.flatMap(([letter, row]) => BT.lanesOf(letter, row)) });
   if (BT.table.ceilings) BT.chart("roofline", "roofline", { roofs: BT.roofs(), points: BT.points(pair) });
 };
@@ -22,8 +29,9 @@ BT.laneWords = (letter, row) => {
 };
 
 BT.lanesOf = (letter, row) => {
-  const config = `${letter}: ${row.config}`;
-  const lanes = Object.entries(BT.table.terms).filter(([term]) => row[term]).map(([term, words], order) => ({ config, kind: "term", term: words, us: row[term], order }));
+  const narrow = document.getElementById("times-body").clientWidth < BT.NARROW;
+  const config = narrow ? letter : `${letter}: ${row.config}`;
+  const lanes = Object.entries(BT.table.terms).filter(([term]) => row[term]).map(([term, words], order) => ({ config, kind: "term", term: narrow ? BT.folded(words) : words, us: row[term], order }));
   const place = { config, term: lanes[0]?.term ?? "time", order: 0 }; // rules cross all lanes and add none
   if (row.total_us !== null) lanes.push({ ...place, kind: "predicted", us: row.total_us });
   if (row.time_us !== null) lanes.push({ ...place, kind: "measured", us: row.time_us }, { ...place, kind: "range", low: row.low_us, high: row.high_us });
@@ -51,14 +59,14 @@ BT.points = (pair) => {
   };
   for (const [letter, row] of pair) {
     for (const [us, kind] of [[row.time_us, "measured"], [row.total_us, "predicted"]]) {
-      add(letter, `${letter}: ${row.config}`, BT.table.flops, us, row.bytes_once, "device memory", kind, kind === "measured");
-      add(letter, `${letter}: ${row.config}`, BT.table.flops, us, row.bytes_uncached, "L2", kind, false);
+      add(letter, letter, BT.table.flops, us, row.bytes_once, "device memory", kind, kind === "measured");
+      add(letter, letter, BT.table.flops, us, row.bytes_uncached, "L2", kind, false);
     }
   }
   for (const climb of BT.data.ladder.flatMap((file) => file.rows)) {
     for (const step of climb.steps) {
       const kind = step.time_us === null ? "predicted" : "measured";
-      add(step.name, `ladder, ${climb.label}`, climb.flops, step.time_us ?? step.predicted_us, step.bytes_once, "device memory", kind, true);
+      add(step.name, "ladder", climb.flops, step.time_us ?? step.predicted_us, step.bytes_once, "device memory", kind, true);
     }
   }
   return BT.unlabelled(points);

@@ -2,7 +2,7 @@
 
 import functools
 
-from blocktune.cli.report.charts import explorer, heat_maps, search, shapes, times
+from blocktune.cli.report.charts import counters, explorer, heat_maps, search, shapes, times
 from blocktune.cli.report.charts.style import Spec
 
 STRATEGY = "guided"
@@ -22,6 +22,8 @@ def all_charts() -> dict[str, Spec]:
         | {
             "lanes": times.lanes(),
             "roofline": times.roofline(),
+            "counter-ratios": counters.counter_ratios(),
+            "stall-reasons": counters.stall_reasons(),
             "progress-trial": search.progress("trial"),
             "progress-seconds": search.progress("seconds"),
             "strategies": search.strategies(STRATEGY),

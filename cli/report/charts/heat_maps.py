@@ -1,6 +1,7 @@
 """Heat maps of a sweep: block_m by block_n, one small map for every number of warps and stages."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 
@@ -85,7 +86,7 @@ def heat_map(measure: Measure) -> Spec:
         tooltip=tooltip,
     )
     spills = timed.transform_filter("datum.spill_bytes > 0").mark_point(
-        shape="triangle-up", filled=True, size=36, color=RED, stroke="white", strokeWidth=0.7,
+        shape="triangle-up", filled=True, size=64, color=RED, stroke="white", strokeWidth=0.7,
         xOffset=CELL // 3, yOffset=-CELL // 3,
     )  # fmt: skip
     picked = timed.transform_filter("datum.picked != ''").mark_rect(filled=False, strokeWidth=3, stroke=RED)
@@ -102,7 +103,13 @@ def heat_map(measure: Measure) -> Spec:
             letters.encode(x=x, y=y, text="picked:N"),
         )
         .properties(width=alt.Step(CELL), height=alt.Step(CELL))
-        .facet(row=alt.Row("num_warps:O", title="warps"), column=alt.Column("num_stages:O", title="stages"))
+        .facet(row=_facet(alt.Row, "num_warps", "warps"), column=_facet(alt.Column, "num_stages", "stages"), spacing=14)
         .add_params(alt.param(name="low", value=0), alt.param(name="high", value=1))
     )
     return spec_of(chart, f"{measure.title} of every tile of one kernel, by warps and stages.")
+
+
+def _facet(kind: type[Any], name: str, words: str) -> Any:
+    """Return the rows or columns of small maps, each with its number and what that counts."""
+    numbered = f"datum.value + (datum.value == 1 ? ' {words[:-1]}' : ' {words}')"
+    return kind(f"{name}:O", title=None, header=alt.Header(labelExpr=numbered))

@@ -31,13 +31,13 @@ def strategies(shown: str) -> Spec:
     chosen = alt.selection_point(fields=["strategy"], bind="legend", value=[{"strategy": shown}], name="chosen")
     base = alt.Chart(rows("strategies"))
     x = alt.X("measurements:Q", title="measurements", scale=alt.Scale(type="log", base=2), axis=alt.Axis(format="d"))
-    band = base.mark_area(opacity=0.22).encode(
+    band = base.mark_area(opacity=1, fillOpacity=0.22).encode(
         x=x, y=alt.Y("low:Q", title="slower than the best, %"), y2="high:Q", color=alt.Color("strategy:N"),
     ).transform_filter(chosen)  # fmt: skip
     line = base.mark_line(point=True).encode(
         x=x,
         y="mean:Q",
-        color=alt.Color("strategy:N", title="strategy"),
+        color=alt.Color("strategy:N", title="strategy", legend=alt.Legend(symbolOpacity=1)),
         strokeDash=alt.StrokeDash("strategy:N", legend=None),
         opacity=alt.condition(chosen, alt.value(1), alt.value(0.55)),
         tooltip=[
@@ -65,7 +65,7 @@ def strategies(shown: str) -> Spec:
 def finalists() -> Spec:
     """Return times over the fastest: `finalists` with the range of their rounds, `tie` with the band of equals."""
     base = alt.Chart(rows("finalists"))
-    y = alt.Y("config:N", title=None, sort=alt.SortField("ratio"), axis=alt.Axis(labelLimit=420))
+    y = alt.Y("name:N", title=None, sort=alt.SortField("ratio"), axis=alt.Axis(labelLimit=420))
     x = alt.X("ratio:Q", title="ratio of times", scale=alt.Scale(zero=False))
     band = (
         alt.Chart(rows("tie"))

@@ -36,7 +36,7 @@ def shape_map(measure: str) -> Spec:
     chart = (
         alt.layer(squares, words)
         .properties(width=alt.Step(46), height=alt.Step(30))
-        .facet(row=alt.Row("kind:N", title=None, header=alt.Header(labelOrient="top", labelAnchor="start")))
+        .facet(alt.Facet("kind:N", title=None, header=alt.Header(labelAnchor="start")), columns=2)
         .add_params(alt.param(name="low", value=0.9), alt.param(name="high", value=1.1))
     )
     return spec_of(chart, f"Shapes by sequence and head dimension, coloured by {RATIOS.get(measure, measure)}.")
@@ -49,7 +49,7 @@ def contenders() -> Spec:
         .mark_point(size=55, filled=True)
         .encode(
             x=alt.X("tflops:Q", title="TFLOP/s"),
-            y=alt.Y("label:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=330)),
+            y=alt.Y("row:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=330)),
             color=alt.Color("name:N", title=None),
             shape=alt.Shape("name:N", title=None),
             tooltip=[
@@ -68,7 +68,7 @@ def ladder() -> Spec:
     """Return a ladder as a waterfall: every step's bar leads from the time before it to its own."""
     base = alt.Chart(rows("ladder"))
     y = alt.Y("step:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=300))
-    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log"))
+    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=45))
     tooltip = [
         "step:N",
         "config:N",
@@ -102,8 +102,10 @@ def block_sizes() -> Spec:
         y=alt.Y("value:Q", title=None),
         tooltip=["config:N", "quantity:N", "kind:N", alt.Tooltip("value:Q", format=",.4~g")],
     )
-    line = encoded.mark_line(strokeWidth=1.5).encode(strokeDash=alt.StrokeDash("kind:N", title=None, scale=_kinds()))
-    dots = encoded.mark_point(size=45).encode(
+    line = encoded.mark_line(strokeWidth=1.5, color=BLUE).encode(
+        strokeDash=alt.StrokeDash("kind:N", title=None, scale=_kinds())
+    )
+    dots = encoded.mark_point(size=45, color=BLUE).encode(
         fill=alt.condition("datum.kind == 'measured'", alt.value(BLUE), alt.value("transparent"))
     )
     chart = (

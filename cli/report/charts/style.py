@@ -45,6 +45,7 @@ def theme(*, dark: bool) -> Spec:
         "background": None,
         "font": "system-ui, sans-serif",
         "view": {"stroke": grid},
+        "axisQuantitative": {"labelOverlap": "greedy", "labelSeparation": 6},
         "axis": axis | {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"},
         "legend": {"labelColor": faint, "titleColor": faint, "titleFontWeight": "normal", "orient": "top"}
         | {"symbolBaseFillColor": faint, "symbolBaseStrokeColor": faint},

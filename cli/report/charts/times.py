@@ -53,7 +53,12 @@ def roofline() -> Spec:
     roofs = (
         alt.Chart(rows("roofs"))
         .mark_line(strokeWidth=1.6, color=GREY)
-        .encode(x=intensity, y=rate, detail="roof:N", strokeDash=alt.StrokeDash("roof:N", title="roof"))
+        .encode(
+            x=intensity,
+            y=rate,
+            detail="roof:N",
+            strokeDash=alt.StrokeDash("roof:N", title="roof", legend=alt.Legend(columns=1)),
+        )
     )
     points = (
         alt.Chart(rows("points"))
@@ -64,7 +69,7 @@ def roofline() -> Spec:
             color=alt.Color("group:N", title=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY]), legend=LEGEND),
             stroke=alt.Stroke("group:N", legend=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY])),
             fillOpacity=alt.condition("datum.kind == 'measured'", alt.value(0.85), alt.value(0)),
-            shape=alt.Shape("memory:N", title="bytes from"),
+            shape=alt.Shape("memory:N", title="bytes from", legend=alt.Legend(columns=1)),
             tooltip=[
                 "name:N",
                 "kind:N",

@@ -7,7 +7,7 @@ from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call_checks import check_dimensions
-from blocktune.kernels.dispatch.plan import is_capturing, on_its_device, trace_obstacle
+from blocktune.kernels.dispatch.plan import KERNEL_DEVICE, is_capturing, on_its_device, trace_obstacle
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from blocktune.kernels.values.errors import UsageError
 
@@ -70,7 +70,7 @@ def append_in_one(
         what does so again in one launch for such tensors; None where it takes several, and nothing was written.
     """
     tensors = (k_cache, v_cache, k, v)
-    if k.device.type != "cuda" or trace_obstacle(*tensors) or append_obstacle(*tensors) or is_capturing(k):
+    if k.device.type != KERNEL_DEVICE or trace_obstacle(*tensors) or append_obstacle(*tensors) or is_capturing(k):
         return None
     launch = AppendLaunch(capacity_of(k_cache, table), 0 if table is None else k_cache.shape[1])
     with torch.cuda.device_of(k):

@@ -24,6 +24,9 @@ class Memory(NamedTuple):
     """A barrier for each stage: q_full is of q and lse, do_full of do and delta, empty of all of them."""
     ds_full: Any
     """A barrier for each dS."""
+    dq_full: Any
+    dq_empty: Any
+    """A barrier for each part of dQ that another warp adds, in a fixed order of additions; else None."""
 
 
 class WideMemory(NamedTuple):
@@ -94,7 +97,7 @@ class Bounds(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Whose turn it is to add dq: the number of the tile of keys, whether any query sees it, and the turns."""
+    """Of wide heads, whose turn it is to add dq: the tile of keys, whether any query sees it, and the turns."""
 
     tile: Any
     seen: Any
@@ -113,6 +116,7 @@ class Options(NamedTuple):
     NAMED: Any
     PERSISTENT: Any
     FORM: Any
+    PARTS: Any
 
 
 class WideOptions(NamedTuple):

@@ -22,16 +22,18 @@ from blocktune.kernels.hopper.backward.form import (
     has_tail,
     has_upper,
     is_general,
+    is_ordered,
     is_packed,
 )
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
 
 @gluon.jit
-def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):
-    """(key tile, batch * num_heads_kv + head). Causal: the longest first, which are those of the first keys."""
+def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+    """(key tile, batch * num_heads_kv + head). Causal: the longest first, which are those of the first keys. In a fixed
+    order of additions always those of the last keys first, which are the shortest."""
     n, batch_head = locate(tile, key_tiles, head_group, batch_heads, CAUSAL)
-    if CAUSAL:
+    if is_ordered(FORM) != CAUSAL:
         n = key_tiles - 1 - n
     return n, batch_head
 
@@ -176,19 +178,28 @@ def next_tile(counter, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.const
 def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """Whether the tile begins past the end of its sequence; false for numbers past the last tile."""
     tiles = key_tiles * sizes.batch_heads
-    n, batch_head = locate_keys(gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, CAUSAL)
+    n, batch_head = locate_keys(
+        gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, CAUSAL, FORM
+    )  # fmt: skip
     _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, FORM)
     return (tile < tiles) & (n * BLOCK_N >= len_k)
 
 
 # ---- a fixed order of additions
 #
-# Tiles of a head add their part of dq of a block of queries by turns, in the order of their keys. A turn is the number
-# of tiles that have added, times four: one elected lane of every warp of the warpgroup counts, so that whichever lane
-# issued the copy has counted only after its copy was complete. Tiles are taken from the counter in ascending order, and
-# a tile waits for lower ones of its head alone. The lowest unfinished tile of all therefore never waits for long: it is
-# in work (its block took it, and every tile before it in that block's queue is lower, so finished), and what it waits
-# for is finished. A warpgroup waits only for turns of its own half, so the two halves of a block never hold each other.
+# Tiles of a head add their part of dq of a block of queries by turns, the one with the last keys first. A turn is the
+# number of tiles that have added, times the warps that pass it on (WARPS): one elected lane of every warp counts, so
+# that whichever lane issued the copy has counted only after its copy was complete. Tiles are taken from the counter in
+# this order, and a tile waits for those of its head alone that were taken before it. The first unfinished tile of all
+# therefore never waits for long: it is in work (its block took it, and every tile before it in that block's queue is
+# finished), and what it waits for is finished.
+#
+# Of heads up to 128 one warp adds both halves of a step and passes one turn (`adder`). Of wider ones each warpgroup
+# adds and passes turns of its own half, so that the two halves of a block never hold each other.
+#
+# Why the last keys first: a walk begins where the diagonal cuts the tile. Of two neighbours that begin together, the
+# one with the later keys is ahead by a tile's keys from the first step on, and whoever waits for it finds it done. In
+# the order of the keys every tile would wait until the one before it has walked down to its own diagonal.
 
 
 @gluon.constexpr_function
@@ -209,17 +220,17 @@ mov.b32 $0, $2;
 
 
 @gluon.constexpr_function
-def pass_asm():
-    return """{
+def pass_asm(PENDING):
+    return f"""{{
 .reg .pred p, q;
-cp.async.bulk.wait_group 0;
+cp.async.bulk.wait_group {PENDING};
 bar.warp.sync 0xffffffff;
 elect.sync _|p, 0xffffffff;
 setp.ge.s32 q, $2, 0;
 and.pred p, p, q;
 @p red.release.gpu.global.add.s32 [$1], 1;
 mov.b32 $0, $2;
-}"""
+}}"""
 
 
 @gluon.jit
@@ -231,18 +242,22 @@ def await_turn(turn, count):
 
 
 @gluon.jit
-def pass_turn(turn, count):
-    """Counts once this warpgroup's additions are complete in global memory; does not if `count` is negative."""
-    ASM: gl.constexpr = pass_asm()
+def pass_turn(turn, count, PENDING: gl.constexpr):
+    """Counts once the additions of these warps, without the last PENDING of them, are complete in global memory; does
+    not if `count` is negative."""
+    ASM: gl.constexpr = pass_asm(PENDING)
     address = turn.to(gl.int64, bitcast=True)
     gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def turn_of(n, m, lower, seen, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+def turn_of(
+    n, m, bounds, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
     """How much has been counted for the queries from m on when it is tile n's turn; -1 where the tile adds only zeros.
-    Tiles that see the queries follow each other without a gap; the first of them holds key m + lower."""
-    before = n
-    if has_lower(FORM):
-        before = n - gl.maximum(m + lower, 0) // BLOCK_N
-    return gl.where(seen, 4 * before, -1)
+    Tiles that are seen by the queries follow each other without a gap; the first to add holds the last key that the
+    last of the queries sees."""
+    last = (bounds.keys - 1) // BLOCK_N
+    if has_upper(FORM):
+        last = gl.minimum(last, gl.maximum(m + BLOCK_M - 1 + bounds.upper, 0) // BLOCK_N)
+    return gl.where(seen, WARPS * (last - n), -1)

@@ -1,10 +1,10 @@
 """Attention backward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, five products.
 
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
-and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type). The device functions
-and what makes them fast are in warps.py; heads wider than 128 have a kernel of their own with 64 keys
-(wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256
-elements, both causal masks, windows, a soft cap and packed sequences.
+and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type); a fourth where groups
+are walked along in parts (parts.py). The device functions and what makes them fast are in warps.py; heads wider than
+128 have a kernel of their own with 64 keys (wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes:
+16-bit types, any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
 fixed one (bounds.py); dk and dv always are.
@@ -21,7 +21,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
+from blocktune.kernels.hopper.backward.launch import GRADIENT_ROWS, PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     BLOCK_N,
@@ -37,13 +37,17 @@ from blocktune.kernels.hopper.backward.layout import (
     is_deferred,
     is_plain,
     is_wide,
+    key_rows,
     keys_of_block,
     panels,
     width_of,
+    width_v,
 )
+from blocktune.kernels.hopper.backward.parts import default_parts, heads_per_group, possible_parts
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
+    join_parts_kernel,
     prepare_kernel,
     prepare_rows_kernel,
 )
@@ -54,15 +58,14 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
-GROUP_BYTES = 32 << 20
-"""Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
-
 
 class FlashBackwardHopper(AttentionKernel):
     """The warp-specialised backward kernel of Hopper.
 
     fold_lse, fold_delta: the statistics of a query are the initial accumulators of its products. named_barriers: bit 0
     for the exchange of dS, bit 1 for the release of stages. persistent: as many blocks as multiprocessors.
+    group_parts: in how many parts the query heads that share keys are walked along, each by blocks of its own, whose
+    gradients of keys and values a fourth launch adds up.
     """
 
     name = "flash_bwd_hopper"
@@ -78,7 +81,9 @@ class FlashBackwardHopper(AttentionKernel):
         "fold_delta": (0, 1),
         "named_barriers": (0, 1, 2, 3),
         "persistent": (0, 1),
+        "group_parts": (1, 2, 3, 4, 5, 6, 7, 8, 16),
     }
+    follows_shape: ClassVar[tuple[str, ...]] = ("group_parts",)
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
@@ -113,6 +118,17 @@ class FlashBackwardHopper(AttentionKernel):
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
         if (features.varlen or features.deterministic) and not own["persistent"]:
             return (f"`persistent` 1 of {self.name} must hold for {features.label}: tiles come from a counter.",)
+        return self._parts_violations(own["group_parts"], shape)
+
+    def _parts_violations(self, parts: int, shape: AttentionShape) -> tuple[str, ...]:
+        if shape.group_size % parts:
+            return (
+                f"`group_parts` of {self.name} must divide the query heads that share keys, but got {parts} of "
+                f"{shape.group_size}.",
+            )
+        if parts not in possible_parts(shape, (parts,)):
+            what = "packed sequences" if shape.features.varlen else "heads wider than 128"
+            return (f"`group_parts` 1 of {self.name} must hold for {what}, but got {parts}.",)
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -120,10 +136,11 @@ class FlashBackwardHopper(AttentionKernel):
         half; barriers."""
         row_bytes = width_of(shape) * shape.element_bytes
         if is_wide(shape):
-            rows = 2 * WIDE_BLOCK_N + (2 * config.num_stages - 1) * BLOCK_M
+            of_keys = (WIDE_BLOCK_N + config.num_stages * BLOCK_M) * row_bytes
+            of_values = (WIDE_BLOCK_N + (config.num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
             statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
             exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
-            return rows * row_bytes + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
+            return of_keys + of_values + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
         stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
         ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
         dq_bytes = 2 * 64 * dq_part(shape) * 4
@@ -134,11 +151,12 @@ class FlashBackwardHopper(AttentionKernel):
         others start from that, wider heads with as many stages as fit."""
         stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
-            stages = 2 if width_of(shape) == 256 else 3
+            stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
-        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1)
+        parts = default_parts(shape, self.parameters["group_parts"])
+        values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1, parts)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
@@ -149,19 +167,19 @@ class FlashBackwardHopper(AttentionKernel):
         Of wider heads than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel
         by panel."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
-        d, wide = width_of(shape), is_wide(shape)
+        d, d_v, wide = width_of(shape), width_v(shape), is_wide(shape)
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
         slots = {"Q": stages, "dO": stages - wide}
         statistics = {"LSE": stages, "delta": stages - wide}
         return OnChip(
             tiles=(
-                *(shared_tile(name, n, d, short) for name in "KV"),
-                *(shared_tile(name, m, d, short, count) for name, count in slots.items()),
+                *(shared_tile(name, n, columns, short) for name, columns in (("K", d), ("V", d_v))),
+                *(shared_tile(name, m, columns, short, slots[name]) for name, columns in (("Q", d), ("dO", d_v))),
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
                 shared_tile("dS", n, m, short, 1 if wide else 2),
                 shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
-                *gradient_tiles(m, n, (d, d), short),
+                *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,
         )
@@ -180,7 +198,7 @@ class FlashBackwardHopper(AttentionKernel):
     def source_hash(self) -> str:
         return hash_of_sources(
             prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
-            finish_rows_kernel,
+            finish_rows_kernel, join_parts_kernel,
         )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
@@ -191,13 +209,20 @@ class FlashBackwardHopper(AttentionKernel):
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
-        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(shape) | _constants(config, shape)
+        if config.parameters["group_parts"] > 1:
+            arguments |= dict.fromkeys(("dk_desc", "dv_desc"), arguments["dq_desc"])
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        parts = config.parameters["group_parts"]
+        return (*self._passes(shape), *([_join_spec(shape, parts)] if parts > 1 else []))
+
+    def _passes(self, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        """Return the kernels before and after."""
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
         strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
         before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
@@ -222,8 +247,22 @@ class FlashBackwardHopper(AttentionKernel):
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
-        numbers = _sizes(shape) | _constants(config, shape)
-        return BackwardLaunch(shape, numbers, bool(config.parameters["persistent"]))
+        numbers = _sizes(config, shape) | _constants(config, shape)
+        own = config.parameters
+        return BackwardLaunch(shape, numbers, bool(own["persistent"]), own["group_parts"])
+
+
+def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
+    own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
+    arguments: dict[str, Any] = {"dk_sums": sums, "dv_sums": sums, "dk": own, "dv": own, "scale": 1.0}
+    strides = (tuple(contiguous_strides(shape, letter).values()) for letter in "kv")
+    names = (("stride_kb", "stride_kh", "stride_km"), ("stride_vb", "stride_vh", "stride_vm"))
+    for of_tensor, values in zip(names, strides, strict=True):
+        arguments |= dict(zip(of_tensor, values, strict=True))
+    blocks = key_rows(shape, 1) // (shape.batch * shape.num_heads_kv * GRADIENT_ROWS)
+    arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": blocks}
+    arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "WIDTH": width_of(shape), "PARTS": parts}
+    return specialize(join_parts_kernel, arguments, {"num_warps": WARPS})
 
 
 def _rows(shape: AttentionShape) -> Rows:
@@ -240,33 +279,36 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _heads_per_group(shape: AttentionShape) -> int:
-    """Return the key heads whose queries, gradients and sums fill `GROUP_BYTES`."""
-    head_bytes = 8 * shape.seqlen_q * shape.head_dim * shape.group_size
-    return min(shape.batch * shape.num_heads_kv, max(1, GROUP_BYTES // head_bytes))
-
-
-def _sizes(shape: AttentionShape) -> dict[str, int]:
-    heads = shape.batch * shape.num_heads_kv
-    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads_kv, shape.group_size, heads, _heads_per_group(shape))
+def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """Return the integers of a launch, in which each part of a group counts as a head of keys of its own."""
+    parts = config.parameters["group_parts"]
+    heads, group = shape.num_heads_kv * parts, shape.group_size // parts
+    values = (
+        shape.seqlen_q, shape.seqlen_k, heads, group, shape.batch * heads, heads_per_group(shape, parts),
+    )  # fmt: skip
     return dict(zip(SIZES, values, strict=True))
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     own, causal = config.parameters, shape.causal is not Causal.NONE
     if is_wide(shape):
-        first = {"PANELS": panels(shape), "STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first = dict(zip(("PANELS", "V_PANELS"), panels(shape), strict=True))
+        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
         first |= {"CAUSAL": causal}
     else:
-        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > 1}
+        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}
         first |= {"DEFER": is_deferred(shape)}
-    return first | {
-        "FOLD_LSE": bool(own["fold_lse"]),
-        "FOLD_DELTA": bool(own["fold_delta"]),
-        "NAMED": own["named_barriers"],
-        "PERSISTENT": bool(own["persistent"]),
-        "FORM": form_of(shape),
-    }
+    return (
+        first
+        | {
+            "FOLD_LSE": bool(own["fold_lse"]),
+            "FOLD_DELTA": bool(own["fold_delta"]),
+            "NAMED": own["named_barriers"],
+            "PERSISTENT": bool(own["persistent"]),
+            "FORM": form_of(shape),
+        }
+        | ({} if is_wide(shape) else {"PARTS": own["group_parts"]})
+    )
 
 
 def _sums_stand_in(shape: AttentionShape) -> Any:

@@ -1,4 +1,4 @@
-"""A launch of the Hopper backward: descriptors, workspace, and the three kernels."""
+"""A launch of the Hopper backward: descriptors, workspace, and its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
+    BLOCK_N,
     FORM_ARGUMENTS,
     Rows,
     bounds_of,
@@ -22,6 +23,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_deferred,
     is_plain,
     is_wide,
+    key_rows,
     keys_of_block,
     scale_arguments,
     width_of,
@@ -29,6 +31,7 @@ from blocktune.kernels.hopper.backward.layout import (
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
+    join_parts_kernel,
     prepare_kernel,
     prepare_rows_kernel,
 )
@@ -54,7 +57,8 @@ class BackwardLaunch(BackwardLauncher):
     """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
     streams and captured graphs do not meet.
 
-    numbers: sizes and constants of the kernel between the passes, by name and in its order.
+    numbers: sizes and constants of the kernel between the passes, by name and in its order. parts: in how many parts
+    the query heads that share keys are walked along; above 1 a fourth kernel adds the gradients of keys and values up.
     """
 
     binds_tokens = False
@@ -62,6 +66,7 @@ class BackwardLaunch(BackwardLauncher):
     shape: AttentionShape
     numbers: Mapping[str, Any]
     persistent: bool
+    parts: int = 1
 
     def fits(self, dout: Any) -> bool:
         return is_describable(dout)
@@ -70,7 +75,7 @@ class BackwardLaunch(BackwardLauncher):
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         extras: Extras = NO_EXTRAS, *, pins: bool,
     ) -> Launch:  # fmt: skip
-        """Return a launch that enqueues the three kernels.
+        """Return a launch that enqueues the kernels.
 
         Raises:
             UsageError: a gradient lies in memory as the copy engine cannot write it, or the tensor of a feature is
@@ -82,6 +87,7 @@ class BackwardLaunch(BackwardLauncher):
         _check_describable(q, k, v, dout, dk, dv)
         plain, device = is_plain(shape), q.device
         before, middle, after = self._before(out, dout, pins), self._middle(device, pins), self._after(dq, pins)
+        join, keys = self._join(dk, dv, pins), key_rows(shape, self.parts)
         strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
@@ -92,18 +98,21 @@ class BackwardLaunch(BackwardLauncher):
             extras: Extras = NO_EXTRAS,
         ) -> None:  # fmt: skip
             found = spaces.get(q.shape[2])
-            rows, space = _space_of(spaces, shape, q.shape[2]) if found is None else found
+            rows, space = self._space(spaces, q.shape[2]) if found is None else found
             memory = space.new(device)
-            addressed = take_addresses(before, middle, after)
-            lse_log2, delta, sums, counter, turns = space.parts(memory, as_addresses=addressed)
+            addressed = take_addresses(before, middle, after, *join)
+            lse_log2, delta, sums, counter, turns, *partial_sums = space.parts(memory, as_addresses=addressed)
             scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
-            described = q, k, v, dout, (sums, rows.count), dk, dv, (lse_log2, rows.count), (delta, rows.count)
+            left = [(part, keys) for part in partial_sums] if join else (dk, dv)
+            described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             if plain:
                 before(out, dout, lse, lse_log2, delta, sums, counter)
                 if extras.grad_lse is not None:
                     subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, None)
                 middle(*described, counter, scale, scale_log2)
                 after(sums, dq, scale)
+                for step in join:
+                    step(*partial_sums, dk, dv, scale)
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
@@ -113,6 +122,8 @@ class BackwardLaunch(BackwardLauncher):
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             middle(*described, counter, scale, scale_log2, *sizes, *bounds)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
+            for step in join:
+                step(*partial_sums, dk, dv, scale)
 
         return launch
 
@@ -132,11 +143,14 @@ class BackwardLaunch(BackwardLauncher):
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         constants = [value for name, value in self.numbers.items() if name not in SIZES]
         rest = (*self._sizes(), *(None for _ in FORM_ARGUMENTS), *constants) if is_plain(shape) else constants
-        rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M, 5: GRADIENT_ROWS, 6: GRADIENT_ROWS}
+        rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
+        sums = {4} if self.parts == 1 else {4, 5, 6}
+        rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}
         described: list[tuple[int, Describe]] = [
             (slot, partial(_described, count, shape)) for slot, count in rows.items()
         ]
-        described += [(4, partial(_described_sums, shape)), (7, _described_statistic), (8, _described_statistic)]
+        described += [(slot, partial(_described_sums, shape)) for slot in sums]
+        described += [(7, _described_statistic), (8, _described_statistic)]
         options = {"num_warps": WARPS}
         return Step(kernel, self._grid(device), rest, options, sorted(described, key=itemgetter(0)), pins=pins)
 
@@ -155,29 +169,43 @@ class BackwardLaunch(BackwardLauncher):
         rest = programs, shape.head_dim, width_of(shape), part, is_deferred(shape)
         return Step(finish_rows_kernel, grid, rest, options, pins=pins)
 
+    def _join(self, dk: Any, dv: Any, pins: bool) -> tuple[Step, ...]:
+        """Return the kernel that adds up what the parts leave; none where there is one part."""
+        shape = self.shape
+        if self.parts == 1:
+            return ()
+        blocks = -(-shape.seqlen_k // BLOCK_N) * BLOCK_N // GRADIENT_ROWS
+        strides = *dk.stride()[:3], *dv.stride()[:3]
+        constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.parts
+        rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
+        grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
+        return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)
+
+    def _space(self, spaces: dict[int, tuple[Rows, Workspace]], tokens: int) -> tuple[Rows, Workspace]:
+        """Return rows and workspace of queries of this length, which only packed sequences have several of; they are
+        kept."""
+        import torch
+
+        shape = self.shape
+        rows = Rows.of(shape, tokens)
+        turns = rows.count // BLOCK_M * 2 if shape.features.deterministic else 0
+        statistics = (rows.count, torch.float32)
+        sums = (rows.count * width_of(shape), torch.float32)
+        left = (key_rows(shape, self.parts) * width_of(shape) if self.parts > 1 else 0, torch.float32)
+        made = rows, Workspace(statistics, statistics, sums, (1, torch.int32), (turns, torch.int32), left, left)
+        if len(spaces) >= MAX_SPACES:
+            spaces.clear()
+        spaces[tokens] = made
+        return made
+
     def _grid(self, device: Any) -> tuple[int]:
         import torch
 
-        tiles = -(-self.shape.seqlen_k // keys_of_block(self.shape)) * self.shape.batch * self.shape.num_heads_kv
+        heads = self.shape.batch * self.shape.num_heads_kv * self.parts
+        tiles = -(-self.shape.seqlen_k // keys_of_block(self.shape)) * heads
         if not self.persistent:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
-
-
-def _space_of(spaces: dict[int, tuple[Rows, Workspace]], shape: AttentionShape, tokens: int) -> tuple[Rows, Workspace]:
-    """Return the rows and workspace of queries of this length, which only packed sequences have several of; they are
-    kept."""
-    import torch
-
-    rows = Rows.of(shape, tokens)
-    turns = rows.count // BLOCK_M * 2 if shape.features.deterministic else 0
-    statistics = (rows.count, torch.float32)
-    sums = (rows.count * width_of(shape), torch.float32)
-    made = rows, Workspace(statistics, statistics, sums, (1, torch.int32), (turns, torch.int32))
-    if len(spaces) >= MAX_SPACES:
-        spaces.clear()
-    spaces[tokens] = made
-    return made
 
 
 def row_sums_in(space: Workspace, memory: Any) -> Any:

@@ -17,6 +17,8 @@ WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
+WIDE = 192
+"""The fewest columns of queries and keys where a head is wider than 128."""
 PANEL = 64
 """Columns of a panel, of which wider heads than 128 are made."""
 MIN_HEAD_DIM = 40
@@ -32,13 +34,20 @@ SMALLEST_SCALE = 1e-30
 
 
 def width_of(shape: AttentionShape) -> int:
-    """Return the columns of the products of this shape, whose heads are not wider than the widest."""
-    widest = max(shape.head_dim, shape.head_dim_v)
-    return next(width for width in WIDTHS if widest <= width)
+    """Return the columns of the products with queries and keys of this shape, whose heads `WIDTHS` hold."""
+    least = WIDE if is_wide(shape) else shape.head_dim_v
+    return next(width for width in WIDTHS if max(shape.head_dim, least) <= width)
+
+
+def width_v(shape: AttentionShape) -> int:
+    """Return the columns of the products with values and outputs."""
+    if not is_wide(shape):
+        return width_of(shape)
+    return max(2 * PANEL, -(-shape.head_dim_v // PANEL) * PANEL)
 
 
 def is_wide(shape: AttentionShape) -> bool:
-    return width_of(shape) > 128
+    return max(shape.head_dim, shape.head_dim_v) > 128
 
 
 def is_deferred(shape: AttentionShape) -> bool:
@@ -50,9 +59,9 @@ def keys_of_block(shape: AttentionShape) -> int:
     return WIDE_BLOCK_N if is_wide(shape) else BLOCK_N
 
 
-def panels(shape: AttentionShape) -> int:
-    """Return the panels of a wide head."""
-    return width_of(shape) // PANEL
+def panels(shape: AttentionShape) -> tuple[int, int]:
+    """Return the panels of a wide head: those of queries and keys, and those of values and outputs."""
+    return width_of(shape) // PANEL, width_v(shape) // PANEL
 
 
 def descriptor_width(shape: AttentionShape) -> int:
@@ -64,6 +73,12 @@ def dq_part(shape: AttentionShape) -> int:
     """Return the columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is
     transposed."""
     return BLOCK_M // 2 if is_deferred(shape) else 64
+
+
+def key_rows(shape: AttentionShape, parts: int) -> int:
+    """Return the rows of the float32 gradients that parts of a group of query heads leave: whole tiles of keys."""
+    tiles = -(-shape.seqlen_k // BLOCK_N)
+    return shape.batch * shape.num_heads_kv * parts * tiles * BLOCK_N
 
 
 def is_plain(shape: AttentionShape) -> bool:

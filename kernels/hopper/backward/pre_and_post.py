@@ -182,3 +182,51 @@ def finish_rows_kernel(
     tl.store(
         place + positions.to(tl.int64) * stride_m + columns, low, mask=(positions < length) & (columns < HEAD_DIM)
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_heads_kv", "seqlen_k", "blocks"])
+def join_parts_kernel(
+    dk_sums, dv_sums, dk, dv, scale, stride_kb, stride_kh, stride_km, stride_vb, stride_vh, stride_vm,
+    num_heads_kv, seqlen_k, blocks,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
+
+    A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
+    blocks: of 64 keys of a head, whole tiles.
+    """
+    if tl.program_id(1) == 0:
+        join_parts(
+            dk_sums, dk, scale, stride_kb, stride_kh, stride_km, num_heads_kv, seqlen_k, blocks, HEAD_DIM, WIDTH, PARTS
+        )  # fmt: skip
+    else:
+        join_parts(
+            dv_sums, dv, 1.0, stride_vb, stride_vh, stride_vm, num_heads_kv, seqlen_k, blocks, HEAD_DIM_V, WIDTH, PARTS
+        )  # fmt: skip
+
+
+@triton.jit
+def join_parts(
+    sums, out, scale, stride_b, stride_h, stride_m, num_heads_kv, seqlen_k, blocks,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = WIDTH // 2
+    program = tl.program_id(0)
+    side = program % 2
+    block = program // 2 % blocks
+    batch_head = (program // 2 // blocks).to(tl.int64)
+    places = tl.arange(0, 64 * HALF)
+    x = tl.zeros([64 * HALF], tl.float32)
+    for part in tl.static_range(PARTS):
+        first = ((batch_head * PARTS + part) * blocks + block) * 2 + side
+        x += tl.load(sums + first * (64 * HALF) + places)
+    x = tl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
+    # [64, HALF]
+    x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [64, HALF]) * scale
+    positions = (block * 64 + tl.arange(0, 64))[:, None]
+    columns = (side * HALF + tl.arange(0, HALF))[None, :]
+    place = out + batch_head // num_heads_kv * stride_b + batch_head % num_heads_kv * stride_h
+    tl.store(
+        place + positions.to(tl.int64) * stride_m + columns, x.to(out.dtype.element_ty),
+        mask=(positions < seqlen_k) & (columns < HEAD_DIM),
+    )  # fmt: skip

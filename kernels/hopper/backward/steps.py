@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import await_turn, bend, keep_seen, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.bounds import bend, keep_seen
 from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -131,44 +131,51 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
 
 
 @gluon.jit
-def give_dq(dq, steps, row, m, first, bounds, order, W: gl.constexpr, FORM: gl.constexpr):
-    """Adds dQ of the queries from m on to the sums, to their rows from `row` on; in turn if that is asked for."""
+def put_partial(gradient, desc, memory, block):
+    """Writes a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
+    accumulator registers: one half of its columns after the other."""
+    HALF: gl.constexpr = gradient.shape[1] // 2
+    # [2, HALF, 64]
+    x = gl.reshape(in_register_order(gradient), [2, HALF, 64])
+    # [HALF, 64]
+    low, high = gl.split(gl.permute(x, (1, 2, 0)))
+    tma.store_wait(0)
+    memory.store(low)
+    fence_async_shared()
+    copy_out(desc, [block * 2 * HALF, 0], memory)
+    tma.store_wait(0)
+    memory.store(high)
+    fence_async_shared()
+    copy_out(desc, [(block * 2 + 1) * HALF, 0], memory)
+
+
+@gluon.jit
+def give_dq(dq, steps, row, parity, W: gl.constexpr, FORM: gl.constexpr):
+    """Adds dQ of 64 queries to the sums, to their rows from `row` on; in a fixed order gives it to the warp that adds.
+
+    parity: of the barrier by which that warp gives the memory back.
+    """
     dq_smem = steps.memory.dq.index(W)
     if is_ordered(FORM):
-        BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
-        BLOCK_N: gl.constexpr = steps.memory.k.shape[0]
-        HALF: gl.constexpr = dq.shape[1]
         x = in_register_order(dq)
-        turn = order.turns + row // BLOCK_M * 2 + W
-        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
-        pass_turn(turn - 2, gl.where(m > first, count, -1))  # of the block before
-        tma.store_wait(0)
+        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
+        mbarrier.wait(steps.memory.dq_empty.index(W), parity)
         dq_smem.store(x)
         fence_async_shared()
-        await_turn(turn, count)
-        add_out(steps.dq_desc, [(row // BLOCK_M * 2 + W) * HALF, 0], dq_smem)
+        mbarrier.arrive(steps.memory.dq_full.index(W), count=1)
     else:
         add_dq(dq, steps.dq_desc, dq_smem, row, W)
 
 
 @gluon.jit
-def end_turns(memory, row, m, bounds, order, W: gl.constexpr, FORM: gl.constexpr):
-    """Hands on the turn of a head's last block of queries, from m on, which `row` is the place of."""
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    turn = order.turns + row // BLOCK_M * 2 + W
-    pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
-
-
-@gluon.jit
 def step(
-    steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
-    bounds and order are None where FORM has no use for them.
+    bounds is None where FORM has no use for it.
     """
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
@@ -228,14 +235,14 @@ def step(
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         if m > first:
-            give_dq(dq, steps, row + m - BLOCK_M, m - BLOCK_M, first, bounds, order, W, FORM)
+            give_dq(dq, steps, row + m - BLOCK_M, b, W, FORM)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         wait_ds(memory.ds_full, b, b_phase, W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-        give_dq(dq, steps, row + m, m, first, bounds, order, W, FORM)
+        give_dq(dq, steps, row + m, 1 - b, W, FORM)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

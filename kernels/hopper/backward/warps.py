@@ -14,7 +14,8 @@ What makes it fast, and is easily lost when the code changes:
 6. Stage indices stay dynamic: with constant ones LLVM hoists all operand addresses out of the loop, and they spill.
 7. Blocks are persistent (PERSISTENT), take tiles from a counter, longest first if causal, and copy K, V and the first
    Q and dO of the next tile during the epilogue.
-8. Hardware's named barriers may replace mbarriers between the warpgroups (NAMED, bit 0: exchange of dS, bit 1: release
+8. In a fixed order of additions (`adder`) a warp of its own waits for the tile's turn, adds dQ and passes the turn on.
+9. Hardware's named barriers may replace mbarriers between the warpgroups (NAMED, bit 0: exchange of dS, bit 1: release
    of a stage), because an mbarrier's arrival costs one more barrier of the warpgroup.
 """
 
@@ -22,8 +23,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.backward.arguments import Bounds, Ends, Memory, Options, Order, Sizes, Steps
+from blocktune.kernels.hopper.backward.arguments import Bounds, Ends, Memory, Options, Sizes, Steps
 from blocktune.kernels.hopper.backward.bounds import (
+    await_turn,
     bounds_of,
     copy_rows,
     copy_rows_out,
@@ -31,8 +33,10 @@ from blocktune.kernels.hopper.backward.bounds import (
     first_row,
     locate_keys,
     next_tile,
+    pass_turn,
     query_range,
     sequence,
+    turn_of,
 )
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
@@ -42,7 +46,15 @@ from blocktune.kernels.hopper.backward.form import (
     is_ordered,
     names_release,
 )
-from blocktune.kernels.hopper.backward.steps import end_turns, give_dq, issue_dq, no_products_yet, step, wait_ds
+from blocktune.kernels.hopper.backward.steps import (
+    add_out,
+    give_dq,
+    issue_dq,
+    no_products_yet,
+    put_partial,
+    step,
+    wait_ds,
+)
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import (
@@ -86,6 +98,7 @@ def producer(
     NAMED: gl.constexpr = OPTIONS.NAMED
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
+    PARTS: gl.constexpr = OPTIONS.PARTS
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
@@ -104,7 +117,7 @@ def producer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
@@ -141,9 +154,13 @@ def producer(
                     mbarrier.wait(ends.kv_empty, kv_phase)
                     mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
                     k_tile = as_block(k_desc, memory.k)
-                    copy_rows(k_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM)
+                    copy_rows(
+                        k_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM
+                    )
                     v_tile = as_block(v_desc, memory.v)
-                    copy_rows(v_desc, batch, head_kv, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM)
+                    copy_rows(
+                        v_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM
+                    )
                     kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
@@ -166,7 +183,7 @@ def producer(
 
 @gluon.jit
 def query_head(
-    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
@@ -186,33 +203,31 @@ def query_head(
     if CAUSAL or has_masks(FORM):
         for m in range(first, low, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for m in range(low, high, BLOCK_M):
         dk, dv, slot, phase, b, b_phase = step(
-            steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+            steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if has_last_masks(FORM):
         for m in range(high, end, BLOCK_M):
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, order, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
         wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        give_dq(dq, steps, row + end - BLOCK_M, end - BLOCK_M, first, bounds, order, W, FORM)
-    if is_ordered(FORM):
-        end_turns(memory, row + end - BLOCK_M, end - BLOCK_M, bounds, order, W, FORM)
+        give_dq(dq, steps, row + end - BLOCK_M, b, W, FORM)
     return dk, dv, slot, phase, b, b_phase
 
 
 @gluon.jit
 def consumer(
-    steps, dk_desc, dv_desc, ends, scale, sizes, turns, W: gl.constexpr, OPTIONS: gl.constexpr,
+    steps, dk_desc, dv_desc, ends, scale, sizes, W: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of keys 64 W .. 64 W + 63 of every tile of this block, and a half of the tile's part of dQ.
 
@@ -253,7 +268,7 @@ def consumer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
         n0 = n * BLOCK_N
         first = 0
         low = 0
@@ -263,14 +278,12 @@ def consumer(
         begin_k = 0
         len_k = seqlen_k
         bounds = None
-        order = None
         if is_general(FORM):
             begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
             begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+            first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
             bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
-            order = Order(tile=n, seen=seen, turns=turns)
         # [KEYS, head_dim]
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)
         dv = gl.zeros([KEYS, D], gl.float32, KV_L)
@@ -292,13 +305,13 @@ def consumer(
                     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
                 )  # fmt: skip
                 dk, dv, slot, phase, b, b_phase = query_head(
-                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
                     W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
             row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
             dk, dv, slot, phase, b, b_phase = query_head(
-                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, order, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         if PERSISTENT:
@@ -310,17 +323,80 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
+        if is_ordered(FORM):
+            mbarrier.wait(memory.dq_empty.index(W), 1 - b)  # the tile's last dQ has left
         # [KEYS, head_dim]
-        tma.store_wait(0)
-        staging.store(dv.to(dtype))
-        fence_async_shared()
-        copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
-        dk = dk * scale
-        tma.store_wait(0)
-        staging.store(dk.to(dtype))
-        fence_async_shared()
-        copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
+        if OPTIONS.PARTS > 1:
+            block = (batch_head * key_tiles + n) * 2 + W
+            put_partial(dv, dv_desc, memory.dq.index(W), block)
+            put_partial(dk, dk_desc, memory.dq.index(W), block)
+        else:
+            tma.store_wait(0)
+            staging.store(dv.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
+            dk = dk * scale
+            tma.store_wait(0)
+            staging.store(dk.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
     tma.store_wait(0)
+
+
+@gluon.jit
+def adder(dq_desc, memory, ends, sizes, turns, OPTIONS: gl.constexpr):
+    """In a fixed order: adds dQ of every step to the sums when it is the tile's turn.
+
+    The warpgroups would wait for turns, and for the memory that a turn is passed on by, in every step. A turn is passed
+    on one step later, when its additions are long complete, and at the end of a walk at once: a tile never holds a turn
+    while it waits for one of another head.
+    """
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
+    HALF: gl.constexpr = dq_desc.block_type.shape[0]
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
+    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    parity = 0
+    tile_slot = 0
+    tile_phase = 0
+    tile, tile_slot, tile_phase = receive_alone(ends.ring, tile_slot, tile_phase)
+    while tile < key_tiles * batch_heads:
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
+        begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
+        _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
+        first, _low, _high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
+        for member in range(group_size):
+            row = head_row(
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+            )  # fmt: skip
+            for m in range(first, end, BLOCK_M):
+                block = (row + m) // BLOCK_M
+                count = turn_of(n, m, bounds, seen, BLOCK_M, BLOCK_N, 1, FORM)
+                await_turn(turns + block, count)
+                for half in gl.static_range(2):
+                    mbarrier.wait(memory.dq_full.index(half), parity)
+                    add_out(dq_desc, [(block * 2 + half) * HALF, 0], memory.dq.index(half))
+                tma.store_wait(0)
+                for half in gl.static_range(2):
+                    mbarrier.arrive(memory.dq_empty.index(half), count=1)
+                pass_turn(turns + block - 1, gl.where(m > first, count, -1), 2)
+                parity ^= 1
+            pass_turn(turns + (row + end) // BLOCK_M - 1, gl.where(seen, 0, -1), 0)
+        tile, tile_slot, tile_phase = receive_alone(ends.ring, tile_slot, tile_phase)
+
+
+@gluon.jit
+def receive_alone(ring, place, parity):
+    """As `receive`, for one warp."""
+    mbarrier.wait(ring.full.index(place), parity)
+    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [1], [0])).item()
+    mbarrier.arrive(ring.empty.index(place), count=1)
+    place, parity = advance(place, parity, 2)
+    return tile, place, parity
 
 
 @gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
@@ -330,7 +406,7 @@ def flash_bwd_hopper_kernel(
     turns,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    FORM: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
     order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
@@ -339,6 +415,10 @@ def flash_bwd_hopper_kernel(
     What the plain FORM has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
     turns (int32 zeros, one for every half of 64 rows of the workspace), and with a soft cap cap_in = 2 log2(e) scale /
     softcap, when scale_log2 is softcap times log2(e).
+
+    PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
+    batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
+    part leaves gradients of its own, which `join_parts_kernel` adds up.
     """
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
@@ -377,6 +457,8 @@ def flash_bwd_hopper_kernel(
         do_full=new_barriers(STAGES),
         empty=new_barriers(STAGES),
         ds_full=new_barriers(2),
+        dq_full=new_barriers(2) if is_ordered(FORM) else None,
+        dq_empty=new_barriers(2) if is_ordered(FORM) else None,
     )
     ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
@@ -386,7 +468,9 @@ def flash_bwd_hopper_kernel(
         open_slot(memory.do_full, memory.empty, i, 2)
     for i in gl.static_range(2):
         mbarrier.init(memory.ds_full.index(i), count=2)
-        open_slot(ends.ring.full, ends.ring.empty, i, 2)
+        open_slot(ends.ring.full, ends.ring.empty, i, 3 if is_ordered(FORM) else 2)
+        if is_ordered(FORM):
+            open_slot(memory.dq_full, memory.dq_empty, i, 1)
     fence_async_shared()
     steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(
@@ -412,9 +496,19 @@ def flash_bwd_hopper_kernel(
         NAMED=NAMED,
         PERSISTENT=PERSISTENT,
         FORM=FORM,
+        PARTS=PARTS,
     )
-    gl.warp_specialize([
-        (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, turns, 0, OPTIONS)),
-        (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, turns, 1, OPTIONS)),
-        (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    copies = q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS
+    if is_ordered(FORM):
+        gl.warp_specialize([
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
+            (producer, copies),
+            (adder, (dq_desc, memory, ends, sizes, turns, OPTIONS)),
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
+            (producer, copies),
+        ], [4, 1], [240, 24])  # fmt: skip

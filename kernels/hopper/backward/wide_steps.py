@@ -108,10 +108,10 @@ def give_panel(dq, dq_desc, dq_smem, row, panel: gl.constexpr, PANELS: gl.conste
 
 
 @gluon.jit
-def give_held(gradients, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr):
+def give_held(held, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr):
     """Adds the panel that is left of the block of queries before m, whose place is `row`."""
     if m > first:
-        give_panel(gradients[PANELS], dq_desc, dq_smem, row - 64, panel, PANELS)
+        give_panel(held, dq_desc, dq_smem, row - 64, panel, PANELS)
 
 
 @gluon.jit
@@ -119,8 +119,8 @@ def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constex
     """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
     if is_ordered(FORM):
         turn = order.turns + row // 64 * 2 + W
-        count = turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM)
-        pass_turn(turn - 2, gl.where(m > first, count, -1))
+        count = turn_of(order.tile, m, bounds, order.seen, 64, BLOCK_N, 4, FORM)
+        pass_turn(turn - 2, gl.where(m > first, count, -1), 0)
         await_turn(turn, count)
 
 
@@ -136,6 +136,7 @@ def step_of_scores(
     FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     PANELS: gl.constexpr = memory.k.shape[0]
+    V_PANELS: gl.constexpr = memory.v.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     place = row + m
     # [BLOCK_N, BLOCK_M]
@@ -155,19 +156,22 @@ def step_of_scores(
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     # panels [BLOCK_N, 64]
-    dv_t = accumulate(gradients, p_low, memory.do, do_slot, PANELS)
+    dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
     if PANELS == LATE:
-        give_held(gradients, steps.dq_desc, memory.dq.index(0), place, m, first, 1, PANELS)
+        give_held(gradients[V_PANELS], steps.dq_desc, memory.dq.index(0), place, m, first, 1, PANELS)
     receive(memory.exchanged, 1, parity, NAMED)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
     next_t = issue_panel(memory.ds, memory.k, 1, S_L)
-    if PANELS == 4:
+    if V_PANELS == 4:
         v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
         gradients = (v0, v1, v2, v3)
-    else:
+    elif V_PANELS == 3:
         v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
         gradients = (v0, v1, v2)
+    else:
+        v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
+        gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
     take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
     give_panel(dq, steps.dq_desc, memory.dq.index(0), place, 0, PANELS)

@@ -7,8 +7,9 @@ keys, all five once:
     warpgroup 1:  dP^T = V dO^T, dS,  dK += dS^T Q,   its part of dQ
 
 P goes from 0 to 1 in float32 and in the order of the registers, which are the same in both: 16-byte accesses, no
-layout to be changed. dS comes back as the operand of dQ. Heads are panels of 64 columns, three or four: operands,
-accumulators, copies and parts of dQ alike; a last panel that is not full ends with zeros.
+layout to be changed. dS comes back as the operand of dQ. Heads are panels of 64 columns, three or four, those of values
+and outputs two to four: operands, accumulators, copies and parts of dQ alike; a last panel that is not full ends with
+zeros.
 
 What makes it fast, and is easily lost when the code changes:
 
@@ -113,11 +114,11 @@ def wide_head(
     if OPTIONS.PERSISTENT:
         mbarrier.arrive(kv_empty, count=1, pred=last)
     if W == 0 and PANELS == LATE:
-        give_panel(gradients[PANELS], steps.dq_desc, memory.dq.index(0), row + end - BLOCK_M, 1, PANELS)
+        give_panel(gradients[memory.v.shape[0]], steps.dq_desc, memory.dq.index(0), row + end - BLOCK_M, 1, PANELS)
     if is_ordered(FORM):
         m = end - BLOCK_M
         turn = order.turns + (row + m) // BLOCK_M * 2 + W
-        pass_turn(turn, turn_of(order.tile, m, bounds.lower, order.seen, BLOCK_N, FORM))
+        pass_turn(turn, turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, 4, FORM), 0)
     return gradients, slot, phase, do_slot, do_phase, parity
 
 
@@ -130,6 +131,7 @@ def wide_consumer(
     FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     PANELS: gl.constexpr = memory.k.shape[0]
+    OWN_PANELS: gl.constexpr = memory.v.shape[0] if W == 0 else PANELS
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -152,7 +154,7 @@ def wide_consumer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
         begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
@@ -163,7 +165,7 @@ def wide_consumer(
         order = Order(tile=n, seen=seen, turns=turns)
         # panels [BLOCK_N, 64]
         gradients = ()
-        for _ in gl.static_range(PANELS + 1 if W == 0 and PANELS == LATE else PANELS):
+        for _ in gl.static_range(OWN_PANELS + 1 if W == 0 and PANELS == LATE else OWN_PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
@@ -181,7 +183,7 @@ def wide_consumer(
         else:
             tile = key_tiles * batch_heads
         head = batch_head % num_heads_kv
-        for panel in gl.static_range(PANELS):
+        for panel in gl.static_range(OWN_PANELS):
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
@@ -216,7 +218,9 @@ def wide_producer(
     PANELS: gl.constexpr = memory.k.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
-    ROW_BYTES: gl.constexpr = PANELS * q_desc.block_type.nbytes + lse_desc.block_type.nbytes
+    V_PANELS: gl.constexpr = memory.v.shape[0]
+    PANEL_BYTES: gl.constexpr = q_desc.block_type.nbytes  # of queries as of keys
+    STATISTIC_BYTES: gl.constexpr = lse_desc.block_type.nbytes
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
@@ -233,7 +237,7 @@ def wide_producer(
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
         n0 = n * BLOCK_N
         entry = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
@@ -249,19 +253,19 @@ def wide_producer(
             for m in range(first, end, BLOCK_M):
                 mbarrier.wait(memory.q_empty.index(slot), phase)
                 full = memory.q_full.index(slot)
-                mbarrier.expect(full, ROW_BYTES)
+                mbarrier.expect(full, PANELS * PANEL_BYTES + STATISTIC_BYTES)
                 copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, FORM)
                 copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
                 if (m == first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, 2 * PANELS * k_desc.block_type.nbytes)
+                    mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * PANEL_BYTES)
                     copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.k, 0, PANELS, FORM)
-                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.v, 0, PANELS, FORM)
+                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.v, 0, V_PANELS, FORM)
                     kv_phase ^= 1
                 mbarrier.wait(memory.do_empty.index(do_slot), do_phase)
                 do_full = memory.do_full.index(do_slot)
-                mbarrier.expect(do_full, ROW_BYTES)
-                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, PANELS, FORM)
+                mbarrier.expect(do_full, V_PANELS * PANEL_BYTES + STATISTIC_BYTES)
+                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, V_PANELS, FORM)
                 copy_in(delta_desc, [stat_row + m], do_full, memory.delta.index(do_slot))
                 slot, phase = advance(slot, phase, OPTIONS.STAGES)
                 do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
@@ -277,22 +281,24 @@ def flash_bwd_hopper_wide_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
     turns,
-    PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr, FOLD_LSE: gl.constexpr,
-    FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr, FORM: gl.constexpr,
+    PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
-    the sums of dq have PANELS of them for every 64 queries. FORM is not zero."""
+    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero."""
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # [PANELS, BLOCK_N, 64]
     k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
-    v_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    # [V_PANELS, BLOCK_N, 64]
+    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK, 64], TILE_L)
     # [STAGES * PANELS, BLOCK_M, 64]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
-    # [DO_STAGES * PANELS, BLOCK_M, 64]
-    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * PANELS, BLOCK, 64], TILE_L)
+    # [DO_STAGES * V_PANELS, BLOCK_M, 64]
+    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
     # [BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
     p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

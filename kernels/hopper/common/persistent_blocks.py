@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from blocktune.kernels.base.direct_launch import recorder
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 
 _counters: dict[tuple[int, int], Any] = {}
@@ -32,4 +33,6 @@ def tile_counter(device: Any) -> Any:
     found = _counters.get(key)
     if found is None:
         found = _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
+    if recorder.current is not None:
+        recorder.current.found((found,), lambda: (tile_counter(device),))
     return found

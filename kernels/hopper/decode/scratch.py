@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-import torch
+from blocktune.kernels.base.direct_launch import recorder
 
 SPARE_COUNTERS = 1 << 16
 """Zeros of a GPU that are kept for launches in CUDA graphs."""
@@ -20,18 +20,24 @@ def scratch(device: Any, counters: int, floats: int) -> tuple[Any, Any]:
     The launch that gets them must leave zeros. Launches of a stream follow each other and share theirs. A CUDA graph
     may run at the same time as its stream or as another graph, so each of its launches has its own.
     """
+    import torch
+
     if torch.cuda.is_current_stream_capturing():
         return torch.empty(floats, dtype=torch.float32, device=device), _zeros_for_a_graph(device, counters)
     key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
     kept = _kept.get(key)
     if kept is None or kept[0] < floats or kept[1] < counters:
         kept = _kept[key] = _larger(kept, device, counters, floats)
+    if recorder.current is not None:
+        recorder.current.found(kept[2:], lambda: scratch(device, counters, floats))
     return kept[2], kept[3]
 
 
 def _larger(
     kept: tuple[int, int, Any, Any] | None, device: Any, counters: int, floats: int
 ) -> tuple[int, int, Any, Any]:
+    import torch
+
     with _spare_lock:
         if device.index not in _spare:
             _spare[device.index] = torch.zeros(SPARE_COUNTERS, dtype=torch.int32, device=device)
@@ -44,6 +50,8 @@ def _larger(
 
 def _zeros_for_a_graph(device: Any, counters: int) -> Any:
     """Return zeros of their own for one launch; from spare ones, no operation becomes part of the graph."""
+    import torch
+
     aligned = -(-counters // 4) * 4  # compiled code takes addresses for multiples of 16 bytes
     with _spare_lock:
         spare = _spare.get(device.index)

@@ -16,7 +16,7 @@ from blocktune.kernels.base.feature_arguments import (
 )
 from blocktune.kernels.base.flash_kernel import GROUP_BYTES, contiguous_strides, heads_per_group, padded_width
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
-from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -243,7 +243,7 @@ def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: in
         "WIDTH": padded_width(shape.head_dim),
         "WIDTH_V": padded_width(shape.head_dim_v),
         "RAGGED": ragged,
-        "PRECISION": product_precision(shape.dtype),
+        "PRECISION": gradient_precision(shape.dtype),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "STAGES": stages,

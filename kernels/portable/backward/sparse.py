@@ -9,7 +9,7 @@ density (Dao et al., arXiv 2205.14135, proposition 4).
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from blocktune.kernels.base.flash_kernel import (
     LOG2_E,
@@ -20,7 +20,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops, Visits
-from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
@@ -40,12 +40,14 @@ from blocktune.kernels.portable.backward.shared_memory import (
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
 from blocktune.kernels.portable.forward.sparse import fitting_mask, mask_problem
-from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES
-from blocktune.kernels.values.block_mask import BlockLists, BlockMask, tile_shift
+from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, tile_shift
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+if TYPE_CHECKING:
+    from blocktune.kernels.values.block_mask import BlockLists, BlockMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class FlashBackwardSparse(AttentionKernel):
         return hash_of_sources(delta_kernel, dq_kernel, dkv_kernel)
 
 
-def _listing(mask: BlockMask, lists: BlockLists, scales: tuple[float, float]) -> tuple[Any, ...]:
+def _listing(mask: "BlockMask", lists: "BlockLists", scales: tuple[float, float]) -> tuple[Any, ...]:
     """Return the lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a
     row."""
     return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
@@ -243,7 +245,7 @@ def _constants(
         "WIDTH_V": padded_width(shape.head_dim_v),
         "CAUSAL": shape.causal is not Causal.NONE,
         ragged_name: ragged,
-        "PRECISION": product_precision(shape.dtype),
+        "PRECISION": gradient_precision(shape.dtype),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "STAGES": config.num_stages,

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -97,7 +96,9 @@ def _leading(
     table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
     tensors = q, k, v, out, lse, None
     if workspace:
-        tensors = q, k, v, out, None, torch.empty(workspace, dtype=torch.float32, device=q.device)
+        import torch
+
+        tensors = q, k, v, out, None, new_memory(workspace, torch.float32, q.device)
     return (
         *tensors,
         extras.cache_seqlens,

@@ -8,7 +8,7 @@ a block that takes no part costs nothing at all.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -29,14 +29,16 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before
+from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before, tile_shift
 from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile, store_rows
-from blocktune.kernels.values.block_mask import BlockMask, tile_shift
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
+
+if TYPE_CHECKING:
+    from blocktune.kernels.values.block_mask import BlockMask
 
 _DENSE = FlashForward()
 """Its tiles are the same, and so is what they take."""
@@ -193,12 +195,14 @@ def mask_problem(kernel: AttentionKernel, shape: AttentionShape) -> str | None:
     return f"{kernel.name} needs a block mask, but the shape has the mask `{shape.features.mask}`"
 
 
-def fitting_mask(extras: Extras, shape: AttentionShape, query: Any) -> BlockMask:
+def fitting_mask(extras: Extras, shape: AttentionShape, query: Any) -> "BlockMask":
     """Return the block mask of a call.
 
     Raises:
         UsageError: it is missing, on another device than the query, or belongs to another shape.
     """
+    from blocktune.kernels.values.block_mask import BlockMask  # imports torch
+
     mask = extras.block_mask
     if not isinstance(mask, BlockMask):
         raise UsageError(f"`block_mask` must be a BlockMask, but got {type(mask).__name__}. Make one: from_dense.")

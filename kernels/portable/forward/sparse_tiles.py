@@ -19,10 +19,30 @@ from blocktune.kernels.portable.forward.softmax import (
     online_step,
 )
 from blocktune.kernels.portable.forward.tiles import await_product, load_matrix, mask_scores, pack, unpack
+from blocktune.kernels.values.errors import UsageError
 
 LIST_SIZES = ("stride_lb", "stride_lh", "stride_lr", "num_blocks", "row_shift", "tile_shift")
 """Integers of a mask, not compiled in either: strides of the lists by (batch, head, row of blocks), blocks of a row,
 and log2 of how many query tiles and key tiles make up a block."""
+
+
+def tile_shift(name: str, block: int, tile: int) -> int:
+    """Return log2 of how many tiles make up a block of the mask.
+
+    Args:
+        name: of the config's parameter that holds the tile's size.
+        block, tile: queries, or keys, of each.
+
+    Raises:
+        UsageError: the tiles do not make up the block.
+    """
+    if block % tile:
+        raise UsageError(
+            f"`{name}` must divide the mask's blocks, but got {name}={tile} for blocks of {block}. Take a config with "
+            f"{name} <= {block}, or a BlockMask of larger blocks."
+        )
+    return (block // tile).bit_length() - 1
+
 
 if triton.knobs.runtime.interpret:
 

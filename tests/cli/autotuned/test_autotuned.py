@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from blocktune.tuner.tuned.autotune import autotune
+from tests.support import autotuned_kernels
+from tests.support.autotuned_kernels import scale_kernel
 from tests.support.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
 
@@ -116,6 +119,20 @@ def test_a_winner_is_measured_again_and_its_results_compared(tuned: Any, gpu: Fa
     done = tuned("verify", KERNEL, *ARGS, "--grid", "n=1000")
     assert done.exit_code == 7
     assert "`x` differs from what the first config computes" in words(done.output)
+
+
+def test_what_a_bucket_loses_is_said_for_each_of_its_sizes(
+    tune: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped = autotune(autotuned_kernels.CONFIGS, ["n"], buckets={"n": "power_of_two"})(scale_kernel.fn)
+    monkeypatch.setattr(autotuned_kernels, "grouped_kernel", grouped, raising=False)
+    name = "tests.support.autotuned_kernels:grouped_kernel"
+    gpu.time_us = lambda launch: 100.0 + abs(launch.arguments["BLOCK"] - launch.arguments["n"] // 4) / 4
+    assert tune("run", name, *ARGS, "--grid", "n=1024").exit_code == 0
+    done = words(tune("verify", name, *ARGS, "--grid", "n=1024,600").output)
+    assert "n=1024: the winner stays: BLOCK=256 num_stages=3 num_warps=2, 100.0 µs" in done
+    assert "n=600: the winner is now BLOCK=128 num_stages=3 num_warps=2, 105.5 µs; it was BLOCK=256" in done
+    assert "num_warps=2, 100.0 µs, and takes 19.9% longer" in done
 
 
 def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

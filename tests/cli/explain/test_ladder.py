@@ -78,9 +78,9 @@ def test_json_holds_every_step_and_its_origin(tune) -> None:
     data = json.loads(tune(*LADDER, "--causal", "--json").stdout)
     assert (data["schema"], data["origin"], data["shape"]["causal"]) == (1, "predicted", "upper_left")
     assert [step["name"] for step in data["steps"]] == [
-        "standard", "v1", "paper", "v2", "padded", "transposed", "tuned", "hopper"
+        "standard", "chunked", "efficient", "v1", "paper", "v2", "padded", "transposed", "tuned", "hopper"
     ]  # fmt: skip
-    assert all(step["problem"] == "" and step["predicted_us"] > 0 for step in data["steps"])
+    assert all(step["problem"] == "" and step["predicted_us"] > 0 for step in data["steps"][3:])
 
 
 def test_a_stored_winner_is_what_the_tuned_step_takes(tune, winner) -> None:
@@ -198,8 +198,8 @@ def test_a_measured_step_shows_its_time_and_a_failed_one_its_reason(tune, tmp_pa
     row = json.loads(tune(*LADDER, "--json").stdout)
     assert row["shape"].pop("label") == row["label"]  # the file has it next to the shape
     row["origin"] = "measured"
-    row["steps"][2]["timing"] = {"median_us": 2000.0, "low_us": 1.0, "high_us": 3.0, "tflops": 5.0}
-    row["steps"][7] |= {"problem": "no such instruction", "config": None, "hbm_bytes": None, "hbm_bytes_least": None}
+    row["steps"][4]["timing"] = {"median_us": 2000.0, "low_us": 1.0, "high_us": 3.0, "tflops": 5.0}
+    row["steps"][9] |= {"problem": "no such instruction", "config": None, "hbm_bytes": None, "hbm_bytes_least": None}
     out = tmp_path / "a.ladder.json"
     LadderFile(out, device_named("h200"), ENVIRONMENT).add(row, "tune ladder", "2026-11-21T10:00:00+00:00")
     text = ladder_tables(read_ladder(out))

@@ -21,13 +21,19 @@ def kernel(name: str, best_us: float, winner: float, stock: float, gain: float) 
         "winner": {"config": "a", "time_us": best_us, "over_best": winner},
         "stock": {"config": "b", "time_us": best_us, "over_best": stock},
         "same_of_repeats": 9,
-        "wrong": "",
         "expanded": {"config": "c", "time_us": best_us, "gain": gain},
     }
 
 
 def start(tuner: str, kind: str, seconds: float | None) -> dict[str, Any]:
-    return {"model": "fla", "tuner": tuner, "start": kind, "step_seconds": seconds, "longest_seconds": 450.0}
+    return {
+        "model": "fla",
+        "tuner": tuner,
+        "start": kind,
+        "step_seconds": seconds,
+        "longest_seconds": 450.0,
+        "error": "",
+    }
 
 
 def test_without_a_file_the_page_says_how_it_comes_about(tmp_path: Path) -> None:
@@ -42,11 +48,16 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
         "date": "2026-11-23",
         "software": {"triton": "3.6.0"},
         "kernels": [kernel("one", 10.0, 0.0, 0.02, 1.2), kernel("two", 20.0, 0.005, 0.0, 1.0)],
+        "steps": [
+            {"step": "fla gla", "error": "", "difference": {"winner": 1e-3, "expanded": 2e-3}},
+            {"step": "fla kda", "error": "ValueError: no such shape", "difference": {}},
+        ],
         "starts": [
             start("stock", "cold", None),
             start("blocktune", "cold", 45.0),
             start("stock", "second", 50.0),
             start("blocktune", "second", 4.0),
+            start("stock", "third", None) | {"error": "no library"},
         ],
         "processes": [
             {"model": "fla", "processes": 8, "kinds_of_calls": 9, "tuned_in_all": 9, "disagreements": 0, "ended": 8}
@@ -55,8 +66,11 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
     (tmp_path / "gpu.libraries.json").write_text(json.dumps(document))
     page = with_results(PAGE, tmp_path)
     assert "the winner is 0.25% slower than the best config" in page
-    assert "1 of them are at least 1.10 times as fast as with Triton's choice, 1.20 times at most" in page
-    assert "| `one` (fla gla) | 12 | 20.0 µs | 10.0 µs | 0.00% | 2.00% | 9 |" in page
+    assert "With `expand` 1 of 2 are at least 1.10 times as fast as with Triton's choice, 1.20 times at most" in page
+    assert "| `one` (fla gla) | 12 | 20.0 µs | 10.0 µs | 0.00% | 2.00% | 9 | 1.20 |" in page
+    assert "1 passes are compared with those under Triton's choices: the relative difference is 2.0e-03 at most" in page
+    assert "- fla kda failed: ValueError: no such shape" in page
     assert "| fla, cold start | more than 450 s | 45.0 s | more than 10.0 |" in page
     assert "| fla, second start | 50.0 s | 4.0 s | 12.5 |" in page
+    assert "| fla, third start | failed | - | - |" in page
     assert "8 processes that started the fla step at once" in page

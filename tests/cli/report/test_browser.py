@@ -93,6 +93,28 @@ def test_the_pointer_shows_resources_and_samples(page: Page) -> None:
     assert all(word in tip.inner_text() for word in ("measured", "rounds", "predicted", "registers", "blocks/SM"))
 
 
+def test_counters_stand_next_to_the_predictions(page: Page) -> None:
+    rows = page.page.locator("#times-body table tbody tr").all_inner_texts()
+    cells = {row.split("\t")[0]: row.split("\t")[1:4] for row in rows}
+    assert cells["time"][1] == "2,500.0 µs"
+    assert float(cells["time"][2]) == pytest.approx(
+        float(cells["time"][0].split()[0].replace(",", "")) / 2500, abs=0.01
+    )
+    assert page.page.locator("#counter-ratios .mark-symbol path").count() == len(rows)
+    assert page.page.locator("#stall-reasons .mark-rect path").count() == 5
+    assert "Made-up GPU like an H200" in page.text("#counter-words")
+
+
+def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
+    opened = Page(browser, write_report(tmp_path / "backward.html", RESULTS / "h200-backward.bench.json"))
+    assert opened.problems == []
+    steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
+    assert steps == ["two passes", "one kernel", "hopper"]
+    assert opened.page.locator("#ladder-0 .mark-rect path").count() == 2 * len(steps), "a bar and a tick each"
+    assert "measured by h200-backward.bench.json" in opened.text("#shapes-body")
+    opened.close()
+
+
 def test_whether_the_card_was_throttled_is_one_sentence(page: Page) -> None:
     assert page.text("#throttled").startswith("Throttled: at the power limit in 574 of 576 trials.")
 
@@ -155,6 +177,7 @@ def test_views_without_data_say_what_would_fill_them(browser: Any, tmp_path: Pat
     assert opened.problems == []
     for view in ("sweeps", "times", "search"):
         assert "No sweep was given" in opened.text(f"#{view}-body")
+    assert "No counters were given" in opened.text("#times-body")
     assert "No bench was given" in opened.text("#shapes-body")
     assert "blocks/SM" in opened.text("#answer-A")
     opened.close()

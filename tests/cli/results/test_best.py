@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_the_words_show_winner_default_paper_and_provenance(tune, winner) -> Non
     assert "1.200x (1.190 to 1.210)" in result.stdout
     assert "2026-11-20 12:00 UTC, 120 trials, triton 3.6.0" in result.stdout
     assert "assumed --batch 2" in result.stderr
+
+
+def test_energies_stand_next_to_the_times_where_they_were_measured(tune, winner) -> None:
+    tune.store(winner())
+    assert "energy" not in tune(*SHAPE).stdout
+    later = winner().created_at + timedelta(minutes=1)
+    tune.store(winner(energy_mj=540.5, default_energy_mj=630.25, objective="energy", created_at=later))
+    shown = tune(*SHAPE).stdout
+    for part in ("energy", "540.5 mJ", "630.2 mJ", "chosen by energy"):
+        assert part in shown
+    data = json.loads(tune(*SHAPE, "--json").stdout)
+    energies = [data[name]["energy_mj"] for name in ("best", "default", "paper")]
+    assert (energies, data["objective"]) == ([540.5, 630.25, None], "energy")
 
 
 def test_a_default_of_older_kernels_is_not_compared_with(tune, winner) -> None:

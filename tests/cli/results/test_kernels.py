@@ -84,6 +84,8 @@ def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
     ("words", "message"),
     [
         (["no.module:f"], "importable from here, but no.module:f is not"),
+        (["../..:f"], "a name that begins with a dot is relative"),
+        (["../.."], "a name that begins with a dot is relative"),
         (["json:dumps"], "is a function of `triton.jit`"),
         (["tests.support.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but got 0"),
         (

@@ -35,12 +35,14 @@ def test_a_device_without_any_winner_has_an_empty_list(tune) -> None:
 
 
 def test_the_list_holds_every_winner_of_a_device(tune, winner) -> None:
-    tune.store(winner())
+    tune.store(winner(energy_mj=540.5, objective="energy"))
     (best,) = json.loads(tune("list", "--device", "h200", "--json").stdout)["bests"]
+    assert best["objective"] == "energy"
     assert best["best"] == {
         "kernel": "flash_fwd",
         "config": winner().config.to_json(),
         "time_us": 812.5,
+        "energy_mj": 540.5,
         "predicted_us": 790.0,
         "origin": "measured",
     }

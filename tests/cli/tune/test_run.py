@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records.records import Outcome, Regime
+from blocktune.db.records.records import Objective, Outcome, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -92,6 +92,8 @@ def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
         "--causal",
         "--regime",
         "burst",
+        "--objective",
+        "energy",
         "--sampler",
         "coordinate",
         "--study",
@@ -101,6 +103,7 @@ def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
     assert fake.got["budget"] == Budget(trials=40, seconds=9.5)
     assert [kernel.name for kernel in fake.got["kernels"]] == ["flash_fwd"]
     assert (fake.got["seed"], fake.got["exhaustive"], fake.got["regime"]) == (7, True, "burst")
+    assert fake.got["objective"] is Objective.ENERGY
     assert (fake.got["sampler"], fake.got["study"]) == ("coordinate", "search.db")
     assert fake.got["device"] == device.device_named("a100")
     assert fake.got["shape"].label == "b2 h32 s8192 d64 bf16 causal"
@@ -299,9 +302,10 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
         "study": None,
         "seed": 0,
         "regime": Regime.BURST,
+        "objective": Objective.ENERGY,
     }
     shapes = [complete_shape(8192, 64), complete_shape(1, 128, batch=1, heads=32, kv_heads=8, seq_k=8192)]
     forward, decoding = jobs_of(shapes, None, search | {"exhaustive": exhaustive}, h200.key, h200.limits)
     assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
     assert (decoding.size > forward.size) is exhaustive
-    assert decoding.regime is Regime.BURST
+    assert (decoding.regime, decoding.objective) == (Regime.BURST, Objective.ENERGY)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +13,20 @@ from hypothesis import strategies as st
 
 from blocktune.db.exchange.document import document_from
 from blocktune.db.exchange.importing import records_from
-from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.records import Best, Environment, Objective, Outcome, Regime, Telemetry, Trial
+from blocktune.db.recovery.salvage import salvaged
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import catalogue, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import ELEMENT_BYTES, AttentionShape, Causal, Direction
+from tests.support.older_stores import make_schema_5
 
 counts = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 2**31 - 1)
 times = st.floats(1e-3, 1e9)
+energies = st.floats(1e-6, 1e10)
 ratios = st.floats(1e-6, 1e6)
 seconds = st.floats(0, 1e7)
 words = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=30)
@@ -115,6 +119,7 @@ def trials(draw: st.DrawFn) -> Trial:
         compile_seconds=draw(seconds),
         bench_seconds=draw(seconds),
         telemetry=draw(telemetries),
+        energy_mj=draw(st.none() | energies),
     )
 
 
@@ -129,6 +134,8 @@ def winners(draw: st.DrawFn) -> Best:
         **{name: draw(st.none() | ratios) for name in ("speedup_over_default", "speedup_low", "speedup_high")},
         **{name: draw(st.none() | configs) for name in ("default", "paper")},
         trials=draw(counts),
+        **{name: draw(st.none() | energies) for name in ("energy_mj", "default_energy_mj", "paper_energy_mj")},
+        objective=str(draw(st.sampled_from(Objective))),
     )
 
 
@@ -164,3 +171,31 @@ def test_any_document_comes_back(best: Best, trial: Trial) -> None:
     trial = replace(trial, device=best.device)
     text = json.dumps(document_from(best.device, [best], [trial]), allow_nan=False)
     assert records_from(json.loads(text)) == ([best], [trial])
+
+
+def test_what_came_later_is_in_documents_that_have_it_alone(best: Best, trial: Trial) -> None:
+    """So versions of before read the documents of whoever measures no energy."""
+    document = document_from(best.device, [best], [trial])
+    later = {"energy_mj", "default_energy_mj", "paper_energy_mj", "objective"}
+    assert not later & (document["bests"][0].keys() | document["trials"][0].keys())
+    frugal = replace(best, energy_mj=40.5, objective=str(Objective.ENERGY))
+    document = document_from(best.device, [frugal], [replace(trial, energy_mj=40.25)])
+    assert document["bests"][0].keys() & later == {"energy_mj", "objective"}
+    assert document["trials"][0]["energy_mj"] == 40.25
+    assert records_from(json.loads(json.dumps(document)))[0] == [
+        replace(frugal, device=replace(best.device, uuid=None))
+    ]
+
+
+def test_a_store_without_energies_is_upgraded_and_salvaged(path: Path, best: Best, trial: Trial) -> None:
+    with ResultStore.open(path) as store:
+        store.record(trial)
+        store.set_best(best)
+    make_schema_5(path)
+    with ResultStore.open(path) as store:
+        assert (store.trials(), store.bests()) == ([trial], [best])
+        store.record(replace(trial, config=replace(trial.config, num_stages=4), energy_mj=40.25))
+    found = salvaged(path)
+    assert sorted((each.energy_mj for each in found.trials), key=str) == [40.25, None]
+    assert [each.objective for each in found.bests] == ["time"]
+    assert found.lost_at_least == 0

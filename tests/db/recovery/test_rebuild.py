@@ -189,10 +189,15 @@ def flipped(content: bytes, dice: random.Random) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("seed", range(12 if FULL else 1))
-def test_random_damage_never_costs_more_rows_than_it_says(tmp_path: Path, sound: Sound, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "damages"),
+    [*((seed, 25) for seed in range(12))] if FULL else [(0, 4), pytest.param(0, 12, marks=pytest.mark.exhaustive)],
+)
+def test_random_damage_never_costs_more_rows_than_it_says(
+    tmp_path: Path, sound: Sound, seed: int, damages: int
+) -> None:
     dice, unreadable = random.Random(seed), 0
-    for number in range(25 if FULL else 12):
+    for number in range(damages):
         path = tmp_path / f"{number}" / "blocktune.db"
         content = flipped(sound.content, dice)
         try:
@@ -212,6 +217,7 @@ def test_random_damage_never_costs_more_rows_than_it_says(tmp_path: Path, sound:
     assert unreadable <= 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("table", ["user_trial", "trial", "device", "blocktune_schema", "environment"])
 def test_a_damaged_definition_of_a_table_costs_no_row(tmp_path: Path, sound: Sound, table: str) -> None:
     damaged = bytearray(sound.content)
@@ -232,6 +238,7 @@ def test_without_a_schema_nothing_is_lost(tmp_path: Path, sound: Sound, size: in
     assert found.lost_at_least == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("table", "column"), [("environment", "torch"), ("device", "name"), ("best", "gpu_uuid"), ("trial", "error")]
 )

@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.integrations import replace_sdpa_flash, restore_sdpa_flash
 from blocktune.kernels.api import sdpa_override
 from blocktune.kernels.api.sdpa_override import BACKWARD, FORWARD, NAME, override
-from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung

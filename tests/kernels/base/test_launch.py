@@ -1,8 +1,6 @@
 """The short way to launch: when it is taken, and that it passes what the long way passes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,23 +12,9 @@ from blocktune.kernels.base import launch
 from blocktune.kernels.base.direct_launch import MAX_MAPS, EncodedMaps, direct_launcher
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.steps import based
+from tests.support.fake_launches import Compiled, Recorder
 
 GRID = (7, 1, 1)
-
-
-class Recorder:
-    """Stands for a jitted function or a compiled kernel: `recorder[grid](*arguments)` is written down."""
-
-    def __init__(self, returns: Any = None) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.returns = returns
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            self.calls.append((grid, arguments, options))
-            return self.returns
-
-        return run
 
 
 def bound(function: Any) -> TritonLaunch:
@@ -103,37 +87,6 @@ def test_this_triton_passes_all_arguments_through(monkeypatch: pytest.MonkeyPatc
     compiled[GRID]("x", 3, 16, stream=5)
     ((*before, x, n, block),) = received
     assert (before[:6], [x, n, block]) == ([*GRID, 5, "function", "metadata"], ["x", 3, 16])
-
-
-class Launcher:
-    """Stands for Triton 3.6's launcher of a compiled kernel: what reaches its C function is written down."""
-
-    launch_cooperative_grid, launch_pdl = False, True
-    profile_scratch_size = 0
-
-    def __init__(self, *, described: int, scratch: int = 0) -> None:
-        self.global_scratch_size = scratch
-        self.calls: list[tuple[Any, ...]] = []
-        launcher = lambda *arguments: self.calls.append(arguments)  # noqa: E731 - the name is what a closure keeps
-
-        def inner(*arguments: Any) -> None:
-            launcher(*arguments)
-
-        self.launch = inner if described else launcher
-
-
-class Compiled:
-    """Stands for a compiled kernel with some descriptors."""
-
-    function, packed_metadata = "function", "packed"
-
-    def __init__(self, described: int, metadata: tuple[Any, ...] | None = None, scratch: int = 0) -> None:
-        self.run = Launcher(described=described, scratch=scratch)
-        self.metadata = SimpleNamespace(tensordesc_meta=metadata or tuple(f"meta{i}" for i in range(described)))
-        self.ordinary = Recorder()
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
-        return self.ordinary[grid]
 
 
 @dataclass(frozen=True)

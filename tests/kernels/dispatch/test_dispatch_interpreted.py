@@ -75,12 +75,11 @@ FEATURES = """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
-    from blocktune.kernels.dispatch import plan
-    from blocktune.kernels.dispatch import resolver
+    from blocktune.kernels.dispatch import dispatcher, plan, resolver
     from blocktune.kernels.hardware.device import device_named
     from blocktune.kernels.values.dropout import keep_mask
 
-    plan.KERNEL_DEVICE = "cpu"
+    plan.KERNEL_DEVICE = dispatcher.KERNEL_DEVICE = "cpu"
     resolver.current_device = lambda index: device_named("rtx2070")
 
 

@@ -32,6 +32,7 @@ class Worker:
     def examine(self, name: str) -> Report:
         """The report of a case; of one that ends the process, too."""
         if self._process is None or self._process.poll() is not None:
+            self.close()
             command = program("special_values")
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
@@ -43,7 +44,7 @@ class Worker:
         if not line:
             return Report(name, problem=f"the process ended with {process.wait()}")
         report = Report(**json.loads(line))
-        if "CUDA error" in report.problem + report.pytorch_problem:
+        if report.ends_process:
             process.wait()
         return report
 
@@ -51,6 +52,7 @@ class Worker:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.autograd import GeneralPlan
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.config import KernelConfig

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from blocktune.kernels.api.flash_attn import flash_attn_varlen_func
+from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import attention
@@ -183,3 +184,31 @@ def test_a_captured_training_step_repeats() -> None:
     for _ in range(2):
         graph.replay()
         assert_close(found, gradients(sdpa, leaves, grad))
+
+
+@pytest.mark.parametrize("options", [{"window_size": (40, 8)}, {"softcap": 20.0}, {"causal": True}], ids=str)
+def test_repeated_calls_on_several_streams_compute_the_same(options: dict[str, Any]) -> None:
+    tensors = [random(2, 300, 4, 64) for _ in range(3)]
+    wanted = flash_attn_func(*tensors, **options)
+    streams, found = [torch.cuda.Stream(), torch.cuda.Stream()], []
+    torch.cuda.synchronize()
+    for number in range(12):
+        with torch.cuda.stream(streams[number % 2]):
+            found.append(flash_attn_func(*tensors, **options))
+    torch.cuda.synchronize()
+    for out in found:
+        assert torch.equal(out, wanted)
+
+
+def test_a_profiler_sees_the_kernels_of_repeated_calls() -> None:
+    leaves, grad, seen = [random(1, 4, 128, 64, grad=True) for _ in range(3)], random(1, 4, 128, 64), []
+    for _ in range(3):
+        wanted = gradients(attention, leaves, grad)
+    hook = triton.knobs.runtime.launch_enter_hook
+    noted = seen.append
+    hook.add(noted)
+    try:
+        assert_close(gradients(attention, leaves, grad), wanted)
+    finally:
+        hook.remove(noted)
+    assert len(seen) >= 2

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blocktune import Dispatcher, SequenceLayout
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.autograd import GeneralPlan
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
 from blocktune.kernels.parallel.plan.blocks import Block, Sight

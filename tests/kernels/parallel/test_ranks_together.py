@@ -13,7 +13,7 @@ import pytest
 from tests.support.parallel_cases import Case, cases, many_cases
 from tests.support.programs import ROOT, program
 
-pytestmark = pytest.mark.triton_free
+pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]  # one worker plays, not each of them
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-6, "bfloat16": 1.2e-2}
 SINK_TOLERANCE = {"float64": 2e-6, "float32": 2e-6, "bfloat16": 1.2e-2}

@@ -8,7 +8,7 @@ import torch
 
 from blocktune import Dispatcher, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.autograd import GeneralPlan
+from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.sinks.rows import add_sinks, sink_gradients
 from tests.support.dispatch_fakes import ListSource

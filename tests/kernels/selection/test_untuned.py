@@ -109,6 +109,17 @@ def test_a_config_that_lacks_a_parameter_has_no_steps() -> None:
     assert relative_config(DECODE, odd, default) is None
 
 
+def test_what_was_measured_before_the_kernel_got_a_parameter_is_no_candidate() -> None:
+    shape, near = prefill_shape(4096), prefill_shape(3000)
+    known = measured(near, {other_than_default(near, keep_p=1): 0.9})
+    older = {
+        kernel: {tuple(pair for pair in config if pair[0] != "keep_p"): ratio for config, ratio in ratios.items()}
+        for kernel, ratios in known.configs.items()
+    }
+    choices = decision(dataclasses.replace(known, configs=older)).choices(shape)
+    assert choices[0].config == default_of(shape)
+
+
 def test_without_measurements_the_default_is_taken() -> None:
     for shape in (prefill_shape(), decode_shape(), prefill_shape(head_dim=192)):
         first = decision().choices(shape)[0]
@@ -246,6 +257,9 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
     assert f"compared with {default_of(shape).label}, 100 us by" in str(explanation)
     assert explanation.to_json()["compared"][0]["config"] == config.to_json()
     assert not explanation.is_measured_here
+    assert "measurements of another device" not in explanation.headline
+    elsewhere = Explanation.of(step, shape, device=device_named("h100"))
+    assert "by the model and measurements of another device, nvidia h200: `tune run" in elsewhere.headline
     known = TunedConfig(shape=shape, config=default_of(shape), origin=Origin.MEASURED, time_us=90.0)
     table = ConfigTable([known], lambda: decision(measured(near, {config: 0.9})))
     step = next(step for step in climb_down(table, shape, H200.limits) if isinstance(step, Candidate))

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored import export_file, json_pieces, store_file
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
@@ -30,23 +29,15 @@ from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.stored.store_views import DISPATCH, USER_DISPATCH, digest_of
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError
 from tests.support.bad_stores import changed_by
-from tests.support.dispatch_fakes import H200, PlainKernel, best, config, shape_like, store_with
+from tests.support.dispatch_fakes import H200, best, config, shape_like, store_with
 from tests.support.large_stores import multiplied
+
+pytestmark = pytest.mark.usefixtures("plain_kernel")
 
 H100 = device_named("h100_sxm5")
 SHAPE = shape_like()
 MANY_BYTES = 400 << 20
 """What a hostile file tries to make."""
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KERNELS", {"plain": PlainKernel()})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return store_with(tmp_path / "store.db", best(SHAPE, config()))
 
 
 # --- many winners ---

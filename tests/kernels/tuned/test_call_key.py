@@ -17,11 +17,12 @@ def param(name: str, *, constant: bool = False, specialise: bool = True) -> Any:
 
 PARAMS = (param("x"), param("n"), param("stride"), param("steps", specialise=False), param("BLOCK", constant=True))
 KEY = CallKey(PARAMS, ["n"], {})
+QUICK = KEY.quick
 BASE = torch.zeros(64, dtype=torch.float16)
 
 
 def keys(*args: Any, **kwargs: Any) -> tuple[Any, Problem]:
-    return KEY(args, kwargs), KEY.problem(args, kwargs)
+    return QUICK(*args, **kwargs), KEY.problem(args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,30 @@ def test_launch_options_and_grids_do_not_count() -> None:
     plain = keys(BASE, n=100, stride=32, steps=5)
     assert keys(BASE, n=100, stride=32, steps=5, grid=(1,), warmup=False, BLOCK=64)[1] == plain[1]
     assert keys(BASE, n=100, stride=32, steps=5, grid=lambda meta: (2,), warmup=False)[0] == plain[0]
+
+
+def test_an_argument_by_name_is_the_one_by_position() -> None:
+    assert keys(BASE, 100, 32, 5) == keys(BASE, steps=5, stride=32, n=100)
+    assert keys(BASE, 100)[0] != keys(BASE, 100, None)[0]  # one that is left out is none of its values
+
+
+def test_arguments_may_have_any_name() -> None:
+    """The names that a key is made with are no names of a kernel's arguments."""
+    names = ("type", "isinstance", "int", "Tensor", "grid", "self", "float")
+    quick = CallKey([param(name) for name in names], ["grid"], {}).quick
+    assert quick(BASE, 1, 2, 3, 4, 2.0, None) == quick(BASE[8:], 1, 3, 5, 4, 3.0, None, warmup=False)
+    assert quick(BASE, 1, 2, 3, 4, 2.0, None) != quick(BASE, 1, 2, 3, 5, 2.0, None)
+    assert quick(BASE, 1, 2, 3, 4, 2.0, None) != quick(BASE, 1, 2, 3, 4, 2, None)
+
+
+def test_tensors_count_wherever_they_are() -> None:
+    """Also as a key value, and where Triton does not specialise."""
+    for place in (1, 3):
+        args = [BASE, 100, 32, 5]
+        args[place] = BASE
+        aligned = QUICK(*args)
+        args[place] = BASE[1:]
+        assert QUICK(*args) != aligned
 
 
 def test_the_store_knows_a_call_in_words() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.values.block_mask import BlockMask, tile_shift
+from blocktune.kernels.portable.forward.sparse_tiles import tile_shift
+from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape

@@ -1,5 +1,6 @@
 """What a caller may ask for besides sizes: labels, JSON, refusals, and what a shape makes of a window."""
 
+import time
 from typing import Any
 
 import pytest
@@ -103,3 +104,11 @@ def test_a_causal_mask_bounds_the_right_side_of_a_window() -> None:
 )
 def test_pairs_that_a_window_lets_through(causal: Causal, window: tuple[int, int], pairs: int) -> None:
     assert shape(features=Features(window=window), causal=causal).visible_pairs == pairs
+
+
+def test_pairs_of_millions_of_queries_are_counted_by_a_formula() -> None:
+    length = 3_000_000
+    began = time.process_time()
+    long = shape(seqlen_q=length, seqlen_k=length, features=Features(window=(5, 5)))
+    assert long.visible_pairs == 11 * length - 2 * (5 + 4 + 3 + 2 + 1)
+    assert time.process_time() - began < 1  # a loop over the queries takes several seconds

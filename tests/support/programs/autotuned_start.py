@@ -1,10 +1,19 @@
-"""A process that launches an autotuned kernel on a fake GPU: autotuned_start FOLDER. Prints whether it measured, and
-what it chose; the times are noise of its own, so that processes agree only by telling each other."""
+"""Processes that launch an autotuned kernel at once, each on a fake GPU: autotuned_start FOLDER STORE ROLE...
+
+A process that `tunes` prints whether it measured, and what it chose; the times are noise of its own, so that processes
+agree only by telling each other. One that `dies` is killed while it measures, before the others begin; one that is
+`absent` never launches. They are forked, which saves them from importing torch each. Prints a list in JSON, null for a
+process that told nothing.
+"""
 
 import json
 import os
 import random
+import signal
 import sys
+import time
+import traceback
+from pathlib import Path
 
 import torch
 import triton
@@ -14,21 +23,74 @@ from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.tune_call import Tools
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
-from tests.support.fake_triton import FakeGpu, FakeTurnClock, active
+from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch, active
 
-folder = sys.argv[1]
-os.environ["BLOCKTUNE_DB"] = f"{folder}/store.db"
-os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
-chance = random.Random(os.getpid())
-slow = {(config.kwargs["BLOCK"], config.num_warps): chance.uniform(100, 200) for config in CONFIGS}
-gpu = FakeGpu(lambda launch: slow[launch.arguments["BLOCK"], launch.num_warps])
-node_lock.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
-decide.current_device = lambda: device_named("h200")
-tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeTurnClock(gpu))
 
-x = torch.ones(1000)
-kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
-with active(gpu):
-    kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1000, 2.0)
-(choice,) = kernel.kernel.choices.values()
-print(json.dumps([choice.tuned, choice.label]))
+def launch(gpu: FakeGpu) -> tuple[bool, str]:
+    """Return whether this process measured, and what it chose."""
+    tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeTurnClock(gpu))
+    kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
+    with active(gpu):
+        kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(1000), 1000, 2.0)
+    (choice,) = kernel.kernel.choices.values()
+    return choice.tuned, choice.label
+
+
+def dying(marker: Path) -> FakeGpu:
+    """Return a GPU on which the first launch is the last one of the process, once it has said that it measures."""
+
+    def die(launch: Launch) -> None:
+        marker.touch()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return FakeGpu(effect=die)
+
+
+def noisy() -> FakeGpu:
+    """Return a GPU with times that no other process has."""
+    chance = random.Random(os.getpid())
+    times = {(config.kwargs["BLOCK"], config.num_warps): chance.uniform(100, 200) for config in CONFIGS}
+    return FakeGpu(lambda launch: times[launch.arguments["BLOCK"], launch.num_warps])
+
+
+def play(role: str, answer: Path, marker: Path) -> None:
+    if role == "dies":
+        launch(dying(marker))
+    elif role == "tunes":
+        while not marker.exists():
+            time.sleep(0.01)
+        answer.write_text(json.dumps(launch(noisy())))
+
+
+def forked(role: str, answer: Path, marker: Path) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            play(role, answer, marker)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return child
+
+
+def main(folder: Path, store: str, roles: list[str]) -> None:
+    os.environ["BLOCKTUNE_DB"], os.environ["TRITON_CACHE_DIR"] = store, f"{folder}/triton"
+    node_lock.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
+    decide.current_device = lambda: device_named("h200")
+    marker = folder / "begin"
+    if "dies" not in roles:
+        marker.touch()
+    answers = [folder / f"{number}.json" for number in range(len(roles))]
+    children = [forked(role, answer, marker) for role, answer in zip(roles, answers, strict=True)]
+    for child in children:
+        os.waitpid(child, 0)
+    told = [json.loads(answer.read_text()) if answer.exists() else None for answer in answers]
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

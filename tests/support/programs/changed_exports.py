@@ -31,7 +31,7 @@ def imports(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
                 for row in document["bests"] + document["trials"]:
                     del row["checksum"]
             for _ in range(dice.choice((1, 1, 2, 5))):
-                _spoil(document, dice)
+                spoil(document, dice)
             try:
                 store.import_json(document, trust=dice.random() < 0.5)
                 taken += 1
@@ -44,7 +44,7 @@ def imports(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     return 0, wrong, f"{taken} were taken, all others refused"
 
 
-def _spoil(document: Any, dice: random.Random) -> None:
+def spoil(document: Any, dice: random.Random) -> None:
     """Change one value of a document, at any depth."""
     places: list[tuple[Any, Any]] = []
     open_ = [document]

@@ -1,17 +1,32 @@
 """A worker as `blocktune.tuner.measure.worker`, with the fake kernels on the CPU in place of a GPU."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
+from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import Rounds, rotated
 from blocktune.tuner.measure.worker import serve
 from tests.support import fake_kernels
+
+POWER_W, STEP_SECONDS = 500.0, 0.05
+
+
+class CpuQueue:
+    """Has done what is enqueued when it returns."""
+
+    def enqueue(self, launch: Thunk, count: int) -> Callable[[], bool]:
+        for _ in range(count):
+            launch()
+        return lambda: True
+
+    def synchronize(self) -> None:
+        """Nothing runs behind."""
 
 
 class WallClock:
@@ -39,7 +54,14 @@ class WallClock:
 def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
     if shape.batch == 7777:
         raise torch.OutOfMemoryError("tried to allocate 800 GiB")
-    return ShapeBench(shape, device="cpu", clock=WallClock(), kernels=fake_kernels.KERNELS.__getitem__, terms=terms)
+    return ShapeBench(
+        shape,
+        device="cpu",
+        clock=WallClock(),
+        kernels=fake_kernels.KERNELS.__getitem__,
+        terms=terms,
+        meter=EnergyMeter(CpuQueue(), lambda: POWER_W * (time.perf_counter() // STEP_SECONDS) * STEP_SECONDS),
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """A tuning run that is killed again and again, until it has ended: killed_runs.py FOLDER KILLS SEED
 
-The runs are forked from one process that has imported everything. They search a whole synthetic landscape; FOLDER/log
-gets a line when a config was measured and one when the store has acknowledged its trial. Prints, as JSON, how many runs
-were killed and which winners the runs that ended have found.
+The runs are forked from one process that has done one already, so that all of their time goes into searching. They
+search a whole synthetic landscape, and say when a config was measured and when the store has acknowledged its trial.
+Most are killed right after one of these lines, so that rows are at stake, the others at any moment from their start on.
+Prints, as JSON, how many runs were killed, how many trials were acknowledged, and which winners the runs that came to
+their end have found.
 """
 
 import json
@@ -14,8 +16,9 @@ import sys
 import time
 import traceback
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Trial
@@ -27,8 +30,10 @@ from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search import tune as tuning
 from tests.support import landscape
 
-LONGEST_SECONDS = 0.6
-"""A run that nobody kills takes some times as long."""
+EARLY, EARLY_SECONDS = 0.3, 0.1
+"""The share of runs that are killed at a moment of their start, and how long that lasts."""
+MOST_LINES, LATE_SECONDS = 24, 0.02
+"""Of the others: how many lines they say at most, and how long after the last one they are killed."""
 
 
 class SmallKernel(landscape.LandscapeKernel):
@@ -73,13 +78,17 @@ def run(place: Path, log: int) -> None:
         )
 
 
-def forked(place: Path, log: int) -> int:
+def forked(place: Path) -> tuple[int, TextIO]:
+    """Return the process that runs, and what it says."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child:
-        return child
+        os.close(writing)
+        return child, os.fdopen(reading)
     status = 1
     try:
-        run(place, log)
+        os.close(reading)
+        run(place, writing)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -87,8 +96,27 @@ def forked(place: Path, log: int) -> int:
         os._exit(status)
 
 
-def check(place: Path, lines: list[str]) -> None:
-    """Nothing that was acknowledged is lost, and nothing that was acknowledged is measured again."""
+def life(place: Path, dice: random.Random | None) -> tuple[int, list[str]]:
+    """Return how a run ended and what it had said. Without dice it is not killed."""
+    child, said = forked(place)
+    with said:
+        lines = []
+        if dice is not None:
+            if dice.random() < EARLY:
+                time.sleep(dice.uniform(0, EARLY_SECONDS))
+            else:
+                lines = list(islice(said, dice.randrange(1, MOST_LINES)))
+                time.sleep(dice.uniform(0, LATE_SECONDS))
+            os.kill(child, signal.SIGKILL)  # harmless if it has ended: nobody has waited for it yet
+        lines += said
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [line.rstrip("\n") for line in lines]
+
+
+def check(place: Path, lines: list[str]) -> int:
+    """Nothing that was acknowledged is lost, and nothing that was acknowledged is measured again.
+
+    Returns how many trials were acknowledged.
+    """
     acknowledged: set[str] = set()
     for line in lines:
         event, _, label = line.partition(" ")
@@ -96,12 +124,13 @@ def check(place: Path, lines: list[str]) -> None:
         if event == "stored":
             acknowledged.add(label)
     if not acknowledged:
-        return
+        return 0
     with closing(sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True)) as connection:
         query = "SELECT config.document FROM trial JOIN config ON config.id = trial.config_id"
         stored = {KernelConfig.from_json(json.loads(row[0])).label for row in connection.execute(query)}
         assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
     assert acknowledged <= stored, f"lost: {acknowledged - stored}"
+    return len(acknowledged)
 
 
 def winner(place: Path) -> Any:
@@ -111,28 +140,31 @@ def winner(place: Path) -> Any:
         return best.config.label, best.trials
 
 
+def warm(place: Path) -> None:
+    """Do what every run does, so that it is imported and compiled in all that are forked from here."""
+    with open(os.devnull, "w") as nowhere:
+        run(place, nowhere.fileno())
+
+
 def main(folder: Path, kills: int, seed: int) -> None:
     registry.KERNELS = {"pointers": SmallKernel("pointers")}
-    dice, killed, winners = random.Random(seed), 0, []
-    place, log_path = folder / "0.db", folder / "0.log"
+    warm(folder / "warm.db")
+    dice, killed, acknowledged, winners = random.Random(seed), 0, 0, []
+    place, lines = folder / "0.db", list[str]()
     while True:
-        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        child = forked(place, log)
-        os.close(log)
-        if killed < kills:
-            time.sleep(dice.uniform(0, LONGEST_SECONDS))
-            os.kill(child, signal.SIGKILL)  # harmless if it has ended: nobody has waited for it yet
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        check(place, log_path.read_text().splitlines())
+        status, said = life(place, dice if killed < kills else None)
+        lines += said
+        known = check(place, lines)
         if status == -signal.SIGKILL:
             killed += 1
             continue
         assert status == 0, status
         winners.append(winner(place))
+        acknowledged += known
         if killed == kills:
             break
-        place, log_path = folder / f"{killed}.db", folder / f"{killed}.log"
-    sys.stdout.write(json.dumps({"killed": killed, "winners": winners}))
+        place, lines = folder / f"{killed}.db", []
+    sys.stdout.write(json.dumps({"killed": killed, "acknowledged": acknowledged, "winners": winners}))
 
 
 if __name__ == "__main__":

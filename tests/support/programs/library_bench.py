@@ -4,21 +4,20 @@ python -m tests.support.programs.library_bench winners --out results/h200.librar
 python -m tests.support.programs.library_bench starts --model fla --tuner stock --out results/h200.libraries.json
 python -m tests.support.programs.library_bench processes --model fla --out results/h200.libraries.json
 
-A command ends after --seconds, 450 unless given. Each adds to the file what it has measured; `winners` goes on
-where an earlier one stopped, and leaves out the kernels that are in the file. Both packages have to be importable,
-installed without their dependencies.
+A command ends after --seconds, 300 unless given. Each adds to the file what it has measured; `winners` goes on
+where an earlier one stopped, and leaves out what is in the file: a kernel is measured where a pass first launches it.
+A pass that fails is noted with its error, one that takes its process down as well, and the next one follows. Both
+packages have to be importable, installed without their dependencies.
 """
 
 import argparse
 import importlib.metadata
 import json
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,114 +28,149 @@ from triton.testing import do_bench
 
 from blocktune.db.exchange.document import save_text
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.tuned.call import Call, Choice
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.measure.environment import source_commit
-from blocktune.tuner.tuned.decide import decide
-from blocktune.tuner.tuned.tune_call import tuned_choice
-from blocktune.tuner.turns.clock import CudaTurnClock
-from blocktune.tuner.turns.launches import OwnLaunches
-from blocktune.tuner.turns.outputs import OutputCheck
-from tests.support import library_steps
+from tests.support import library_measures, library_steps
 from tests.support.library_calls import handed_over
-from tests.support.programs import library_starts
+from tests.support.library_measures import EXPANDED, STOCK, WINNER, Chosen
+from tests.support.programs import ROOT, library_starts, program
 
 FORMAT, SCHEMA = "blocktune-libraries", 1
 
-ROUNDS, FINAL_ROUNDS, NEAR = 7, 60, 1.15
-"""Rounds of every config, then of those within NEAR of the best: the exhaustive optimum."""
+GRACE_SECONDS = 15.0
+"""A process that takes this much longer than its time is ended."""
 
-REPEATS = 10
-EXPAND = 48
+MAX_ERROR = 500
 
 
 class OutOfTimeError(Exception):
     """The seconds of this command are over."""
 
 
-def exhaustive_us(call: Call) -> dict[UserConfig, float]:
-    """Return the median time of every config that runs; of those near the best it is that of many rounds."""
-    launches = OwnLaunches(call, lambda: CudaTurnClock("cold"))
-    timed = launches.rounds(list(call.configs), ROUNDS)
-    times = {config: statistics.median(samples) for config, samples in timed.items()}
-    near = [config for config, time_us in times.items() if time_us <= NEAR * min(times.values())]
-    finals = launches.rounds(near, FINAL_ROUNDS)
-    launches.close(near[0])
-    return times | {config: statistics.median(samples) for config, samples in finals.items()}
+class Winners:
+    """The passes whose kernels are measured, in this process.
+
+    Args:
+        path: the file that takes the results.
+        seconds: the time for all of it.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path, self._end = path, time.monotonic() + seconds
+        self._document = read(path)
+        self._known = {row["kernel"] for row in self._document["kernels"]}
+
+    def run(self, steps: Sequence[str]) -> None:
+        """Measure what passes launch until all are done or the time is over.
+
+        Raises:
+            Exception: a pass has left the GPU in a state in which nothing runs.
+        """
+        try:
+            for step in steps:
+                self._settle(step)
+        except OutOfTimeError:
+            sys.stdout.write("out of time: run this again for the rest\n")
+
+    def _settle(self, step: str) -> None:
+        """Measure what a pass launches, and note how it ended."""
+        started = time.monotonic()
+        row: dict[str, Any] = {"step": step, "error": "", "difference": {}}
+        try:
+            chosen = self._chosen(step)
+            row["difference"] = self._differences(step, chosen) if chosen else {}
+        except OutOfTimeError:
+            raise
+        except Exception as error:  # whatever a library or the GPU raises: the other passes are to follow
+            row["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        note(self._document, self._path, row | {"seconds": time.monotonic() - started})
+        if row["error"] and torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _chosen(self, step: str) -> list[Chosen]:
+        """Run a pass, measure its kernels that no pass has launched before, and return what is chosen for them."""
+        chosen: list[Chosen] = []
+
+        def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if time.monotonic() > self._end:
+                raise OutOfTimeError
+            call = kernel.call_of(args, kwargs)
+            choice = kernel.explain(*args, **kwargs)  # which is what the launch takes, too
+            if len(call.configs) > 1 and call.name not in self._known:
+                self._known.add(call.name)
+                stock, stock_seconds = library_measures.stock_choice(kernel, call)
+                row = {"step": step, **library_measures.measured(call, choice, stock, stock_seconds)}
+                self._document["kernels"].append(row)
+                write(self._path, self._document)  # a search may reach outside of a tensor, and end this process
+                row["expanded"], wider = library_measures.expanded(kernel, call, stock)
+                write(self._path, self._document)
+                say(row)
+                configs = {STOCK: call.configs[stock], WINNER: choice.config, EXPANDED: wider}
+                chosen.append(Chosen(kernel.tuner, kernel._stock_key(args, kwargs), configs))
+                chosen[-1].launch_with(WINNER)
+
+        with handed_over(on_call):
+            library_steps.STEPS[step]("cuda")
+        return chosen
+
+    def _differences(self, step: str, chosen: Sequence[Chosen]) -> Mapping[str, float | None]:
+        with handed_over(lambda *_: None):  # so that examples, too, are launched with what is chosen
+            return library_measures.differences(lambda: library_steps.STEPS[step]("cuda"), chosen)
 
 
-def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
-    """Return what Triton's own tuner chooses, and the seconds that it takes with all code compiled."""
-    tuner, started = kernel.tuner, time.monotonic()
-    tuner.nargs = dict(zip(tuner.arg_names, call.args, strict=False))
-    timings = {config: tuner._bench(*call.args, config=config, **call.kwargs) for config in call.configs.values()}
-    tuner.nargs = None
-    return user_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
-
-
-def expanded(kernel: TunedKernel, call: Call, library: UserConfig) -> dict[str, Any]:
-    """Return how much faster than the library's own choice the winner of a search around its list is."""
-    wider = TunedKernel(kernel.tuner, Settings(expand=EXPAND), decide)
-    choice = wider.explain(*call.args, **call.kwargs)
-    winner = user_config(call.name, choice.config)
-    both = replace(call, configs={library: call.configs[library], winner: choice.config})
-    times = exhaustive_us(both)
-    return {"config": winner.label, "time_us": times[winner], "gain": times[library] / times[winner]}
-
-
-def measured(kernel: TunedKernel, call: Call, choice: Choice) -> dict[str, Any]:
-    """Return everything about one kind of call of one kernel."""
-    device = current_device()
-    times = exhaustive_us(call)
-    best = min(times, key=lambda config: times[config])
-    stock, stock_seconds = stock_choice(kernel, call)
-    winner = user_config(call.name, choice.config)
-    again = Counter(
-        user_config(call.name, tuned_choice(call, device, afresh=True).config).label for _ in range(REPEATS)
-    )
-    return {
-        "kernel": call.name,
-        "key": call.problem.label,
-        "configs": len(call.configs),
-        "dropped": len(choice.dropped or {}),
-        "seconds": choice.seconds,
-        "stock_bench_seconds": stock_seconds,
-        "best": {"config": best.label, "time_us": times[best]},
-        "winner": {"config": winner.label, "time_us": times[winner], "over_best": times[winner] / times[best] - 1},
-        "stock": {"config": stock.label, "time_us": times[stock], "over_best": times[stock] / times[best] - 1},
-        "first_us": times.get(call.default),
-        "same_of_repeats": again.most_common(1)[0][1],
-        "wrong": OutputCheck(call).problem(call, winner) or "",
-        "expanded": expanded(kernel, call, stock),
-    }
+def note(document: dict[str, Any], path: Path, row: Mapping[str, Any]) -> None:
+    """Write how a pass ended, in the place of an earlier end."""
+    document["steps"] = [each for each in document["steps"] if each["step"] != row["step"]] + [row]
+    write(path, document)
+    sys.stdout.write(f"{row['step']}: {row['error'] or row['difference']}, {row['seconds']:.0f} s\n")
+    sys.stdout.flush()
 
 
 def winners(path: Path, steps: Sequence[str], seconds: float) -> None:
-    """Measure the kernels of steps that are not in the file yet."""
-    document, end = read(path), time.monotonic() + seconds
-    known = {(row["step"], row["kernel"], row["key"]) for row in document["kernels"]}
-    for step in steps:
-
-        def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any], step: str = step) -> None:
-            call = kernel.call_of(args, kwargs)
-            if time.monotonic() > end:
-                raise OutOfTimeError
-            choice = kernel.explain(*args, **kwargs)  # which is what the launch takes, too
-            if len(call.configs) > 1 and (step, call.name, call.problem.label) not in known:
-                document["kernels"].append({"step": step, **measured(kernel, call, choice)})
-                write(path, document)
-                say(document["kernels"][-1])
-
-        try:
-            with handed_over(on_call):
-                library_steps.STEPS[step]("cuda")
-        except OutOfTimeError:
-            sys.stdout.write("out of time: run this again for the rest\n")
+    """Measure passes in processes of their own: one that dies costs its pass, unless that got further than before."""
+    end = time.monotonic() + seconds
+    forget_failures(path)
+    while (left := [step for step in steps if step not in ended(path)]) and time.monotonic() < end:
+        before, begun = progress(path), time.monotonic()
+        code = measured_apart(path, left, end)
+        if code == 0:
             return
+        if progress(path) == before:
+            row = {"step": left[0], "error": f"its process ended with {code}", "difference": {}}
+            note(read(path), path, row | {"seconds": time.monotonic() - begun})
+
+
+def forget_failures(path: Path) -> None:
+    """Let passes that failed under an earlier command be tried again."""
+    if path.exists():
+        document = read(path)
+        write(path, document | {"steps": [row for row in document["steps"] if not row["error"]]})
+
+
+def measured_apart(path: Path, steps: Sequence[str], end: float) -> int:
+    """Return how a process ended that measures passes until a time."""
+    seconds = end - time.monotonic()
+    names = [word for step in steps for word in ("--step", step)]
+    words = ("measure", "--out", str(path), "--seconds", str(seconds), *names)
+    with subprocess.Popen([*program("library_bench"), *words], cwd=ROOT) as process:
+        try:
+            return process.wait(seconds + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.stdout.write("out of time within a kernel: run this again for the rest\n")
+            return 0
+
+
+def ended(path: Path) -> set[str]:
+    """Return the passes of the file that ended, well or not."""
+    return {row["step"] for row in read(path)["steps"]} if path.exists() else set()
+
+
+def progress(path: Path) -> tuple[int, int]:
+    """Return how much is in the file: what is measured of kernels, and passes."""
+    document = read(path) if path.exists() else {"kernels": [], "steps": []}
+    return sum(len(row) for row in document["kernels"]), len(document["steps"])
 
 
 def start_times(path: Path, model: str, tuner: str, seconds: float) -> None:
@@ -160,7 +194,7 @@ def say(row: Mapping[str, Any]) -> None:
     sys.stdout.write(
         f"{row['step']}: {kernel}: {row['winner']['over_best']:.2%} over the best of {row['configs']} configs, stock "
         f"{row['stock']['over_best']:.2%}, expanded {row['expanded']['gain']:.3f} times as fast, the same in "
-        f"{row['same_of_repeats']} of {REPEATS} {row['wrong']}\n"
+        f"{row['same_of_repeats']} of {library_measures.REPEATS}\n"
     )
     sys.stdout.flush()
 
@@ -193,6 +227,7 @@ def read(path: Path) -> dict[str, Any]:
             name: importlib.metadata.version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")
         },
         "kernels": [],
+        "steps": [],
         "starts": [],
         "processes": [],
     }
@@ -211,7 +246,7 @@ def warm_up() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("winners", "starts", "processes"))
+    parser.add_argument("part", choices=("winners", "starts", "processes", "measure"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--step", choices=tuple(library_steps.STEPS), action="append", help="for winners; all if not given"
@@ -219,15 +254,18 @@ def main() -> None:
     parser.add_argument("--model", choices=("fla", "liger"), default="fla")
     parser.add_argument("--tuner", choices=library_starts.TUNERS, default="blocktune", help="for starts")
     parser.add_argument("--count", type=int, default=8, help="processes")
-    parser.add_argument("--seconds", type=float, default=450.0)
+    parser.add_argument("--seconds", type=float, default=300.0)
     given = parser.parse_args()
     try:
         current_device()
     except NoDeviceError as error:
         sys.exit(f"error: {error}")
+    steps = given.step or list(library_steps.STEPS)
     if given.part == "winners":
+        winners(given.out, steps, given.seconds)
+    elif given.part == "measure":  # as the process of `winners`
         warm_up()
-        winners(given.out, given.step or list(library_steps.STEPS), given.seconds)
+        Winners(given.out, given.seconds).run(steps)
     elif given.part == "starts":
         start_times(given.out, given.model, given.tuner, given.seconds)
     else:

@@ -16,9 +16,16 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.tuner.jitted.compile_ahead import compile_here
 from blocktune.tuner.jitted.specialization import specialization_of
 from tests.support import library_steps
+from tests.support.fake_triton import Launch
 from tests.support.library_calls import as_on_an_h200, handed_over
 
 CC = device_named("h200").limits.cc
+
+
+def routed(launch: Launch) -> None:
+    """Do what liger's router does as far as the host asks for it: say how many tiles of 64 tokens there are."""
+    if launch.name == "_moe_router_prefix_sum_kernel":
+        launch.arguments["expert_tile_offset_ptr"].fill_(8)
 
 
 def checked(step: str) -> dict[str, Any]:
@@ -47,7 +54,8 @@ def checked(step: str) -> dict[str, Any]:
 
 def main(steps: list[str]) -> None:
     library_steps.TOKENS, library_steps.HEADS = 256, 2  # the processor makes the data
-    with as_on_an_h200():
+    with as_on_an_h200() as gpu:
+        gpu.effect = routed
         for step in steps or library_steps.STEPS:
             sys.stdout.write(json.dumps(checked(step)) + "\n")
             sys.stdout.flush()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from tests.support.programs import ROOT, program
@@ -58,16 +59,21 @@ def answer_of(process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any
 
 
 def timed_start(model: str, tuner: str, folder: str, seconds: float) -> dict[str, Any]:
-    """Return the seconds of one start; of the step they are None where it takes longer than `longest_seconds`."""
-    begun = time.monotonic()
-    answer = answer_of(started(model, tuner, folder), seconds)
-    whole = time.monotonic() - begun
-    step = None if answer is None else answer["step_seconds"]
+    """Return the seconds of one start; of the step they are None where it fails, or takes longer than
+    `longest_seconds`."""
+    begun, error, answer = time.monotonic(), "", None
+    try:
+        answer = answer_of(started(model, tuner, folder), seconds)
+    except RuntimeError as failed:
+        error = str(failed)
+    found = answer or {"import_seconds": None, "step_seconds": None, "tuned": None}
     return {
-        "process_seconds": whole,
-        "step_seconds": step,
+        "process_seconds": time.monotonic() - begun,
+        "import_seconds": found["import_seconds"],
+        "step_seconds": found["step_seconds"],
         "longest_seconds": seconds,
-        "tuned": (answer or {}).get("tuned"),
+        "tuned": found["tuned"],
+        "error": error,
     }
 
 
@@ -76,7 +82,12 @@ def agreement(model: str, count: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
         processes = [started(model, "blocktune", folder) for _ in range(count)]
-        answers = [answer_of(process, max(1.0, seconds - time.monotonic() + begun)) for process in processes]
+        answers, errors = list[dict[str, Any] | None](), list[str]()
+        for process in processes:
+            try:
+                answers.append(answer_of(process, max(1.0, seconds - time.monotonic() + begun)))
+            except RuntimeError as failed:
+                errors.append(str(failed))
     ended = [answer for answer in answers if answer is not None]
     chosen = {key: {answer["choices"].get(key) for answer in ended} for answer in ended for key in answer["choices"]}
     return {
@@ -86,6 +97,7 @@ def agreement(model: str, count: int, seconds: float) -> dict[str, Any]:
         "tuned_in_all": sum(answer["tuned"] for answer in ended),
         "disagreements": sum(len(configs) > 1 for configs in chosen.values()),
         "seconds": max((answer["step_seconds"] for answer in ended), default=None),
+        "errors": errors,
     }
 
 
@@ -103,7 +115,7 @@ def choices() -> Mapping[str, str]:
 def main(model: str, tuner: str) -> None:
     import torch
 
-    from tests.support.library_steps import model_step
+    from tests.support.library_steps import LIBRARIES, model_step
 
     if tuner == "blocktune":
         import blocktune
@@ -111,14 +123,18 @@ def main(model: str, tuner: str) -> None:
         blocktune.install()
     torch.zeros(1, device="cuda")
     begun = time.monotonic()
+    for name in LIBRARIES[model]:
+        import_module(name)
+    imported = time.monotonic()
     model_step(model, "cuda")
     torch.cuda.synchronize()
-    seconds, chosen, tuned = time.monotonic() - begun, {}, 0
+    seconds, chosen, tuned = time.monotonic() - imported, {}, 0
     if tuner == "blocktune":
         from blocktune.kernels.tuned.kernel import kernels
 
         chosen, tuned = dict(choices()), sum(choice.tuned for kernel in kernels for choice in kernel.choices.values())
-    sys.stdout.write(json.dumps({"step_seconds": seconds, "choices": chosen, "tuned": tuned}) + "\n")
+    times = {"import_seconds": imported - begun, "step_seconds": seconds}
+    sys.stdout.write(json.dumps({**times, "choices": chosen, "tuned": tuned}) + "\n")
 
 
 if __name__ == "__main__":

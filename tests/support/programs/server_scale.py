@@ -13,12 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sqlalchemy import Connection, Select, create_engine, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.records.reading import id_of
+from blocktune.db.records.records import Best
 from blocktune.db.records.rows import document_of
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, DeviceRow, ShapeRow, TrialRow
@@ -71,7 +73,9 @@ def asked(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict
     with ResultStore.open(place) as store:
         costs["best of a shape, whole call"] = milliseconds(lambda: store.best(device, dice.choice(shapes)))
         costs["record a trial, whole call"] = milliseconds(lambda: store.record(sample_trials(1)[0]))
+        costs["trials of a shape, whole call"] = milliseconds(lambda: store.trials(device, dice.choice(shapes)), 3)
         costs["all winners, whole call"] = milliseconds(store.bests, 3)
+        costs["nearest winners of a shape, whole call"] = milliseconds(lambda: store.nearest(device, shapes[0]), 3)
     return costs
 
 
@@ -85,16 +89,24 @@ def command_seconds(place: str, *words: str) -> tuple[float, float]:
     return round(time.perf_counter() - began, 2), round(used, 2)
 
 
+def _compared(best: Best) -> Best:
+    """Return a winner that was compared with a default, as those of searches are."""
+    default = replace(best.config, num_stages=best.config.num_stages + 1)
+    return replace(best, default=default, default_time_us=120.0, speedup_over_default=1.2)
+
+
 def main(shapes: int, configs: int, seed: int) -> None:
-    best = winner()
+    best = _compared(winner())
     with running_server({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as server:
         place = server.create_database("scale")
         began = time.perf_counter()
         fill(place, sample_trials(1)[0], best, shapes=shapes, configs=configs)
         costs: dict[str, float] = {"filled, seconds": round(time.perf_counter() - began, 1)}
         costs |= asked(place, shapes_like(best.shape, shapes), random.Random(seed))
-        whole, used = min(command_seconds(place, "list") for _ in range(3))
-        costs |= {"tune list, seconds": whole, "tune list, processor seconds": used}
+        one = ("--seq", "8192", "--dim", "64", "--device", "h200")
+        for name, words in (("list", ()), ("best", one)):
+            whole, used = min(command_seconds(place, name, *words) for _ in range(2))
+            costs |= {f"tune {name}, seconds": whole, f"tune {name}, processor seconds": used}
         (size,) = server.execute("SELECT pg_database_size('scale')")
     rows = {"trials": shapes * configs, "winners": shapes, "gigabytes": round(int(size[0]) / 1e9, 2)}
     sys.stdout.write(json.dumps(rows | costs, indent=1) + "\n")

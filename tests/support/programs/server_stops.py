@@ -33,18 +33,19 @@ def server_stops(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
             server.stop("immediate")
             server.start()
         time.sleep(SETTLED_SECONDS)
-        ended = sum(writer.poll() is not None for writer in writers)
+        ended = [number for number, writer in enumerate(writers) if writer.poll() is not None]
         said = {pair for number, writer in enumerate(writers) for pair in _acknowledged(folder, number, writer)}
         with ResultStore.open(place) as store:
             parameters = [each.config.parameters for each in store.trials()]
         stored = {(each["writer"], each["number"]) for each in parameters}
-    return len(said - stored), ended, f"{len(said)} measurements of {WRITERS} writers were acknowledged"
+    why = "".join(f"; {(folder / f'error.{number}').read_text()[-300:]}" for number in ended)
+    return len(said - stored), len(ended), f"{len(said)} measurements of {WRITERS} writers were acknowledged{why}"
 
 
 def _writer(folder: Path, place: str, document: Path, number: int) -> subprocess.Popen[str]:
     command = [*program("store_worker"), "write", place, str(document), str(number), "1000000"]
-    with (folder / f"said.{number}").open("w") as said:
-        writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.DEVNULL, text=True)
+    with (folder / f"said.{number}").open("w") as said, (folder / f"error.{number}").open("w") as error:
+        writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=error, text=True)
     assert writer.stdin is not None
     writer.stdin.write("go\n")
     writer.stdin.flush()

@@ -24,6 +24,7 @@ from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_steps import (
     IDEAS,
+    PYTORCH,
     Step,
     bytes_of,
     kernels_of,
@@ -32,6 +33,7 @@ from blocktune.tuner.compare.ladder_steps import (
     size,
     why,
 )
+from blocktune.tuner.compare.pytorch_steps import chunked_attention
 from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
@@ -116,11 +118,12 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
 
 
 def test_every_step_has_an_idea_and_they_come_in_order() -> None:
-    assert {step for kernel in KERNELS.values() for step in kernel.ladder_steps} == set(IDEAS) - {"standard"}
+    assert {step for kernel in KERNELS.values() for step in kernel.ladder_steps} == set(IDEAS) - set(PYTORCH)
     assert [kernel.name for kernel in kernels_of("tuned")][:2] == ["flash_fwd_tma", "flash_fwd"]
     ladder = climb(LONG, H200, compiler=Compiler())
     assert [step.name for step in ladder.steps] == list(IDEAS)
-    assert [step.problem for step in ladder.steps] == [""] * 8
+    unmodelled = [step.name for step in ladder.steps if step.problem]
+    assert unmodelled == ["chunked", "efficient"]
 
 
 def test_the_steps_that_show_one_change_share_their_blocks() -> None:
@@ -152,8 +155,10 @@ def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:
 def test_a_prediction_has_times_gains_and_reasons_and_says_that_it_is_one() -> None:
     document = climb(LONG, H200, compiler=Compiler()).to_json()
     assert (document["origin"], document["rounds"]) == ("predicted", 0)
-    standard, v1, paper, v2, padded, transposed, tuned, _ = document["steps"]
-    assert all(step["timing"] is None and step["predicted_us"] > 0 for step in document["steps"])
+    modelled = [step for step in document["steps"] if step["name"] not in ("chunked", "efficient")]
+    standard, v1, paper, v2, padded, transposed, tuned, _ = modelled
+    assert all(step["timing"] is None and step["predicted_us"] > 0 for step in modelled)
+    assert "no model predicts it" in document["steps"][1]["problem"]
     assert v2["over_before"] == pytest.approx(paper["predicted_us"] / v2["predicted_us"])
     assert tuned["over_v2"] == pytest.approx(v2["predicted_us"] / tuned["predicted_us"])
     assert (standard["over_before"], v2["over_v2"], standard["why"]) == (None, None, "")
@@ -167,7 +172,7 @@ def test_a_prediction_has_times_gains_and_reasons_and_says_that_it_is_one() -> N
 
 def test_no_step_is_predicted_below_its_bytes() -> None:
     for shape in (LONG, complete_shape(1024, 128, causal=True)):
-        for step in climb(shape, H200, compiler=Compiler()).steps:
+        for step in (step for step in climb(shape, H200, compiler=Compiler()).steps if not step.problem):
             assert step.predicted_us is not None
             assert step.traffic is not None
             assert step.predicted_us >= step.traffic.least / (H200.memory_gbs * 1e3) * 0.999
@@ -199,9 +204,21 @@ def test_a_climb_checks_every_step_and_times_those_that_are_right(on_the_cpu: Ca
     assert "WrongResultError" in ladder.step("padded").problem
     assert ladder.step("padded").timing is None
     timed = [step for step in ladder.steps if step.timing]
-    assert [step.name for step in timed] == ["standard", "v1", "paper", "v2", "transposed", "tuned", "hopper"]
-    assert [step.over_before for step in timed[1:]] == pytest.approx([2.0, 3 / 2, 4 / 3, 5 / 4, 6 / 5, 7 / 6])
-    assert ladder.step("tuned").over_v2 == pytest.approx(6 / 4)
+    assert [step.name for step in timed] == [
+        "standard",
+        "chunked",
+        "v1",
+        "paper",
+        "v2",
+        "transposed",
+        "tuned",
+        "hopper",
+    ]
+    assert "RuntimeError" in ladder.step("efficient").problem, "it needs a GPU"
+    assert [step.over_before for step in timed[1:]] == pytest.approx([(n + 1) / n for n in range(1, 8)])
+    assert ladder.step("tuned").over_v2 == pytest.approx(7 / 5)
+    assert (ladder.step("chunked").why, ladder.step("chunked").traffic) == ("", None)
+    assert "device memory: " in ladder.step("v1").why, "than that of standard attention"
     assert ladder.to_json()["origin"] == "measured"
 
 
@@ -214,13 +231,15 @@ def test_a_step_that_runs_out_of_memory_is_listed(
     monkeypatch.setattr("blocktune.tuner.compare.standard_attention.standard_attention", no_memory)
     ladder = on_the_cpu()
     assert "tried to allocate 100 GiB" in ladder.step("standard").problem
-    assert ladder.step("v1").timing is not None
-    assert ladder.step("v1").over_before is None
+    assert ladder.step("chunked").timing is not None
+    assert ladder.step("chunked").over_before is None
 
 
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("lengths", [(48, 48), (40, 70), (70, 40)])
-def test_standard_attention_is_attention(causal: Causal, lengths: tuple[int, int]) -> None:
+def test_standard_and_chunked_attention_are_attention(
+    monkeypatch: pytest.MonkeyPatch, causal: Causal, lengths: tuple[int, int]
+) -> None:
     shape = AttentionShape(
         batch=2, num_heads=4, num_heads_kv=2, seqlen_q=lengths[0], seqlen_k=lengths[1], head_dim=16, head_dim_v=32,
         dtype="float32", causal=causal,
@@ -229,6 +248,9 @@ def test_standard_attention_is_attention(causal: Causal, lengths: tuple[int, int
     k, v = torch.randn(2, 2, lengths[1], 16), torch.randn(2, 2, lengths[1], 32)
     expected, _ = attention_reference(q, k, v, causal=causal)
     torch.testing.assert_close(standard_attention(shape, q, k, v), expected, atol=1e-5, rtol=1e-4)
+    monkeypatch.setattr("blocktune.tuner.compare.pytorch_steps.QUERY_CHUNK", 32)
+    monkeypatch.setattr("blocktune.tuner.compare.pytorch_steps.KEY_CHUNK", 24)
+    torch.testing.assert_close(chunked_attention(shape, q, k, v), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
@@ -296,10 +318,10 @@ def test_every_step_is_right_and_timed_on_this_gpu(causal: bool) -> None:
     unsupported = {
         name
         for name in IDEAS
-        if name != "standard" and all(kernel.unsupported(shape, device.limits) for kernel in kernels_of(name))
+        if name not in PYTORCH and all(kernel.unsupported(shape, device.limits) for kernel in kernels_of(name))
     }
     assert {step.name for step in ladder.steps if step.timing is None} == unsupported
-    assert all(step.why for step in ladder.steps[1:] if step.timing)
+    assert all(step.why for step in ladder.steps if step.timing and step.name not in PYTORCH)
     v1, v2 = (ladder.step(name).timing for name in ("v1", "v2"))
     assert v1 is not None
     assert v2 is not None

@@ -1,6 +1,8 @@
 """Resources from machine code, compiled here for GPUs that are not here."""
 
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,23 @@ def test_compile_resources_tells_spills(fakes: Any) -> None:
     assert spilling.stack_bytes > 0
     assert spilling.spill_bytes > 0
     assert spilling.registers == 255
+
+
+def test_threads_that_compile_at_once_leave_the_process_as_it_was(
+    fakes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its standard output and Triton's settings are those of all threads."""
+    from triton import knobs
+
+    before = sys.stdout
+    kernel, config = fakes.get_kernel("product"), fakes.config("product", block_m=512)
+    first = compiled(fakes, (9, 0), block_m=512)  # from now on only the log of ptxas is made
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: compile_resources(kernel, config, fakes.SHAPE, (9, 0)), range(8)))
+    assert set(found) == {first}
+    assert sys.stdout is before
+    assert not knobs.nvidia.dump_ptxas_log
+    assert "ptxas" not in capsys.readouterr().out
 
 
 def test_compile_resources_equal_code_has_equal_hash(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records.records import Regime
+from blocktune.db.records.records import Objective, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.shape import AttentionShape
@@ -203,6 +203,7 @@ def test_the_local_executor_fills_the_seam(host: Host) -> None:
 def test_a_job_survives_its_journey() -> None:
     sent = job(3, database="x.db", budget=Budget(seconds=9.5), kernels=("flash_fwd",), seed=7)
     sent = dataclasses.replace(sent, exhaustive=True, configs=12, regime=Regime.BURST, sampler="tpe", study="search.db")
+    sent = dataclasses.replace(sent, objective=Objective.ENERGY)
     assert Job.from_json(json.loads(json.dumps(sent.to_json()))) == sent
     assert Job.from_json(json.loads(json.dumps(job(4).to_json()))) == job(4)
 

@@ -12,13 +12,17 @@ import pytest
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
-from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Started, WorkerLost
+from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
+from blocktune.tuner.fleet.streamed_store import known_for
 from tests.support.programs import program
-from tests.support.ray_clusters import RayFleet, ray_fleet
+from tests.support.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.triton_free, pytest.mark.slow]
+
+INLINE_BYTES = 100 << 10
+"""Ray sends larger arguments through its object stores."""
 
 KILLED = "the worker process ended: killed by SIGKILL."
 
@@ -126,6 +130,29 @@ def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(f
     assert sorted(done.stdout.split()) == ["1", "2"]
     assert [len(fleet.stored(job)) for job in jobs] == [30, 30]
     fleet.require_order()
+
+
+@pytest.mark.cluster
+def test_an_object_store_that_others_fill_keeps_no_job_from_its_known_trials(fleet: RayFleet) -> None:
+    import ray
+
+    fleet.add_node()
+    job = fleet.job(1, trials=100)
+    with fleet.driver():
+        held = [ray.put(bytes(OBJECT_STORE_BYTES // 2)) for _ in range(4)]  # twice what the store of a node takes
+        assert len(of_kind(fleet.run(job), Finished)) == 1
+        known = json.dumps(known_packed(fleet, job))
+        assert len(known) > INLINE_BYTES  # so what the store knows travels as an object
+        (finished,) = of_kind(fleet.run(fleet.job(1, trials=120)), Finished)
+        assert len(held) == 4
+    assert finished.report["resumed"] == 100
+    assert len(fleet.stored(job)) == 120
+    fleet.require_order()
+
+
+def known_packed(fleet: RayFleet, job: Job) -> Any:
+    with ResultStore.open(fleet.place, read_only=True) as store:
+        return known_for(store, job)
 
 
 @pytest.mark.cluster

@@ -70,6 +70,8 @@ def test_a_perfect_model_needs_one_measurement_beside_the_default() -> None:
     assert list(run.slowdowns) == sorted(run.slowdowns, reverse=True)
     assert run.regret(3) == pytest.approx(0.0, abs=1e-9)  # the default, the paper's rule, the model's favourite
     assert run.regret(1000) == run.regret(20)
+    assert run.seconds_within(1e-9) == run.seconds(run.slowdowns.index(min(run.slowdowns)) + 1)
+    assert run.seconds_within(-0.5) is None
 
 
 def test_a_correction_beats_the_order_of_a_model_that_is_wrong() -> None:

@@ -195,6 +195,19 @@ def test_a_config_can_meet_itself(runner: GpuRunner) -> None:
         runner.duel(config("raises"))
 
 
+def test_energies_come_in_rounds_and_a_lost_worker_costs_them_alone(
+    runner: GpuRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    configs = [config("honest"), config("honest", 128)]
+    energies = runner.energies(configs, 2)
+    assert [len(energies.bursts[each]) for each in configs] == [2, 2]
+    # the fake GPU draws 500 W by the time on the wall, and a busy machine sees its steps late
+    assert [energies.power_w(each) for each in configs] == pytest.approx([500.0] * 2, rel=0.3)
+    assert runner.energies([config("raises")], 1).bursts == {}
+    assert "No energies of launches: " in caplog.text
+    assert runner.measure(config("honest")).outcome is Outcome.OK
+
+
 def test_the_log_sum_exp_is_confirmed(runner: GpuRunner) -> None:
     assert runner.measure(config("wrong_lse")).outcome is Outcome.OK  # timing does not ask for it
     assert "log-sum-exp" in runner.confirm(config("wrong_lse")).error

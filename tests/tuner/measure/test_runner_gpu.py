@@ -121,6 +121,25 @@ def test_a_short_study_of_the_noise_ends_in_time_and_is_sane() -> None:
     assert summary["tie_band"] < 0.05
 
 
+def test_the_energy_of_a_launch_repeats_and_its_power_is_one_that_the_card_can_draw() -> None:
+    monitor = GpuMonitor(current_device().uuid, own_processes=1)
+    if monitor.energy_j() is None:
+        pytest.skip("this GPU does not tell its energy")
+    shape = complete_shape(8192, 64, batch=2, causal=True)
+    config = KERNELS["flash_fwd"].default_config(shape, current_device().limits)
+    runner = GpuRunner(shape, monitor=monitor)
+    try:
+        assert runner.measure(config).outcome is Outcome.OK
+        energies = runner.energies([config], 4)
+    finally:
+        runner.close()
+    found = [burst.energy_mj for burst in energies.bursts[config]]
+    power_w = energies.power_w(config)
+    assert power_w is not None
+    assert 0.2 * monitor.power_limit_w < power_w < 1.05 * monitor.power_limit_w
+    assert max(found) < 1.1 * min(found)
+
+
 def test_launch_overhead_does_not_leak_into_short_kernels() -> None:
     """A kernel that writes one element takes about as long on the GPU however slowly the host launches it."""
     out = torch.empty(1, device="cuda")

@@ -1,7 +1,6 @@
 """A tuning run that is killed at random points goes on from what was stored, loses nothing of it and repeats none."""
 
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from tests.support.programs import program
 pytestmark = pytest.mark.triton_free
 
 MEMORY = Path("/dev/shm")
-KILLS = 50 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 4
+KILLS = 4
 
 
 @pytest.fixture

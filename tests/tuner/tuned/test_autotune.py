@@ -257,6 +257,7 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
             lambda: autotune(CONFIGS, ["m"])(scale_kernel.fn),
             "`key` holds names of arguments .* but got m. Its arguments",
         ),
+        (lambda: autotune(CONFIGS, None)(scale_kernel.fn), r"another question, but got None. Name them, or pass \[\]"),
         (lambda: decorated(reset_to_zero=["y"]), "`reset_to_zero` holds names"),
         (lambda: decorated(buckets={"m": "power_of_two"}), "`buckets` holds names"),
         (lambda: decorated(buckets={"n": "decade"}), "A bucket is a function or 'power_of_two'"),

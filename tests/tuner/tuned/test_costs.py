@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from triton import language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted.counts import CodeCounts, counts_in
@@ -59,6 +60,22 @@ def test_code_without_a_loop_is_counted(gpu: FakeGpu) -> None:
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     kernel[grid](torch.ones(1 << 20), 1 << 20, 2.0)
     assert rates(kernel).startswith("76 GB/s, 0.0 TFLOP/s by its compiled code, ")
+
+
+def set_blocks(named: dict[str, Any]) -> None:
+    named["rows"].block_shape = [1, named["BLOCK"]]
+
+
+def test_code_that_is_counted_has_the_winners_blocks(gpu: FakeGpu) -> None:
+    """The descriptors of a call keep the blocks of the config that was launched last."""
+    gpu.time_us = lambda launch: 100.0  # so that the first config wins after all have taken turns to the end
+    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256)]
+    kernel = autotune(configs, ["n"])(row_kernel)
+    rows = TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])
+    kernel[(8,)](rows, torch.zeros(8), 1024)
+    assert gpu.timed[-1].arguments["BLOCK"] != 64
+    assert kernel.best_config.kwargs["BLOCK"] == 64
+    assert rows.block_shape == [1, 64]
 
 
 def test_loops_bulk_copies_and_products_in_code() -> None:

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.neighbours import neighbours
-from tests.support.autotuned_kernels import scale_kernel
+from tests.support.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
 
@@ -70,6 +71,24 @@ def test_a_config_that_computes_something_else_is_not_taken(gpu: FakeGpu) -> Non
     wrong = [reason for label, reason in choice.dropped.items() if "num_warps=1" in label]
     assert wrong
     assert all("`x` differs from what the first config computes by 5.0e-01" in reason for reason in wrong)
+
+
+def test_what_is_stored_by_descriptors_is_compared_too(gpu: FakeGpu) -> None:
+    def set_blocks(named: dict[str, Any]) -> None:
+        named["rows"].block_shape = [1, named["BLOCK"]]
+
+    def wrong_with_two_warps(launch: Launch) -> None:
+        launch.arguments["rows"].base.fill_(3 if launch.num_warps == 2 else 2)
+
+    gpu.effect = wrong_with_two_warps
+    configs = [triton.Config({"BLOCK": 256}, num_warps=4, num_stages=3, pre_hook=set_blocks)]
+    kernel = autotune(configs, ["n"], expand=True)(row_kernel)
+    kernel[(8,)](TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1]), torch.zeros(8), 1024)
+    (choice,) = kernel.kernel.choices.values()
+    wrong = [label for label, reason in choice.dropped.items() if "`rows` differs" in reason]
+    assert wrong
+    assert all("num_warps=2" in label for label in wrong)
+    assert kernel.best_config.num_warps != 2
 
 
 def test_the_budget_bounds_the_search(gpu: FakeGpu) -> None:

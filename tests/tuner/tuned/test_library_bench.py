@@ -1,6 +1,8 @@
 """The bench of libraries' kernels on a fake GPU: what it finds, how it goes on, and what its processes say."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +11,9 @@ import pytest
 import torch
 import triton
 
-from tests.support import library_steps
+from tests.support import library_measures, library_steps
 from tests.support.autotuned_kernels import scale_kernel, sum_kernel
-from tests.support.fake_triton import FakeGpu, FakeTurnClock
+from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.programs import library_bench, library_starts
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
@@ -19,22 +21,30 @@ from tests.tuner.tuned.conftest import H200
 pytestmark = compiled_here
 
 
-def step(device: str) -> None:
+def step(device: str) -> list[torch.Tensor]:
     """Launch two kernels, one of them twice."""
     x = torch.ones(1000)
     for _ in range(2):
         scale_kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, 1000, 2.0)
     sum_kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](torch.zeros(1), x, 1000)
+    return [x]
+
+
+def failing(device: str) -> list[torch.Tensor]:
+    """Launch a kernel, and fail."""
+    step(device)
+    raise ValueError("no such shape")
 
 
 @pytest.fixture
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The bench on a fake GPU, of a step of ours; Triton's own tuner takes the largest block for the fastest."""
-    monkeypatch.setattr(library_bench, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
-    monkeypatch.setattr(library_bench, "current_device", lambda: H200)
+    monkeypatch.setattr(library_measures, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
+    for module in (library_bench, library_measures):
+        monkeypatch.setattr(module, "current_device", lambda: H200)
     monkeypatch.setattr(library_bench.importlib.metadata, "version", lambda name: "1.0")
-    monkeypatch.setattr(library_bench, "EXPAND", 4)
-    monkeypatch.setattr(library_steps, "STEPS", {"ours": step})
+    monkeypatch.setattr(library_measures, "EXPAND", 4)
+    monkeypatch.setattr(library_steps, "STEPS", {"failing": failing, "ours": step})
 
     def bench_of_stock(call: Any, quantiles: Any) -> list[float]:
         call()
@@ -48,24 +58,72 @@ def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def test_winners_are_compared_with_every_config_and_with_stock(bench: FakeGpu, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    library_bench.winners(path, ["ours"], 100.0)
+    library_bench.Winners(path, 100.0).run(["ours"])
     document = json.loads(path.read_text())
     assert [row["kernel"].rpartition(":")[2] for row in document["kernels"]] == ["scale_kernel", "sum_kernel"]
     for row in document["kernels"]:
         assert (row["winner"]["time_us"], row["winner"]["over_best"], row["same_of_repeats"]) == (110.0, 0.0, 10)
         assert row["stock"]["time_us"] == 366.0
         assert row["stock"]["over_best"] == pytest.approx(366 / 110 - 1)
-        assert (row["expanded"]["time_us"], row["wrong"]) == (105.0, "")  # one warp is in no list
+        assert row["expanded"]["time_us"] == 105.0  # one warp is in no list
         assert row["expanded"]["gain"] == pytest.approx(366 / 105)
     timed = len(bench.timed)
-    library_bench.winners(path, ["ours"], 100.0)  # goes on where it stopped
+    library_bench.Winners(path, 100.0).run(["ours"])  # what is in the file is not measured again
     assert len(bench.timed) == timed
+
+
+def test_results_under_other_configs_are_compared_with_those_under_tritons(bench: FakeGpu, tmp_path: Path) -> None:
+    def smaller_with_one_warp(launch: Launch) -> None:
+        if launch.name == "scale_kernel":
+            launch.arguments["x"].mul_(1.99995 if launch.num_warps == 1 else 2)
+
+    bench.effect = smaller_with_one_warp
+    library_bench.Winners(tmp_path / "bench.json", 100.0).run(["ours"])
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert (row["step"], row["error"]) == ("ours", "")
+    assert row["difference"] == {"winner": 0.0, "expanded": pytest.approx(5e-5, rel=0.01)}
+
+
+def test_a_pass_that_fails_is_noted_and_the_next_one_follows(bench: FakeGpu, tmp_path: Path) -> None:
+    library_bench.Winners(tmp_path / "bench.json", 100.0).run(["failing", "ours"])
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert [(row["step"], row["error"]) for row in document["steps"]] == [
+        ("failing", "ValueError: no such shape"),
+        ("ours", ""),
+    ]
+    assert {row["step"] for row in document["kernels"]} == {"failing"}  # whose kernels were measured before it failed
+
+
+def test_a_process_that_dies_costs_the_pass_that_gets_no_further(
+    bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process dies after a kernel, the second one at once, the third one ends well."""
+    path, begun = tmp_path / "bench.json", list[list[str]]()
+
+    def apart(path: Path, steps: Any, end: float) -> int:
+        begun.append(list(steps))
+        document = library_bench.read(path)
+        if len(begun) == 1:
+            library_bench.write(path, document | {"kernels": [{"kernel": "a", "step": "failing"}]})
+        if len(begun) == 3:
+            library_bench.note(document, path, {"step": "ours", "error": "", "difference": {}, "seconds": 1.0})
+        return 0 if len(begun) == 3 else -11
+
+    monkeypatch.setattr(library_bench, "measured_apart", apart)
+    library_bench.winners(path, ["failing", "ours"], 100.0)
+    assert begun == [["failing", "ours"], ["failing", "ours"], ["ours"]]
+    assert [(row["step"], row["error"]) for row in library_bench.read(path)["steps"]] == [
+        ("failing", "its process ended with -11"),
+        ("ours", ""),
+    ]
+    library_bench.winners(path, ["failing", "ours"], 100.0)  # a later command tries again what failed
+    assert begun[3:] == [["failing"]]
 
 
 def test_a_bench_ends_when_its_seconds_are_over(
     bench: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    library_bench.winners(tmp_path / "bench.json", ["ours"], -1.0)
+    library_bench.Winners(tmp_path / "bench.json", -1.0).run(["ours"])
     assert "run this again for the rest" in capsys.readouterr().out
     assert not bench.timed
 
@@ -87,4 +145,20 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         "tuned_in_all": 2,
         "disagreements": 1,
         "seconds": 4.0,
+        "errors": [],
     }
+
+
+def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "raise SystemExit('no library')"
+    monkeypatch.setattr(
+        library_starts,
+        "started",
+        lambda *_: subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ),
+    )
+    row = library_starts.timed_start("fla", "stock", "", 60.0)
+    assert row["step_seconds"] is None
+    assert "no library" in row["error"]
+    assert "no library" in library_starts.agreement("fla", 1, 60.0)["errors"][0]

@@ -302,6 +302,16 @@ def test_more_tiles_than_multiprocessors(head_dim: int, features: str, on_hopper
         compare(problem(1000, 1100, head_dim, causal, features, batch=4, num_heads=8, num_heads_kv=4))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", ["", "window=300:20 softcap", "deterministic"])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
+def test_groups_in_parts_of_any_length(head_dim: int, features: str, on_hopper: None) -> None:
+    for lengths in ((130, 300), (1000, 1100), (70, 1)):
+        for parts in (2, 4):
+            asked = problem(*lengths, head_dim, LOWER_RIGHT, features, batch=2, num_heads=8, num_heads_kv=2)
+            compare(asked, group_parts=parts)
+
+
 def same_bits(results: Sequence[Gradients]) -> bool:
     return all(torch.equal(*pair) for other in results[1:] for pair in zip(results[0], other, strict=True))
 

@@ -84,6 +84,21 @@ def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("causal", MASKS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_groups_in_parts(head_dim: int, causal: Causal) -> None:
+    """Gradients of keys and values are added up in the same order every time."""
+    skip_elsewhere(KERNEL)
+    for layout, seqlen, parts in product(("bhsd", "bshd"), (128, 1152), (1, 2, 8)):
+        asked = shape(head_dim, seqlen, causal, num_heads=16, num_heads_kv=2)
+        problem = Problem(asked, layout)
+        first, again = (problem.run(config(asked, group_parts=parts)) for _ in range(2))
+        problem.assert_right(first)
+        assert torch.equal(again[1], first[1])
+        assert torch.equal(again[2], first[2])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(128, 640), (1024, 256)])
 def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seqlen_k: int) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from blocktune.kernels.hopper.backward import bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
+from blocktune.kernels.hopper.backward.arguments import Bounds
 from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
@@ -26,9 +27,11 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     bounds_of,
     form_of,
+    is_wide,
     keys_of_block,
     scale_arguments,
     width_of,
+    width_v,
 )
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -60,6 +63,11 @@ def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int,
     return bounds.query_range.fn(  # type: ignore[no-any-return]
         n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
     )
+
+
+def limits_of(problem: AttentionShape) -> Bounds:
+    upper, lower = bounds_of(problem)
+    return Bounds(upper=upper, lower=lower, queries=problem.seqlen_q, keys=problem.seqlen_k)
 
 
 def seen_by(problem: AttentionShape) -> torch.Tensor:
@@ -116,21 +124,49 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
                 ] == []
 
 
+def warps_that_pass(problem: AttentionShape) -> int:
+    """Wide heads: every warp of the warpgroup; else the warp that adds."""
+    return 4 if is_wide(problem) else 1
+
+
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
-    """Tiles in the order of their keys; each finds counted what it waits for, and no tile that adds zeros counts."""
+    """Tiles in the order in which they are taken, the last keys first; each finds counted what it waits for, and no
+    tile that adds zeros counts."""
     for problem in problems(head_dim):
         if not form_of(problem):
             continue
-        block_n, lower = keys_of_block(problem), bounds_of(problem)[1]
+        block_n, limits, warps = keys_of_block(problem), limits_of(problem), warps_that_pass(problem)
         counted: dict[int, int] = {}
-        for n in range(-(-problem.seqlen_k // block_n)):
+        for n in reversed(range(-(-problem.seqlen_k // block_n))):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = bounds.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
+                turn = bounds.turn_of.fn(n, m, limits, any_seen, BLOCK_M, block_n, warps, form_of(problem))
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
-                    counted[m] = counted.get(m, 0) + 4
+                    counted[m] = counted.get(m, 0) + warps
+
+
+@pytest.mark.parametrize("lengths", [(4096, 4096), (2048, 4096), (4096, 2048)])
+@pytest.mark.parametrize("window", [None, (1024, 0), (512, 200)])
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_tiles_that_begin_together_need_not_wait(
+    lengths: tuple[int, int], window: tuple[int, int] | None, head_dim: int, as_python: None
+) -> None:
+    """Whoever comes before a tile at a block of queries is there earlier, or in the same step where the diagonal begins
+    before the first query."""
+    words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
+    causal = LOWER_RIGHT if window is None else NO
+    problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
+    block_n, form = keys_of_block(problem), form_of(problem)
+    added_at: dict[tuple[int, int], int] = {}
+    for n in range(problem.seqlen_k // block_n):
+        first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
+        for m in range(first, end, BLOCK_M) if any_seen else ():
+            turn = bounds.turn_of.fn(n, m, limits_of(problem), any_seen, BLOCK_M, block_n, 1, form)
+            added_at[m, turn] = (m - first) // BLOCK_M
+    ahead = [at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn]
+    assert min(ahead) == (0 if bounds_of(problem)[0] > 0 else block_n // BLOCK_M)
 
 
 QUESTIONS = {
@@ -217,6 +253,10 @@ def test_widths_and_blocks() -> None:
     found = [width_of(shape(64, 64, head_dim=dim, head_dim_v=64)) for dim in (40, 64, 72, 128, 136, 192, 200, 256)]
     assert found == [64, 64, 128, 128, 192, 192, 256, 256]
     assert width_of(shape(64, 64, head_dim=64, head_dim_v=128)) == 128
+    pairs = {(192, 128): (192, 128), (64, 256): (192, 256), (256, 40): (256, 128), (64, 128): (128, 128)}
+    for (dim, dim_v), columns in pairs.items():
+        asked = shape(64, 64, head_dim=dim, head_dim_v=dim_v)
+        assert (width_of(asked), width_v(asked)) == columns
     assert keys_of_block(shape(64, 64)) == 128
     assert keys_of_block(shape(64, 64, head_dim=192)) == 64
 

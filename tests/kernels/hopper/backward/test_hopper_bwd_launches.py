@@ -48,12 +48,13 @@ class Recorder:
 
 NAMES = ("prepare_kernel", "flash_bwd_hopper_kernel", "finish_kernel")
 GENERAL_NAMES = ("prepare_rows_kernel", "flash_bwd_hopper_kernel", "finish_rows_kernel")
+JOINED_NAMES = (*NAMES, "join_parts_kernel")
 WIDE_NAMES = ("prepare_rows_kernel", "flash_bwd_hopper_wide_kernel", "finish_rows_kernel")
 
 
 @pytest.fixture
 def recorders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
-    made = {name: Recorder(getattr(hopper_bwd_launch, name)) for name in {*NAMES, *GENERAL_NAMES, *WIDE_NAMES}}
+    made = {name: Recorder(getattr(hopper_bwd_launch, name)) for name in {*JOINED_NAMES, *GENERAL_NAMES, *WIDE_NAMES}}
     for name, recorder in made.items():
         monkeypatch.setattr(hopper_bwd_launch, name, recorder)
     monkeypatch.setattr(hopper_bwd_launch.BackwardLaunch, "_grid", lambda launch, device: (1,))
@@ -79,15 +80,15 @@ def extras_of(problem: AttentionShape) -> Extras:
 
 
 def assert_compiled_ahead_as_launched(
-    problem: AttentionShape, names: tuple[str, str, str], recorders: dict[str, Recorder], monkeypatch: Any
+    problem: AttentionShape, names: tuple[str, ...], recorders: dict[str, Recorder], monkeypatch: Any
 ) -> None:
     best = KERNEL.default_config(problem, HOPPER)
     KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1, extras_of(problem))
     launched = {name: recorders[name].specialized() for name in names}
     for name, recorder in recorders.items():
         monkeypatch.setattr(hopper_bwd_launch, name, recorder.function)
-    before, after = KERNEL.further_specs(best, problem)
-    specs: dict[str, CompileSpec] = dict(zip(names, (before, KERNEL.compile_spec(best, problem), after), strict=True))
+    before, *after = KERNEL.further_specs(best, problem)
+    specs: dict[str, CompileSpec] = dict(zip(names, (before, KERNEL.compile_spec(best, problem), *after), strict=True))
     for name, spec in specs.items():
         assert (spec.signature, spec.constexprs, spec.attrs) == launched[name]
 
@@ -101,7 +102,8 @@ def test_what_is_compiled_ahead_is_what_is_launched(
     head_dim: int, causal: Causal, heads: tuple[int, int], recorders: dict[str, Recorder], monkeypatch: Any
 ) -> None:
     problem = shape(head_dim, 384, causal, num_heads=heads[0], num_heads_kv=heads[1], batch=1, dtype="float16")
-    assert_compiled_ahead_as_launched(problem, NAMES, recorders, monkeypatch)
+    names = NAMES if heads[0] == heads[1] else JOINED_NAMES
+    assert_compiled_ahead_as_launched(problem, names, recorders, monkeypatch)
 
 
 @compiled_here

@@ -6,6 +6,7 @@ import torch
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
+    join_parts_kernel,
     prepare_kernel,
     prepare_rows_kernel,
 )
@@ -68,6 +69,25 @@ def test_sums_become_dq(dim: int, layout: str) -> None:
         HEAD_DIM=dim, HALF=32 if dim == 64 else 64, TRANSPOSED=dim == 64, num_warps=4,
     )  # fmt: skip
     torch.testing.assert_close(dq, (expected * 0.25).half())
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize(("dim", "width"), [(64, 64), (128, 128), (40, 64)])
+def test_parts_become_gradients_of_keys_and_values(dim: int, width: int, layout: str) -> None:
+    """The parts of a key head stand next to each other, each with whole tiles of keys in the order of the registers."""
+    torch.manual_seed(0)
+    parts, padding = 4, 128
+    left = [torch.randn(BATCH, HEADS, parts, LENGTH + padding, width, device=DEVICE) for _ in "kv"]
+    sums = [in_register_order(each.reshape(-1, width), transposed=False) for each in left]
+    dk, dv = (drawn(layout, dim, torch.float16).fill_(float("nan")) for _ in "kv")
+    blocks = (LENGTH + padding) // 64
+    join_parts_kernel[2 * blocks * HEADS * BATCH, 2](
+        *sums, dk, dv, 0.25, *dk.stride()[:3], *dv.stride()[:3], HEADS, LENGTH, blocks,
+        HEAD_DIM=dim, HEAD_DIM_V=dim, WIDTH=width, PARTS=parts, num_warps=4,
+    )  # fmt: skip
+    expected = [each.sum(2)[:, :, :LENGTH, :dim] for each in left]
+    torch.testing.assert_close(dk, (expected[0] * 0.25).half(), rtol=2e-3, atol=1e-3)
+    torch.testing.assert_close(dv, expected[1].half(), rtol=2e-3, atol=1e-3)
 
 
 LENGTHS = (5, 70, 0, 64, 129)

@@ -1,0 +1,113 @@
+"""One direction of calls with features, log-sum-exp or gradients: a bound config, and memory for its results."""
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.portable.sinks.results import before_sinks, finished
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.shape import Direction
+
+
+class GeneralPlan:
+    """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
+
+    __slots__ = ("_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
+
+    def __init__(self, explanation: Explanation, launch: Launch, call: Call, direction: Direction, sums: bool) -> None:
+        self.explanation = explanation
+        self.launch = launch
+        self.calls = 0
+        self._sums = sums
+        self.is_packed = call.features.varlen
+        self._takes_extras = takes_extras(call, direction)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the log-sum-exp if the plan is one with it."""
+        out, lse = self.new_results(query, value)
+        self.start_forward(query, key, value, out, lse, scale, extras)
+        return (out, lse) if extras.sinks is None or lse is None else finished(out, lse, extras.sinks)
+
+    def new_results(self, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return memory for output and log-sum-exp."""
+        return new_results(query, value, packed=self.is_packed, sums=self._sums)
+
+    def start_forward(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None, scale: float, extras: Extras
+    ) -> None:
+        """Enqueue the kernels of the forward, but for that of sinks."""
+        self.calls += 1
+        if self._takes_extras:
+            self.launch(query, key, value, out, lse, scale, extras)
+        else:
+            self.launch(query, key, value, out, lse, scale)
+
+    def backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        scale: float,
+        extras: Extras,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of query, key and value, laid out as these are."""
+        if extras.sinks is not None and query.dtype is torch.float32:
+            grad, extras = before_sinks(grad, lse, extras)
+        gradients = new_gradients(query, key, value, packed=self.is_packed)
+        self.start_backward(query, key, value, out, lse, grad, gradients, scale, extras)
+        return gradients
+
+    def start_backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        gradients: tuple[Tensor, Tensor, Tensor],
+        scale: float,
+        extras: Extras,
+    ) -> None:
+        """Enqueue the kernels of the backward."""
+        self.calls += 1
+        if self._takes_extras or extras.grad_lse is not None:
+            self.launch(query, key, value, out, lse, grad, *gradients, scale, extras)
+        else:
+            self.launch(query, key, value, out, lse, grad, *gradients, scale)
+
+
+def takes_extras(call: Call, direction: Direction) -> bool:
+    """Return whether launches of such calls have a last argument: only shapes with features and numbers with scales
+    do."""
+    extras = call.extras
+    scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
+    return scaled or bool(call.features_of(direction))
+
+
+def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tuple[Tensor, Tensor | None]:
+    """Return memory for the output, in the dimension order of the query, and for the log-sum-exp if it is wanted.
+
+    The log-sum-exp is float32 [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed sequences. No kernel
+    writes outside all sequences, so there the output is 0 and the log-sum-exp -inf.
+    """
+    out = empty_output(query, value.shape[-1])
+    if packed:
+        out.zero_()
+        return out, query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32) if sums else None
+    return out, torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if sums else None
+
+
+def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed
+    sequences."""
+    make = torch.zeros_like if packed else torch.empty_like
+    return make(query), make(key), make(value)

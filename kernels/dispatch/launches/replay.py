@@ -1,0 +1,151 @@
+"""The kernels of a launch, started again with other addresses: arguments are copied and addresses are put in."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, EncodedMaps, Part
+
+MAX_KEPT = 256
+"""Sets of addresses whose arguments are kept: those of the layers of a model, some times over."""
+
+Find = Callable[[], tuple[Tensor, ...]]
+"""Finds the tensors that are kept for the current stream."""
+
+
+class Known:
+    """What the addresses of a launch belong to.
+
+    places: of the inputs, by id. kept: of the tensors that are found for a stream, by id. memory: the workspace.
+    """
+
+    __slots__ = ("kept", "memory", "places")
+
+    def __init__(self, places: Mapping[int, int]) -> None:
+        self.places = places
+        self.kept: dict[int, int] = {}
+        self.memory: Tensor | None = None
+
+
+class Repeated:
+    """One kernel of a replay: all arguments of its launcher, and where addresses are put in.
+
+    inputs, described: (place, which input), as an address or as an encoded descriptor. parts, described_parts: (place,
+    where the part of the workspace begins). kept: (place, which of the tensors that are found for a stream).
+
+    Raises:
+        KeyError: an argument is a tensor that is neither given nor kept.
+    """
+
+    __slots__ = ("described", "described_parts", "inputs", "kept", "launch_in_c", "parts", "template")
+
+    def __init__(self, known: Known, launch: DirectLaunch, values: Sequence[Any]) -> None:
+        self.launch_in_c, self.template = launch.launch_in_c, list(launch.head)
+        self.inputs: list[tuple[int, int]] = []
+        self.parts: list[tuple[int, int]] = []
+        self.described: list[tuple[int, int, EncodedMaps]] = []
+        self.described_parts: list[tuple[int, int, EncodedMaps]] = []
+        self.kept: list[tuple[int, int]] = []
+        for slot, value in enumerate(values):
+            own = launch.maps[slot] if slot < len(launch.maps) else None
+            if own is None:
+                self._add(known, value)
+            else:
+                self._add_described(known, value, own)
+        self.template += launch.rest
+
+    def _add(self, known: Known, value: Any) -> None:
+        place = len(self.template)
+        self.template.append(None if isinstance(value, Tensor) else value)
+        if type(value) is Part:
+            self.parts.append((place, value.begin))
+        elif value is not None and value is known.memory:
+            self.parts.append((place, 0))
+        elif isinstance(value, Tensor) and id(value) in known.kept:
+            self.kept.append((place, known.kept[id(value)]))
+        elif isinstance(value, Tensor):
+            self.inputs.append((place, known.places[id(value)]))
+
+    def _add_described(self, known: Known, value: Any, own: EncodedMaps) -> None:
+        place = len(self.template)
+        maps = EncodedMaps(partial(_at, _at(own.describe(value), 0)), own.metadata)
+        self.template += own.encoded(value)
+        self.template[place] = None
+        if type(value) is tuple:
+            self.described_parts.append((place, value[0].begin, maps))
+        else:
+            self.described.append((place, known.places[id(value)], maps))
+
+    def arguments(self, stream: int, begin: int, kept: Sequence[int], addresses: Sequence[int]) -> list[Any]:
+        """Return all arguments for a stream, with a workspace that begins there and with these addresses."""
+        made = self.template.copy()
+        made[STREAM] = stream
+        for place, which in self.inputs:
+            made[place] = addresses[which]
+        for place, which in self.kept:
+            made[place] = kept[which]
+        for place, part in self.parts:
+            made[place] = begin + part
+        for place, which, maps in self.described:
+            made[place] = maps.at(addresses[which])
+        for place, part, maps in self.described_parts:
+            made[place] = maps.at(begin + part)
+        return made
+
+
+def _at(description: Any, address: int) -> Any:
+    """Return the descriptor with another address, which is all that it keeps of a tensor."""
+    other = copy(description)
+    other.base = Address(address)
+    return other
+
+
+class Replay:
+    """replay(addresses of the inputs) starts the kernels of a launch again, on the current stream of the device that
+    they were recorded on.
+
+    Arguments are kept by the addresses in them: allocators reuse memory.
+    """
+
+    __slots__ = ("_current_device", "_device", "_finds", "_kept", "_launches", "_new", "_stream_of", "runtime")
+
+    def __init__(
+        self, launches: Sequence[Repeated], new: Callable[[], Tensor] | None, finds: Sequence[Find], device: int
+    ) -> None:
+        from triton import knobs
+
+        self._launches, self._new, self._finds, self._device = launches, new, finds, device
+        self.runtime = knobs.runtime
+        self._kept: dict[tuple[int, ...], list[tuple[Callable[..., None], Sequence[Any]]]] = {}
+        self._current_device, self._stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+
+    def __call__(self, *addresses: int) -> None:
+        if self._current_device() != self._device:
+            with torch.cuda.device(self._device):
+                self(*addresses)
+            return
+        stream = self._stream_of(self._device)
+        memory = None if self._new is None else self._new()  # lives until all kernels are enqueued
+        begin = 0 if memory is None else memory.data_ptr()
+        found = [find() for find in self._finds]  # in a captured graph they are this launch's alone
+        own = [tensor.data_ptr() for tensors in found for tensor in tensors]
+        key = (stream, begin, *own, *addresses)
+        ready = self._kept.get(key)
+        if ready is None:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            ready = self._kept[key] = [
+                (launch.launch_in_c, launch.arguments(stream, begin, own, addresses)) for launch in self._launches
+            ]
+        for launch_in_c, arguments in ready:
+            launch_in_c(*arguments)
+
+
+def is_hooked(runtime: Any) -> bool:
+    """Return whether a profiler wants to know of launches, which go the ordinary way then."""
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))

@@ -1,0 +1,67 @@
+"""The number of parts in which groups are walked along by default, against what was measured."""
+
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
+from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N
+from blocktune.kernels.hopper.backward.parts import _walks, default_parts
+from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import visible
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+
+CHOICES = FlashBackwardHopper.parameters["group_parts"]
+MEASURED = json.loads((resources.files(SHIPPED_RESULTS) / "h200.group-parts.json").read_text(encoding="utf-8"))["rows"]
+
+
+def shape(num_heads: int, num_heads_kv: int, **changes: Any) -> AttentionShape:
+    sizes = {"batch": 1, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "head_dim_v": 128}
+    heads = {"num_heads": num_heads, "num_heads_kv": num_heads_kv, "direction": Direction.BACKWARD}
+    return AttentionShape(**sizes | heads | changes)
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: AttentionShape.from_json(row["shape"]).label)
+def test_the_default_is_within_two_percent_of_the_best_measured(row: dict[str, Any]) -> None:
+    times = {int(parts): time_us for parts, time_us in row["time_us"].items()}
+    chosen = default_parts(AttentionShape.from_json(row["shape"]), tuple(times))
+    assert times[chosen] <= 1.02 * min(times.values())
+
+
+def test_all_heads_that_share_keys_may_be_one_part_each() -> None:
+    assert default_parts(shape(28, 4, batch=2, causal=Causal.LOWER_RIGHT), CHOICES) == 7
+    assert default_parts(shape(12, 12), CHOICES) == 1
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        shape(32, 4, features=Features.parse("varlen"), causal=Causal.LOWER_RIGHT),
+        shape(32, 4, head_dim=192, head_dim_v=128),
+        shape(32, 4, batch=64, seqlen_q=16384, seqlen_k=16384),
+    ],
+    ids=lambda whole: whole.label,
+)
+def test_packed_wide_and_many_tiles_stay_whole(whole: AttentionShape) -> None:
+    assert default_parts(whole, CHOICES) == 1
+
+
+@pytest.mark.parametrize("window", [None, (100, 20), (300, -1), (-1, 64)])
+@pytest.mark.parametrize("causal", list(Causal))
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(700, 700), (300, 1000), (1000, 300)])
+def test_walks_are_the_blocks_that_see_a_key(
+    seqlen_q: int, seqlen_k: int, causal: Causal, window: tuple[int, int] | None
+) -> None:
+    if window is not None and causal is not Causal.NONE and window[1] != 0:
+        window = (window[0], 0)
+    words = "" if window is None else f"window={window[0]}:{window[1]}"
+    asked = shape(4, 1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, features=Features.parse(words))
+    seen = visible(seqlen_q, seqlen_k, causal, torch.device("cpu"), window)
+    for place, walk in enumerate(_walks(asked)):
+        rows = seen[:, place * BLOCK_N : (place + 1) * BLOCK_N].any(1).nonzero()[:, 0].tolist()
+        blocks = range(rows[0] // BLOCK_M, rows[-1] // BLOCK_M + 1) if rows else range(1)
+        assert abs(walk - len(blocks)) <= 1, place

@@ -1,0 +1,141 @@
+"""What is measured of one autotuned kernel of a library on a GPU: its list, both tuners, and a search."""
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.hardware.device import current_device
+from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.kernels.tuned.settings import Settings
+from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.tuner.tuned.decide import decide
+from blocktune.tuner.tuned.tune_call import tuned_choice
+from blocktune.tuner.turns.clock import CudaTurnClock
+from blocktune.tuner.turns.launches import OwnLaunches
+
+ROUNDS, FINAL_ROUNDS, NEAR = 7, 60, 1.15
+"""Rounds of every config, then of those within NEAR of the best: the exhaustive optimum."""
+
+REPEATS = 10
+
+EXPAND = 32
+"""Configs that a search around a list may try. More would take minutes over all kernels."""
+
+STOCK, WINNER, EXPANDED = "stock", "winner", "expanded"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The configs that were chosen for a kind of call, by who chose; kept under a key of Triton's own tuner."""
+
+    tuner: Any
+    key: tuple[Any, ...]
+    configs: dict[str, Any]
+
+    def launch_with(self, who: str) -> None:
+        """Let Triton's own tuner launch with the config of one."""
+        self.tuner.cache[self.key] = self.configs.get(who, self.configs[WINNER])
+
+
+def exhaustive_us(call: Call) -> dict[UserConfig, float]:
+    """Return the median time of every config that runs; of those near the best it is that of many rounds."""
+    launches = OwnLaunches(call, lambda: CudaTurnClock("cold"))
+    timed = launches.rounds(list(call.configs), ROUNDS)
+    times = {config: statistics.median(samples) for config, samples in timed.items()}
+    near = [config for config, time_us in times.items() if time_us <= NEAR * min(times.values())]
+    finals = launches.rounds(near, FINAL_ROUNDS)
+    launches.close(near[0])
+    return times | {config: statistics.median(samples) for config, samples in finals.items()}
+
+
+def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
+    """Return what Triton's own tuner chooses, and the seconds that it takes with all code compiled."""
+    tuner, started = kernel.tuner, time.monotonic()
+    tuner.nargs = dict(zip(tuner.arg_names, call.args, strict=False))
+    timings = {config: tuner._bench(*call.args, config=config, **call.kwargs) for config in call.configs.values()}
+    tuner.nargs = None
+    return user_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
+
+
+def measured(call: Call, choice: Choice, stock: UserConfig, stock_seconds: float) -> dict[str, Any]:
+    """Return what an exhaustive measurement says of both tuners' choices, and how often ours is the same."""
+    times = exhaustive_us(call)
+    best = min(times, key=lambda config: times[config])
+    winner = user_config(call.name, choice.config)
+
+    def against_best(config: UserConfig) -> dict[str, Any]:
+        return {"config": config.label, "time_us": times[config], "over_best": times[config] / times[best] - 1}
+
+    return {
+        "kernel": call.name,
+        "key": call.problem.label,
+        "configs": len(call.configs),
+        "dropped": len(choice.dropped or {}),
+        "seconds": choice.seconds,
+        "stock_bench_seconds": stock_seconds,
+        "best": {"config": best.label, "time_us": times[best]},
+        "winner": against_best(winner),
+        "stock": against_best(stock),
+        "first_us": times.get(call.default),
+        "same_of_repeats": same_of_repeats(call, choice),
+    }
+
+
+def same_of_repeats(call: Call, choice: Choice) -> int:
+    """Return how many of repeated searches find the most frequent winner.
+
+    This process has all code by now and would skip what a search learns by compiling it, so configs that the first
+    search dropped or found equal to another take no part.
+    """
+    raced = {
+        config: each for config, each in call.configs.items() if choice.times_us is None or each in choice.times_us
+    }
+    again, device = replace(call, configs=raced), current_device()
+    winners = Counter(
+        user_config(call.name, tuned_choice(again, device, afresh=True).config).label for _ in range(REPEATS)
+    )
+    return winners.most_common(1)[0][1]
+
+
+def expanded(kernel: TunedKernel, call: Call, library: UserConfig) -> tuple[dict[str, Any], Any]:
+    """Return how much faster than the library's own choice a search around its list gets, and its config."""
+    wider = TunedKernel(kernel.tuner, Settings(expand=EXPAND), decide)
+    choice = wider.explain(*call.args, **call.kwargs)
+    winner = user_config(call.name, choice.config)
+    both = replace(call, configs={library: call.configs[library], winner: choice.config})
+    times = exhaustive_us(both)
+    found = {"config": winner.label, "time_us": times[winner], "gain": times[library] / times[winner]}
+    return found, choice.config
+
+
+def differences(step: Callable[[], Sequence[Tensor]], chosen: Sequence[Chosen]) -> Mapping[str, float | None]:
+    """Return how far outputs and gradients of a pass are from those under Triton's choices, in the Frobenius norm; None
+    where one is not finite."""
+
+    def under(who: str) -> Sequence[Tensor]:
+        for each in chosen:
+            each.launch_with(who)
+        torch.manual_seed(0)
+        return step()
+
+    right = under(STOCK)
+    found = {}
+    for who in (WINNER, EXPANDED):
+        worst = max(map(_difference, under(who), right), default=0.0)
+        found[who] = worst if math.isfinite(worst) else None
+    return found
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    right = theirs.double()
+    error = float((ours.double() - right).norm() / right.norm().clamp_min(1e-30))
+    return error if math.isfinite(error) else math.inf

@@ -1,0 +1,46 @@
+"""A file of counters says of which config they are, so that no compile is needed to put predictions next to them."""
+
+from pathlib import Path
+
+import pytest
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.profile.comparison import comparison
+from blocktune.tuner.profile.counter_file import CounterFile
+from blocktune.tuner.profile.counters import TIME, Counters
+from tests.support.counters import raw_page
+from tests.tuner.profile.test_comparison import analysis_of
+
+CSV = raw_page([("made_up_kernel", {TIME: ("us", "500")})])
+
+
+def test_what_is_written_is_read_with_the_same_predictions(tmp_path: Path) -> None:
+    analysis = analysis_of("flash_fwd")
+    path = tmp_path / "a.counters.csv"
+    path.write_text(CounterFile(analysis, CSV, "2026-11-23").text())
+    found = CounterFile.read(path)
+    assert (found.analysis.config, found.analysis.shape) == (analysis.config, analysis.shape)
+    assert (found.recorded_on, found.analysis.device.uuid) == ("2026-11-23", None)
+    assert found.rows() == comparison(analysis, Counters.parse(CSV))
+    assert CounterFile.parse(found.text()).text() == found.text()
+
+
+def test_counters_alone_do_not_say_of_what_they_are() -> None:
+    with pytest.raises(UsageError, match=r"bare\.csv does not.*--from FILE --out NAME\.counters\.csv"):
+        CounterFile.parse(CSV, "bare.csv")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"schema": 1', '"schema": 2'), ('"registers": 168', '"registers": null'), ("flash_fwd", "flash_none"), ("{", "")],
+)
+def test_another_first_line_is_refused(old: str, new: str) -> None:
+    text = CounterFile(analysis_of("flash_fwd"), CSV).text()
+    with pytest.raises(UsageError, match="first line"):
+        CounterFile.parse(text.replace(old, new, 1))
+
+
+def test_a_first_line_without_counters_is_refused() -> None:
+    head = CounterFile(analysis_of("flash_fwd"), CSV).text().partition("\n")[0]
+    with pytest.raises(UsageError, match="Counters are a CSV"):
+        CounterFile.parse(f"{head}\nno counters")
