@@ -10,6 +10,9 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
+TIMEOUT_S = 300.0
+"""More than a search gives one of many: whoever asks for a config waits for it, also on a busy machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
@@ -25,7 +28,7 @@ def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits)
     Raises:
         NoFeasibleConfigError: the config does not compile.
     """
-    with CompileFarm(workers=1) as farm:
+    with CompileFarm(workers=1, timeout_s=TIMEOUT_S) as farm:
         result = farm.submit(config.kernel, config, shape, limits.cc).result()
     if result.resources is None:
         raise NoFeasibleConfigError(
