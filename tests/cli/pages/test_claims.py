@@ -44,6 +44,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("docs/models/search.md", f"the tie band ({100 * TIE_BAND:.1f} %) of the fastest"),
     ("docs/models/search.md", f"tie band of {100 * TIE_BAND:.1f} % is wider than the noise"),
     ("docs/models/search.md", f"a {100 * CONFIDENCE:.0f} % confidence interval"),
+    ("docs/models/search.md", f"the {100 * CONFIDENCE:.0f} % interval of its median"),
     ("docs/models/search.md", f"then {100 * (RACE_MARGIN - 1):.0f} % slower than the best so far"),
     ("docs/models/search.md", f"wider than the {100 * (CHALLENGER_BAND - 1):.0f} % within which"),
 )
