@@ -1,6 +1,7 @@
 """The store: what was measured, kept the moment it was measured."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import log2
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,7 +15,7 @@ from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
-from blocktune.db.records.near_shapes import Distance, how_far, nearest_ids, nearest_outlines, outlines
+from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
@@ -184,7 +185,7 @@ class ResultStore:
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
         found = self._of_ids(lambda session: session.scalars(nearest_ids(_bests_on(device), shape, limit)))
-        return sorted(found, key=lambda best: how_far(best, shape))
+        return sorted(found, key=lambda best: _how_far(best, shape))
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """Return the winners of a device, as the dispatcher wants them."""
@@ -337,3 +338,10 @@ def _configs_of(bests: Iterable[Best]) -> list[TunedConfig]:
     return [
         TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us) for best in bests
     ]
+
+
+def _how_far(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
+    """Return a key by which winners are in the order of `nearest_ids`."""
+    lengths = abs(log2(best.shape.seqlen_q / shape.seqlen_q)) + abs(log2(best.shape.seqlen_k / shape.seqlen_k))
+    heads = abs(log2(best.shape.batch * best.shape.num_heads / (shape.batch * shape.num_heads)))
+    return lengths, heads, *shape_order(best.shape)

@@ -5,13 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
-from math import log2
 from typing import Any
 
 from sqlalchemy import ColumnElement, Double, Executable, Select, and_, case, cast, func
 
-from blocktune.db.exchange.document import shape_order
-from blocktune.db.records.records import Best
 from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.tables.models import BestRow, ShapeRow
 from blocktune.kernels.values.features import Features
@@ -39,13 +36,6 @@ def nearest_ids(query: Select[tuple[BestRow]], shape: AttentionShape, limit: int
     )
     alike = query.join(BestRow.shape).where(_is_of_kind(shape), *same_code)
     return alike.with_only_columns(BestRow.id).order_by(lengths, heads, *sizes).limit(limit)
-
-
-def how_far(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
-    """Return a key by which winners are in the order of `nearest_ids`."""
-    lengths = abs(log2(best.shape.seqlen_q / shape.seqlen_q)) + abs(log2(best.shape.seqlen_k / shape.seqlen_k))
-    heads = abs(log2(best.shape.batch * best.shape.num_heads / (shape.batch * shape.num_heads)))
-    return lengths, heads, *shape_order(best.shape)
 
 
 def outlines(query: Select[tuple[BestRow]], shape: AttentionShape) -> Executable:

@@ -7,7 +7,6 @@ not for `triton.autotune`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,22 +21,8 @@ MAX_TYPES_TEXT = 500
 """Characters of the types of all arguments; longer ones are known by their hash."""
 
 _ALIGNMENT = 16
-_KEY, _SPECIALISED, _OTHER, _CONSTANT = range(4)
-
-_TENSOR = "({0}.dtype, {0}.data_ptr() % 16 == 0) if _bt_isinstance({0}, _bt_Tensor)"
-_QUICK = {
-    _KEY: f"{{0}} if _bt_type({{0}}) is _bt_int else {_TENSOR} else _bt_hashable({{0}})",
-    _SPECIALISED: f"{_TENSOR} else (2 if {{0}} == 1 else {{0}} % 16 == 0) if _bt_type({{0}}) is _bt_int else "
-    "_bt_float if _bt_type({0}) is _bt_float else _bt_kind({0})",
-    _OTHER: f"{_TENSOR} else None",
-}
-"""What an argument adds to the key of its call, as an expression, by its role."""
-
+_KEY, _SPECIALISED, _OTHER = range(3)
 _SHORT = {"bfloat": "bf", "float": "fp", "uint": "u", "int": "i"}
-
-
-class _Missing:
-    """Stands for an argument that is left to its default, which is none of the values that it may have."""
 
 
 def power_of_two(value: int) -> int:
@@ -60,36 +45,34 @@ class CallKey:
         self, params: Iterable[Any], keys: Sequence[str], buckets: Mapping[str, Bucket], sets_blocks: bool = False
     ) -> None:
         self._roles = {param.name: _role(param, keys) for param in params}
+        self._ordered = tuple(self._roles.values())
         self._buckets, self._blocks = dict(buckets), not sets_blocks
         self._names = tuple(self._roles)
+        self._all_names = frozenset(self._roles)
         self._keys = tuple(name for name in keys if name in self._roles)
 
-    @property
-    def quick(self) -> Callable[..., tuple[Any, ...]]:
-        """A function of a call's arguments that makes its key in this process, of values as they are, grouped or not.
-
-        It is generated for the kernel, as Triton's own launcher is: every launch waits for it."""
-        counting = {name: role for name, role in self._roles.items() if role != _CONSTANT}
-        parts = "".join(f"{_QUICK[role].format(name)}, " for name, role in counting.items())
-        launch = [name for name in ("grid", "warmup") if name not in self._roles]  # named, since every call gives them
-        given = [
-            *(f"{name}=_bt_missing" for name in self._roles),
-            "*",
-            *(f"{name}=None" for name in launch),
-            "**_bt_options",
-        ]
-        known = {
-            "_bt_missing": _Missing(),
-            "_bt_type": type,
-            "_bt_int": int,
-            "_bt_float": float,
-            "_bt_isinstance": isinstance,
-            "_bt_Tensor": Tensor,
-            "_bt_hashable": _hashable,
-            "_bt_kind": partial(_kind, blocks=self._blocks),
-        }
-        made: Callable[..., tuple[Any, ...]] = eval(f"lambda {', '.join(given)}: ({parts})", known)
-        return made
+    def quick(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the key of a call in this process, of values as they are, grouped or not. Launches wait for it."""
+        parts: list[Any] = []
+        add = parts.append
+        for role, value in zip(self._ordered, args, strict=False):
+            kind = type(value)
+            if kind is int:
+                if role == _KEY:
+                    add(value)
+                elif role == _SPECIALISED:
+                    add(2 if value == 1 else value % _ALIGNMENT == 0)
+            elif kind is float and role == _SPECIALISED:
+                add(kind)
+            elif isinstance(value, Tensor):
+                add(value.dtype)
+                add(value.data_ptr() % _ALIGNMENT == 0)
+            elif role != _OTHER:
+                add(self._part(role, value))
+        if not self._all_names.isdisjoint(kwargs):  # it holds more than the grid and the options of a launch
+            named = [name for name in kwargs if name in self._all_names]
+            parts += ((name, self._part(self._roles[name], kwargs[name])) for name in named)
+        return tuple(parts)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
         """Return the key in the store of a call.
@@ -108,6 +91,18 @@ class CallKey:
         if len(types) > MAX_TYPES_TEXT:
             types = hashlib.sha256(types.encode()).hexdigest()[:16]
         return Problem.of(values | {TYPES: types})
+
+    def _part(self, role: int, value: Any) -> Any:
+        """Return what an argument adds to the key."""
+        if isinstance(value, Tensor):
+            return value.dtype, value.data_ptr() % _ALIGNMENT == 0
+        if role == _KEY:
+            return _hashable(value)
+        if role == _OTHER:
+            return None
+        if type(value) is int:
+            return 2 if value == 1 else value % _ALIGNMENT == 0
+        return _kind(value, self._blocks)
 
     def _bucketed(self, name: str, value: Any) -> Any:
         bucket = self._buckets.get(name)
@@ -131,9 +126,7 @@ def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], ker
 def _role(param: Any, keys: Sequence[str]) -> int:
     if param.name in keys:
         return _KEY
-    if param.is_constexpr:
-        return _CONSTANT
-    return _OTHER if param.do_not_specialize else _SPECIALISED
+    return _OTHER if param.is_constexpr or param.do_not_specialize else _SPECIALISED
 
 
 def _kind(value: Any, blocks: bool) -> Any:

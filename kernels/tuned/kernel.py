@@ -89,7 +89,7 @@ class TunedKernel:
 
     def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what a launch with these arguments gets in addition, after the hook of the config that serves it."""
-        served = self._fast.get(self._quick(*args, **kwargs)) or self._serve(args, kwargs)
+        served = self._fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
         served.calls += 1
         tuner = self.tuner
         tuner.best_config = served.config
@@ -103,7 +103,7 @@ class TunedKernel:
         Raises:
             UsageError: the call is new, and has no `grid` to be measured with.
         """
-        known = self._fast.get(self._quick(*args, **kwargs))
+        known = self._fast.get(self._quick(args, kwargs))
         if known is None and "grid" not in kwargs:
             raise UsageError(
                 f"A new kind of call is measured with its grid, but that of {self.name} has none. Add `grid=(...)`, or "
@@ -163,7 +163,7 @@ class TunedKernel:
             served = self.served.get(problem) or Served(self._decided(problem, args, kwargs))
             if len(self._fast) >= MAX_CHOICES:
                 self._fast = {}
-            self._fast[self._quick(*args, **kwargs)] = self.served[problem] = served
+            self._fast[self._quick(args, kwargs)] = self.served[problem] = served
         return served
 
     def _decided(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:

@@ -22,7 +22,8 @@ def block(path: Path) -> str:
         return NO_BARS
     document = read_document(path, "results", FORMAT, SCHEMA)
     caption = (
-        f"Measured on {document['date']} with {document['cores']} CPU cores, which other programs used too, and Python "
+        f"Measured on {document['date']} with {document['cores']} CPU cores at a load average of "
+        f"{document['load_average']:.1f}, other programs included, and Python "
         f"{document['python']}. Processor time is that of the server and its compiles:"
     )
     rows = [

@@ -44,7 +44,7 @@ class Recorded:
 
     @property
     def known(self) -> Replay | None:
-        """What repeats the launch, unless it is not known, or a profiler is to be told of kernels."""
+        """What repeats the launch, unless it is not known, or a profiler watches kernels."""
         replay = self._replay
         return None if replay is None or is_hooked(replay.runtime) else replay
 

@@ -15,6 +15,7 @@ DOCUMENT = {
     "schema": SCHEMA,
     "date": "2026-11-23",
     "cores": 2,
+    "load_average": 1.25,
     "python": "3.11.2",
     "rows": [
         {"name": "a page", "bar": "2 s", "value": 1.234, "unit": "s", "cpu_s": 0.5},
@@ -28,7 +29,7 @@ def test_every_measurement_is_a_row_next_to_its_bar(tmp_path: Path) -> None:
     page = with_results(PAGE, tmp_path)
     assert "| a page | 2 s | 1.23 s | 0.5 s |" in page
     assert "| a file | 3 MB | 2.3 MB | - |" in page
-    assert "2 CPU cores" in page
+    assert "2 CPU cores at a load average of 1.2" in page
 
 
 def test_without_measurements_the_page_says_how_to_make_them(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_launch_is_recorded_a_few_times_at_most() -> None:
 
 
 @pytest.mark.usefixtures("stream")
-def test_a_profiler_is_told_of_every_launch() -> None:
+def test_a_profiler_sees_every_launch() -> None:
     compiled, tensor, hook = Compiled(0), torch.zeros(4), triton.knobs.runtime.launch_enter_hook
     repeating = Repeating(lambda tensor, number: kernel(compiled)(tensor, number))
     repeating(tensor, 7)

@@ -46,6 +46,7 @@ def main() -> None:
         "schema": SCHEMA,
         "date": datetime.now(UTC).date().isoformat(),
         "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[1], 2),
         "python": platform.python_version(),
         "rows": rows,
     }

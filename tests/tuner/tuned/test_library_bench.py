@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 
+from blocktune.cli.pages.recorded import library_tables
 from tests.support import library_measures, library_steps
 from tests.support.autotuned_kernels import scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
@@ -67,6 +68,7 @@ def test_winners_are_compared_with_every_config_and_with_stock(bench: FakeGpu, t
         assert row["stock"]["over_best"] == pytest.approx(366 / 110 - 1)
         assert row["expanded"]["time_us"] == 105.0  # one warp is in no list
         assert row["expanded"]["gain"] == pytest.approx(366 / 105)
+    assert "Of 2 kernels the winner is 0.00% slower than the best config" in library_tables.block(path)
     timed = len(bench.timed)
     library_bench.Winners(path, 100.0).run(["ours"])  # what is in the file is not measured again
     assert len(bench.timed) == timed
