@@ -39,6 +39,7 @@ from blocktune.kernels.dispatch.sdpa_arguments import (
 from blocktune.kernels.dispatch.torch_attention import (
     scaled_dot_product_attention,
     torch_attention,
+    transformed_backends,
     with_positive_scale,
 )
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
@@ -223,7 +224,8 @@ class Dispatcher(Engine):
             query, scale = with_positive_scale(query, None if scale is None else float(scale))
         if pytorchs or functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+            with transformed_backends(query, attn_mask):
+                return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if isinstance(found, tuple):

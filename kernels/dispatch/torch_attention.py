@@ -9,6 +9,7 @@ Seen with torch 2.11 and cuDNN 9.19 on compute capability 9.0, where PyTorch pre
 - The memory-efficient backend reads a mask that all keys share at a misaligned address, which ends the CUDA context.
 - The fused backends take a row's maximum before they scale it, so that a negative scale overflows.
 - cuDNN returns nothing for a batch of none.
+- Under `torch.vmap` the memory-efficient backend takes a mask's shape as if the mask were mapped like the query.
 
 Seen with torch 2.13 on the CPU:
 
@@ -72,6 +73,13 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
         return mathematics
     return nullcontext() if mask is None else _without_cudnn()
+
+
+def transformed_backends(query: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
+    """Return what leaves PyTorch the backends that keep a mask's own batch under the transforms of `torch.func`."""
+    if mask is None or query.device.type != FUSED_DEVICE or functorch_transform() is None:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _differ_in_keys(key: Tensor, value: Tensor) -> bool:

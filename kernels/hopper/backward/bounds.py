@@ -220,17 +220,17 @@ mov.b32 $0, $2;
 
 
 @gluon.constexpr_function
-def pass_asm(PENDING):
-    return f"""{{
+def pass_asm():
+    return """{
 .reg .pred p, q;
-cp.async.bulk.wait_group {PENDING};
+cp.async.bulk.wait_group 0;
 bar.warp.sync 0xffffffff;
 elect.sync _|p, 0xffffffff;
 setp.ge.s32 q, $2, 0;
 and.pred p, p, q;
 @p red.release.gpu.global.add.s32 [$1], 1;
 mov.b32 $0, $2;
-}}"""
+}"""
 
 
 @gluon.jit
@@ -242,10 +242,9 @@ def await_turn(turn, count):
 
 
 @gluon.jit
-def pass_turn(turn, count, PENDING: gl.constexpr):
-    """Counts once the additions of these warps, without the last PENDING of them, are complete in global memory; does
-    not if `count` is negative."""
-    ASM: gl.constexpr = pass_asm(PENDING)
+def pass_turn(turn, count):
+    """Counts once the additions of these warps are complete in global memory; does not if `count` is negative."""
+    ASM: gl.constexpr = pass_asm()
     address = turn.to(gl.int64, bitcast=True)
     gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -120,7 +120,7 @@ def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constex
     if is_ordered(FORM):
         turn = order.turns + row // 64 * 2 + W
         count = turn_of(order.tile, m, bounds, order.seen, 64, BLOCK_N, 4, FORM)
-        pass_turn(turn - 2, gl.where(m > first, count, -1), 0)
+        pass_turn(turn - 2, gl.where(m > first, count, -1))
         await_turn(turn, count)
 
 

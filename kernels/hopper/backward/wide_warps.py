@@ -118,7 +118,7 @@ def wide_head(
     if is_ordered(FORM):
         m = end - BLOCK_M
         turn = order.turns + (row + m) // BLOCK_M * 2 + W
-        pass_turn(turn, turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, 4, FORM), 0)
+        pass_turn(turn, turn_of(order.tile, m, bounds, order.seen, BLOCK_M, BLOCK_N, 4, FORM))
     return gradients, slot, phase, do_slot, do_phase, parity
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
@@ -15,8 +16,8 @@ from tests.kernels.dispatch import test_wrong_calls as calls
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-NAMES = sorted(calls.CALLS.keys() - {"a mask with no dimension"})
-"""All but a mask that all keys share, with which PyTorch's memory-efficient backend may end the CUDA context."""
+NAMES = sorted(calls.CALLS.keys() - {"a mask with no dimension", "no heads of keys"})
+"""All but those with which PyTorch's fused backends end the CUDA context or the process."""
 
 
 def moved(value: Any) -> Any:
@@ -45,7 +46,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[calls.Answ
 def test_a_wrong_call_ends_as_pytorchs_does(
     name: str, answers: Callable[[str], tuple[calls.Answer, calls.Answer]]
 ) -> None:
+    on_cpu = calls.theirs(name)
     ours, theirs = answers(name)
+    if isinstance(theirs, Tensor) and isinstance(on_cpu, BaseException) and not isinstance(ours, Tensor):
+        theirs = on_cpu  # some of PyTorch's fused backends look at neither the shares to drop nor the mask's dimensions
     if isinstance(theirs, BaseException):
         assert isinstance(ours, type(theirs)), f"ours {ours!r:.300}; PyTorch {theirs!r:.300}"
         return
@@ -63,5 +67,7 @@ def test_a_transform_is_pytorchs(
     for name in ("Q", "K", "SEEN", "ADDED", "KEYS"):
         monkeypatch.setattr(transforms, name, moved(getattr(transforms, name)))
     given = moved(arguments)
-    ours, theirs = transformed(Dispatcher())(*given), transformed(pytorchs)(*given)
+    ours = transformed(Dispatcher())(*given)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused backends lose the batch of a mask
+        theirs = transformed(pytorchs)(*given)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

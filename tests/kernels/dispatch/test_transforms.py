@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import torch_attention
@@ -90,9 +91,23 @@ CASES: list[tuple[Callable[[Attention], Transformed], tuple[Tensor, ...]]] = [
 def test_a_transform_is_pytorchs(
     kernel: PlainKernel, transformed: Callable[[Attention], Transformed], arguments: tuple[Tensor, ...]
 ) -> None:
-    ours, theirs = transformed(Dispatcher(ListSource()))(*arguments), transformed(pytorchs)(*arguments)
+    with sdpa_kernel(SDPBackend.MATH):  # which the dispatcher takes for masks on a GPU
+        ours, theirs = transformed(Dispatcher(ListSource()))(*arguments), transformed(pytorchs)(*arguments)
     torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
     assert kernel.launched == []
+
+
+def test_masks_reach_no_fused_backend_there(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused: list[bool] = []
+
+    def spy(*arguments: Any, **options: Any) -> Tensor:
+        fused.append(torch.backends.cuda.mem_efficient_sdp_enabled())
+        return pytorchs(*arguments, **options)
+
+    monkeypatch.setattr("blocktune.kernels.dispatch.dispatcher.scaled_dot_product_attention", spy)
+    masks_mapped(Dispatcher(ListSource()))(SEEN)
+    mapped(Dispatcher(ListSource()))(Q, K)
+    assert fused == [False, True]
 
 
 def test_autocast_is_what_pytorch_makes_of_it_there(kernel: PlainKernel) -> None:
