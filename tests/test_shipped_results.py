@@ -22,9 +22,8 @@ COMPUTED = ("results", "replay", "correction", "untuned")
 BEFORE_COMMITS = {
     *(f"h200{part}.bench.json" for part in ("", "-backward", "-backward-wide", "-decode", "-features", "-portable")),
     *(f"h200{part}.bench.json" for part in ("-sparse-features", "-wide")),
-    *(f"h200.{kind}.json" for kind in ("differential", "gpu-tests", "host-cost", "ladder", "noise", "rematch")),
+    *(f"h200.{kind}.json" for kind in ("differential", "gpu-tests", "ladder", "noise", "rematch")),
     *("h200.sanitizer.json", "store.faults.json", "cpu.ui.json"),
-    *(f"h200.{kind}.json" for kind in ("group-parts", "energy", "libraries")),
 }
 """Records that were made before records named their commit. No name is added here."""
 EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold

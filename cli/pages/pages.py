@@ -27,6 +27,7 @@ from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
 from blocktune.cli.pages.feature_tables import feature_tables
 from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
+    backward_peer_tables,
     counter_tables,
     differential_tables,
     energy_tables,
@@ -77,6 +78,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
     (_ending(ui_tables.SUFFIX), ui_tables.block),
     (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
+    (_ending(backward_peer_tables.SUFFIX), backward_peer_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),

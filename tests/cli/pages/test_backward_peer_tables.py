@@ -1,0 +1,57 @@
+"""The tables of the backward next to its peers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.cli.pages.recorded.backward_peer_tables import block
+from blocktune.kernels.values.errors import UsageError
+
+SHAPE = {
+    "batch": 1, "num_heads": 16, "num_heads_kv": 2, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128,
+    "head_dim_v": 128, "causal": "lower_right", "direction": "backward", "dtype": "bfloat16",
+}  # fmt: skip
+ORDERED = SHAPE | {"features": "deterministic", "num_heads_kv": 16}
+DOCUMENT = {
+    "format": "blocktune-backward-peers", "schema": 1, "device": "Made-up GPU",
+    "created_at": "2026-01-02T03:04:05+00:00",
+    "environment": {"torch": "2.0", "triton": "3.0"},
+}  # fmt: skip
+
+
+def document(*rows: dict[str, Any]) -> dict[str, Any]:
+    return DOCUMENT | {"rows": [{"commit": "a" * 40} | row for row in rows]}
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_the_default_number_of_parts_meets_the_faster_peer(tmp_path: Path) -> None:
+    times = {"parts 1": 1000.0, "parts 4": 400.0, "cuDNN": 450.0, "flash-attn-4": 390.0}
+    text = block(write(tmp_path / "x.backward-peers.json", document({"shape": SHAPE, "time_us": times})))
+    assert "| 1,000.0 | 4 | 400.0 | 450.0 | 390.0 | 0.975 |" in text
+    assert "Made-up GPU, 2026-01-02 (torch 2.0, triton 3.0)" in text
+    assert "Commit aaaaaaaaaa" in text
+
+
+def test_a_fixed_order_meets_any_order_of_its_run(tmp_path: Path) -> None:
+    text = block(
+        write(
+            tmp_path / "x.backward-peers.json",
+            document(
+                {"shape": ORDERED, "time_us": {"flash-attn-4": 110.0}},
+                {"shape": ORDERED, "time_us": {"default": 120.0, "in any order": 100.0}},
+            ),
+        )
+    )
+    assert "| 120.0 | 100.0 | 20% | 110.0 |" in text
+
+
+def test_a_missing_file_says_so_and_another_kind_is_refused(tmp_path: Path) -> None:
+    assert "not measured" in block(tmp_path / "x.backward-peers.json")
+    with pytest.raises(UsageError):
+        block(write(tmp_path / "x.backward-peers.json", DOCUMENT | {"format": "another"}))
