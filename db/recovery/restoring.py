@@ -31,11 +31,13 @@ def restore(target: str | Path | None) -> Restored:
 
     Raises:
         UsageError: the store is no file.
-        StoreError: there is no sound backup, or the folder cannot be searched or written.
+        StoreError: a directory is in its place, there is no sound backup, or the folder cannot be searched or written.
     """
     place = StoreTarget.of(target)
     if place.path is None:
         raise UsageError(f"Only a SQLite file has backups, but {place.label} is a server's. Ask its administrator.")
+    if place.path.is_dir():
+        raise StoreError(f"A store must be a file, but {place.path} is a directory. Correct --db or BLOCKTUNE_DB.")
     is_there = not place.is_missing
     undo_killed(place.path)
     fresh = fresh_path(place.path)

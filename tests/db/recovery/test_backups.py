@@ -156,6 +156,12 @@ def test_a_backup_that_is_damaged_is_passed_over(filled: Path, bests: list[Best]
     assert stored(filled) == [bests[0]]
 
 
+def test_a_directory_is_no_store(tmp_path: Path) -> None:
+    for place in (Path("/"), tmp_path):
+        with pytest.raises(StoreError, match=f"must be a file, but {place} is a directory"):
+            restore(place)
+
+
 def test_without_a_backup_nothing_is_changed(filled: Path) -> None:
     before = filled.read_bytes()
     with pytest.raises(StoreError, match="--recover"):
