@@ -79,7 +79,8 @@ def transformed_backends(query: Tensor, mask: Tensor | None) -> AbstractContextM
     """Return what leaves PyTorch the backends that keep a mask's own batch under the transforms of `torch.func`."""
     if mask is None or query.device.type != FUSED_DEVICE or functorch_transform() is None:
         return nullcontext()
-    return sdpa_kernel(SDPBackend.MATH)
+    mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+    return mathematics
 
 
 def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
