@@ -36,9 +36,9 @@ def restore(target: str | Path | None) -> Restored:
     place = StoreTarget.of(target)
     if place.path is None:
         raise UsageError(f"Only a SQLite file has backups, but {place.label} is a server's. Ask its administrator.")
+    is_there = not place.is_missing
     if place.path.is_dir():
         raise StoreError(f"A store must be a file, but {place.path} is a directory. Correct --db or BLOCKTUNE_DB.")
-    is_there = not place.is_missing
     undo_killed(place.path)
     fresh = fresh_path(place.path)
     remove_fresh(fresh)

@@ -71,12 +71,15 @@ class BackwardLoops:
     keys: the tile of the pass with keys outside. queries: the tile of a second pass with queries outside, which makes
     dq; None: the pass over keys adds its parts of dq to float32 sums in memory, from which a last launch makes dq.
     rewrites_lse: the launch before also writes the log-sum-exp in a form of its own.
+    parts: the parameter that says in how many parts the query heads that share keys are walked along; above 1 each
+    leaves float32 gradients of keys and values, which a launch more adds up. Empty: a group is never divided.
     """
 
     keys: TileSizes = ("block_m", "block_n")
     queries: TileSizes | None = None
     visits: Visits = Visits.FEATURES
     rewrites_lse: bool = False
+    parts: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no model counts.
@@ -93,7 +96,9 @@ class BackwardLoops:
     @property
     def moving_passes(self) -> tuple[str, ...]:
         """The launches around the longest one that only move bytes, by the names that tuner/traffic gives them."""
-        return ("delta", "dq") if self.queries is None else ("delta",)
+        if self.queries is not None:
+            return ("delta",)
+        return ("delta", "dq", "join") if self.parts else ("delta", "dq")
 
 
 Loops = ForwardLoops | RoundTripLoops | DecodeLoops | BackwardLoops

@@ -23,7 +23,14 @@ from blocktune.db.spool import Spool, left_files, left_records
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.values.errors import StoreError
-from tests.support.programs.faults import LOCKED_SEARCH
+
+SEARCH = """
+import sys
+from pathlib import Path
+from tests.support.programs.killed_locked import search
+search(Path(sys.argv[1]), int(sys.argv[2]), sys.stdout.fileno())
+"""
+"""It says the number of each measurement that was acknowledged."""
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +240,7 @@ def test_a_killed_search_loses_nothing_that_it_said(
     firsts = (0, 1000)
     said = []
     for first in firsts:  # two at once
-        command = [sys.executable, "-c", LOCKED_SEARCH, str(path), str(first)]
+        command = [sys.executable, "-c", SEARCH, str(path), str(first)]
         said.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     with locked(path) if is_locked else closing(sqlite3.connect(path)):
         last = [[int(child.stdout.readline()) for _ in range(20)][-1] for child in said if child.stdout]

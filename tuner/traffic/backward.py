@@ -63,7 +63,13 @@ def split_backward_traffic(
 
 
 def fused_backward_traffic(
-    shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False, own_lse: bool = False
+    shape: AttentionShape,
+    block_m: int,
+    block_n: int,
+    *,
+    perfect_l2: bool = False,
+    own_lse: bool = False,
+    parts: int = 1,
 ) -> Passes:
     """Count one kernel whose blocks own keys and add their parts of dq to float32 sums in memory, which start as zeros
     and become dq at the end. The zeros are counted with the row sums, whether or not a launch of their own writes them.
@@ -74,18 +80,31 @@ def fused_backward_traffic(
         block_n: keys per tile.
         perfect_l2: rows that several blocks of a launch read, or add to, come from memory once.
         own_lse: the launch before also writes the log-sum-exp in a form of its own.
+        parts: in how many parts a group of query heads is walked along; see `_in_parts`.
     """
     before, walk = delta_pass(shape), keys_pass(shape, block_m, block_n, perfect_l2=perfect_l2)
     sums = query_rows(shape) * shape.head_dim * SUM_BYTES
     added = walk.read["q"] // shape.element_bytes * SUM_BYTES
     lse = {"lse": query_rows(shape) * STATISTIC_BYTES} if own_lse else {}
+    walk, *join = _in_parts(shape, walk, parts, perfect_l2)
     return Passes(
         passes=(
             Pass(name="delta", read={**before.read, **lse}, written={**before.written, **lse, "sums": sums}),
             replace(walk, added={"sums": added}),
             Pass(name="dq", read={"sums": sums}, written={"dq": sums // SUM_BYTES * shape.element_bytes}),
+            *join,
         )
     )
+
+
+def _in_parts(shape: AttentionShape, walk: Pass, parts: int, perfect_l2: bool) -> tuple[Pass, ...]:
+    """Return the pass over keys by parts of each group, and what adds up the float32 gradients that the parts leave."""
+    if parts == 1:
+        return (walk,)
+    readers = 1 if perfect_l2 else parts
+    sums = {name: written // shape.element_bytes * SUM_BYTES * parts for name, written in walk.written.items()}
+    read = {name: count * (readers if name in ("k", "v") else 1) for name, count in walk.read.items()}
+    return replace(walk, read=read, written=sums), Pass(name="join", read=sums, written=walk.written)
 
 
 def delta_pass(shape: AttentionShape) -> Pass:

@@ -59,7 +59,8 @@ def _walk(visits: Visits, config: KernelConfig, shape: AttentionShape, perfect_l
 def _backward(loops: BackwardLoops, config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
     keys = tile_of(loops.keys, config)
     if loops.queries is None:
-        return fused_backward_traffic(shape, *keys, perfect_l2=perfect_l2, own_lse=loops.rewrites_lse)
+        parts = config.parameters[loops.parts] if loops.parts else 1
+        return fused_backward_traffic(shape, *keys, perfect_l2=perfect_l2, own_lse=loops.rewrites_lse, parts=parts)
     queries = tile_of(loops.queries, config)
     if loops.visits is Visits.BLOCK_MASK:
         blocks = random_blocks(shape)

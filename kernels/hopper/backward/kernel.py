@@ -11,6 +11,7 @@ fixed one (bounds.py); dk and dv always are.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -70,7 +71,7 @@ class FlashBackwardHopper(AttentionKernel):
 
     name = "flash_bwd_hopper"
     direction = Direction.BACKWARD
-    loops = BackwardLoops(rewrites_lse=True)
+    loops = BackwardLoops(rewrites_lse=True, parts="group_parts")
     features = frozenset(("window", "softcap", "varlen", "deterministic"))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
@@ -158,6 +159,11 @@ class FlashBackwardHopper(AttentionKernel):
         parts = default_parts(shape, self.parameters["group_parts"])
         values = (BLOCK_M, keys_of_block(shape), WARPS, stages, fold_lse, fold_delta, named, 1, parts)
         return KernelConfig.of(self.name, dict(zip(self.parameters, values, strict=True)))
+
+    def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
+        """Return the forward in which each part of a group counts as a head of keys of its own."""
+        heads = shape.num_heads_kv * config.parameters["group_parts"]
+        return super().as_forward(config, replace(shape, num_heads_kv=heads))
 
     def total_warps(self, config: KernelConfig) -> int:
         return 3 * WARPS

@@ -1,6 +1,5 @@
-"""Predictions next to counters: those of an H200 that the documentation has, and made ones."""
+"""Predictions next to counters: those of an H200 in results/, and made ones."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.profile.comparison import (
@@ -31,12 +29,13 @@ from blocktune.tuner.profile.comparison import (
     comparison,
     stalls_of,
 )
+from blocktune.tuner.profile.counter_file import CounterFile
 from blocktune.tuner.profile.counters import TIME, Counters
 from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.counters import raw_page
 
+RESULTS = Path(__file__).parents[3] / "results"
 PREFILL = complete_shape(4096, 64, batch=2, heads=32)
-BACKWARD = replace(complete_shape(4096, 128, batch=2, heads=16), direction=Direction.BACKWARD)
 RESOURCES = KernelResources(registers=168, shared_bytes=49_152, num_warps=4, tensor_cores="wgmma")
 SHARED = SharedAccesses(loads=4, load_wavefronts=12, load_excess=8, stores=2, store_wavefronts=3, store_excess=1)
 
@@ -57,31 +56,17 @@ def rows_of(analysis: Analysis, **values: float) -> dict[str, Row]:
 
 # ---- counters that were recorded on an H200
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "models" / "io_model.md").read_text()
-RECORDED: dict[str, tuple[str, Any, dict[str, int]]] = {
-    "v2, 128 x 64": ("flash_fwd", PREFILL, {"block_m": 128, "block_n": 64, "schedule": 0}),
-    "transposed, 128 x 64": (
-        "flash_fwd_transposed", PREFILL, {"block_m": 128, "block_n": 64, "transpose_rows": 64},
-    ),
-    "`flash_bwd_hopper`, 64 x 128": ("flash_bwd_hopper", BACKWARD, {"block_m": 64, "block_n": 128}),
-}  # fmt: skip
-"""Launches of the table in docs/models/io_model.md: a kernel, a shape and choices."""
 
-
-def recorded_bytes(launch: str) -> dict[str, float]:
-    """What Nsight Compute counted on the H200, in bytes, by the document's table."""
-    row = re.search(rf"^\| {re.escape(launch)}[^|]*\|([^\n]+)\|$", DOCUMENT, re.MULTILINE)
-    assert row is not None
-    cells = [1e6 * float(cell) for cell in row[1].split("|")]
-    return {"L2_TO_SM": cells[1], "DRAM_READ": cells[3], "DRAM_WRITTEN": cells[5]}
-
-
-@pytest.mark.parametrize("launch", RECORDED)
-def test_the_bytes_of_recorded_launches_are_next_to_their_predictions(launch: str) -> None:
-    name, shape, choices = RECORDED[launch]
-    rows = rows_of(analysis_of(name, shape, **choices), **recorded_bytes(launch))
+@pytest.mark.parametrize("name", ["flash_fwd", "flash_fwd_tma", "flash_fwd_hopper"])
+def test_what_was_counted_on_an_h200_is_next_to_its_predictions(name: str) -> None:
+    file = CounterFile.read(RESULTS / f"h200-{name}.counters.csv")
+    assert file.analysis.config.kernel == name
+    rows = {row.name: row for row in file.rows()}
     assert rows["L2 to multiprocessors"].ratio == pytest.approx(1.0, abs=0.01)
     assert rows["read from DRAM"].ratio == pytest.approx(1.0, abs=0.02)
+    assert rows["occupancy"].ratio == pytest.approx(1.0, abs=0.05)
+    for unit in ("tensor cores busy", "special functions busy"):
+        assert rows[unit].ratio == pytest.approx(1.0, abs=0.1)
     written = rows["written to DRAM"]
     assert written.predicted is not None
     assert written.counted is not None

@@ -212,3 +212,26 @@ def test_a_causal_backward_moves_about_half() -> None:
 def test_v1_s_kernel_turns_its_output_into_16_bits() -> None:
     found = traffic_of(KERNELS["flash_v1"], KernelConfig("flash_v1", 64, 64, 4, 1), shape())
     assert found.total_bytes - v1_traffic(shape(), 64, 64).total_bytes == 8192 * 64 * (4 + 2)
+
+
+def test_parts_of_a_group_read_their_keys_each_and_leave_float32_gradients() -> None:
+    kernel = KERNELS["flash_bwd_hopper"]
+    problem = complete_shape(4096, 128, batch=1, heads=16, kv_heads=2)
+    problem = replace(problem, direction=Direction.BACKWARD, causal=Causal.LOWER_RIGHT)
+    parameters = kernel.default_config(problem, H200.limits).parameters
+
+    def by(parts: int, *, perfect_l2: bool = False) -> Passes:
+        config = KernelConfig.of(kernel.name, parameters | {"group_parts": parts})
+        found = traffic_of(kernel, config, problem, perfect_l2=perfect_l2)
+        assert isinstance(found, Passes)
+        return found
+
+    whole, divided, keys = by(1), by(4), 2 * 4096 * 128
+    assert [one.name for one in whole.passes] == ["delta", "dk_dv", "dq"]
+    assert [one.name for one in divided.passes] == ["delta", "dk_dv", "dq", "join"]
+    assert whole["dk_dv"].read["k"] == by(4, perfect_l2=True)["dk_dv"].read["k"] == keys * 2
+    assert divided["dk_dv"].read["k"] == 4 * keys * 2
+    assert divided["dk_dv"].read["q"] == whole["dk_dv"].read["q"]
+    assert divided["dk_dv"].written == divided["join"].read == {"dk": 4 * keys * 4, "dv": 4 * keys * 4}
+    assert divided["join"].written == whole["dk_dv"].written
+    assert divided["dk_dv"].added == whole["dk_dv"].added
