@@ -9,9 +9,12 @@ import pytest
 from tests.support.programs import program
 
 
-@pytest.mark.parametrize("runs", [40, pytest.param(150, marks=pytest.mark.exhaustive)])
-def test_random_commands_on_random_files_end_well(runs: int, tmp_path: Path) -> None:
-    command = [*program("cli_fuzz"), str(tmp_path), str(runs), "0", "0.0"]
+@pytest.mark.parametrize(
+    ("seed", "runs"), [(0, 40), *(pytest.param(seed, 310, marks=pytest.mark.exhaustive) for seed in range(1, 17))]
+)
+def test_random_commands_on_random_files_end_well(seed: int, runs: int, tmp_path: Path) -> None:
+    """5,000 commands in all of continuous integration."""
+    command = [*program("cli_fuzz"), str(tmp_path), str(runs), str(seed), "0.0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
