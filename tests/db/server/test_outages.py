@@ -17,6 +17,10 @@ from tests.support.postgres_server import PostgresServer
 from tests.support.programs import program
 
 
+WAIT_SECONDS = 280.0
+"""64 writers that ask for 12 connections take two processors; another worker's test may need one of them."""
+
+
 def numbered(trial: Trial, number: int) -> Trial:
     return replace(trial, config=replace(trial.config, extra=(("number", number),)))
 
@@ -36,14 +40,15 @@ def all_stored(place: str, count: int, each: int) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("count", "each", "stops"), [(8, 12, 2), pytest.param(64, 20, 12, marks=pytest.mark.exhaustive)]
+    ("count", "each", "stops"), [(8, 12, 2), pytest.param(64, 10, 4, marks=pytest.mark.exhaustive)]
 )
 def test_writers_wait_for_a_server_that_is_killed_and_go_on(
     own_server: PostgresServer, document: Path, count: int, each: int, stops: int
