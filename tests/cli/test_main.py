@@ -45,6 +45,13 @@ def test_an_interrupt_is_130(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune("devices").exit_code == 130
 
 
+def run_as_tune(code: str) -> tuple[str, str]:
+    """Run code that makes a function `work`, with it in the place of the commands; returns what it printed."""
+    code += "main.app = work\ntry:\n    main.main()\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    return result.stdout, result.stderr
+
+
 def test_an_interrupt_that_python_ignores_comes_again() -> None:
     """Python prints what an object's end raises and goes on, Ctrl-C too."""
     code = (
@@ -57,14 +64,8 @@ def test_an_interrupt_that_python_ignores_comes_again() -> None:
         "def work():\n"
         "    Ending()\n"
         "    time.sleep(100)\n"
-        "main.app = work\n"
-        "try:\n"
-        "    main.main()\n"
-        "except KeyboardInterrupt:\n"
-        "    print('interrupted')\n"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+    assert run_as_tune(code) == ("interrupted\n", "")
 
 
 def test_an_interrupt_that_comes_again_spares_the_hook_that_asks_for_it() -> None:
@@ -82,14 +83,8 @@ def test_an_interrupt_that_comes_again_spares_the_hook_that_asks_for_it() -> Non
         "def work():\n"
         "    Ending()\n"
         "    time.sleep(100)\n"
-        "main.app = work\n"
-        "try:\n"
-        "    main.main()\n"
-        "except KeyboardInterrupt:\n"
-        "    print('interrupted')\n"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+    assert run_as_tune(code) == ("interrupted\n", "")
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(tune, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.backward.launch import GRADIENT_ROWS, PASS_ROWS, WARPS, BackwardLaunch, sums_descriptor
+from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     BLOCK_N,
@@ -38,7 +38,6 @@ from blocktune.kernels.hopper.backward.layout import (
     is_deferred,
     is_plain,
     is_wide,
-    key_rows,
     keys_of_block,
     panels,
     width_of,
@@ -265,8 +264,7 @@ def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
     names = (("stride_kb", "stride_kh", "stride_km"), ("stride_vb", "stride_vh", "stride_vm"))
     for of_tensor, values in zip(names, strides, strict=True):
         arguments |= dict(zip(of_tensor, values, strict=True))
-    blocks = key_rows(shape, 1) // (shape.batch * shape.num_heads_kv * GRADIENT_ROWS)
-    arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": blocks}
+    arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": gradient_blocks(shape)}
     arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "WIDTH": width_of(shape), "PARTS": parts}
     return specialize(join_parts_kernel, arguments, {"num_warps": WARPS})
 

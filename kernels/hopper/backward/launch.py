@@ -14,7 +14,6 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
-    BLOCK_N,
     FORM_ARGUMENTS,
     Rows,
     bounds_of,
@@ -174,7 +173,7 @@ class BackwardLaunch(BackwardLauncher):
         shape = self.shape
         if self.parts == 1:
             return ()
-        blocks = -(-shape.seqlen_k // BLOCK_N) * BLOCK_N // GRADIENT_ROWS
+        blocks = gradient_blocks(shape)
         strides = *dk.stride()[:3], *dv.stride()[:3]
         constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.parts
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
@@ -206,6 +205,11 @@ class BackwardLaunch(BackwardLauncher):
         if not self.persistent:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
+
+
+def gradient_blocks(shape: AttentionShape) -> int:
+    """Return the blocks of gradients of a key head, in whole tiles of keys."""
+    return key_rows(shape, 1) // (shape.batch * shape.num_heads_kv * GRADIENT_ROWS)
 
 
 def row_sums_in(space: Workspace, memory: Any) -> Any:

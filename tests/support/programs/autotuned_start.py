@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.tune_call import Tools
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+from tests.support.forked_work import forked
 
 
 def launch(gpu: FakeGpu) -> tuple[bool, str]:
@@ -63,20 +64,6 @@ def play(role: str, answer: Path, marker: Path) -> None:
         answer.write_text(json.dumps(launch(noisy())))
 
 
-def forked(role: str, answer: Path, marker: Path) -> int:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            play(role, answer, marker)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return child
-
-
 def main(folder: Path, store: str, roles: list[str]) -> None:
     os.environ["BLOCKTUNE_DB"], os.environ["TRITON_CACHE_DIR"] = store, f"{folder}/triton"
     node_lock.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
@@ -85,7 +72,7 @@ def main(folder: Path, store: str, roles: list[str]) -> None:
     if "dies" not in roles:
         marker.touch()
     answers = [folder / f"{number}.json" for number in range(len(roles))]
-    children = [forked(role, answer, marker) for role, answer in zip(roles, answers, strict=True)]
+    children = [forked(partial(play, role, answer, marker)) for role, answer in zip(roles, answers, strict=True)]
     for child in children:
         os.waitpid(child, 0)
     told = [json.loads(answer.read_text()) if answer.exists() else None for answer in answers]

@@ -107,7 +107,7 @@ def life(place: Path, dice: random.Random | None) -> tuple[int, list[str]]:
             else:
                 lines = list(islice(said, dice.randrange(1, MOST_LINES)))
                 time.sleep(dice.uniform(0, LATE_SECONDS))
-            os.kill(child, signal.SIGKILL)  # harmless if it has ended: nobody has waited for it yet
+            os.kill(child, signal.SIGKILL)  # harmless if it has ended: its status was not taken yet
         lines += said
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [line.rstrip("\n") for line in lines]
 

@@ -7,10 +7,10 @@ each rank of each scenario told.
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from tests.support.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
+from tests.support.forked_work import forked
 
 SHAPE = shape_like(1024)
 KERNEL, SOURCE = "package.module:scale", "0123456789abcdef"
@@ -134,23 +135,9 @@ def be_rank(scenario: Scenario, rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def forked(scenario: Scenario, rank: int, folder: Path) -> int:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            be_rank(scenario, rank, folder)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return child
-
-
 def play(scenario: Scenario, folder: Path) -> list[Any]:
     folder.mkdir()
-    children = [forked(scenario, rank, folder) for rank in range(scenario.ranks)]
+    children = [forked(partial(be_rank, scenario, rank, folder)) for rank in range(scenario.ranks)]
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(scenario.ranks)]
 
