@@ -184,13 +184,12 @@ def test_the_device_of_the_recording_is_made_the_current_one(monkeypatch: pytest
     assert compiled.run.calls[-1] == (*HEAD, 64, 5)
 
 
-def noting(make: Callable[..., Tensor], addresses: set[int]) -> Callable[..., Tensor]:
-    """Return what makes tensors, whose addresses are noted."""
+def keeping(make: Callable[..., Tensor], kept: list[Tensor]) -> Callable[..., Tensor]:
+    """Return what makes tensors and keeps them: memory that is freed could become that of a result."""
 
     def made(*arguments: Any, **options: Any) -> Tensor:
-        tensor = make(*arguments, **options)
-        addresses.add(tensor.data_ptr())
-        return tensor
+        kept.append(make(*arguments, **options))
+        return kept[-1]
 
     return made
 
@@ -221,11 +220,12 @@ def test_a_repeated_call_passes_what_the_ordinary_way_passes(entry: str, monkeyp
         learn, _ = make()
         for _ in range(3):
             learn()
-    given: set[int] = set()
+    kept: list[Tensor] = []
     for name in ("rand", "randn", "tensor"):
-        monkeypatch.setattr(torch, name, noting(getattr(torch, name), given))
+        monkeypatch.setattr(torch, name, keeping(getattr(torch, name), kept))
     call, _ = make()
     call()
+    given = {tensor.data_ptr() for tensor in kept}
     found = []
     for is_known in (False, True):
         with monkeypatch.context() as patch:
