@@ -24,21 +24,18 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, ShortOptions, Sizes
-from blocktune.kernels.hopper.forward.kernel import (
+from blocktune.kernels.hopper.forward.device_kernel import SIZES, tiles
+from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper, describe_rows, trailing
+from blocktune.kernels.hopper.forward.layout import (
     BARRIER_BYTES,
     REGISTERS,
     ROWS,
     SHARED_BYTES,
-    SIZES,
     WARPS,
-    FlashForwardHopper,
-    describe_rows,
     mask_constants,
     panels_of,
     sizes_of,
     tile_width,
-    tiles,
-    trailing,
 )
 from blocktune.kernels.hopper.forward.short_warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig

@@ -28,7 +28,9 @@ from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, Sizes
-from blocktune.kernels.hopper.forward.kernel import REGISTERS, ROWS, WARPS, describe_rows, tiles
+from blocktune.kernels.hopper.forward.device_kernel import tiles
+from blocktune.kernels.hopper.forward.kernel import describe_rows
+from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.arguments import Options, Scales
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
 from blocktune.kernels.hopper.fp8.steps import sums_are_shared

@@ -14,7 +14,8 @@ from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.common.descriptors import PACKED_ROWS, describe, describe_packed
-from blocktune.kernels.hopper.forward.kernel import WIDTHS, FlashForwardHopper, shares_memory
+from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.hopper.forward.layout import WIDTHS, shares_memory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal

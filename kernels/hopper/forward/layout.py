@@ -1,0 +1,91 @@
+"""What the Hopper forward makes of a shape, on the host: tiles and their memory, bounds, and masks."""
+
+from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.hopper.forward.device_kernel import SIZES
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+ROWS = 64
+"""Query rows of a consumer warpgroup: one wgmma."""
+WARPS = 4
+"""Of a consumer; also what the producer takes: one warp that copies, and three idle ones up to a whole warpgroup."""
+WIDTHS = (64, 96, 128, 192, 256)
+"""Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
+MIN_HEAD_DIM = 40
+"""Below, half of a tile or more would be zeros."""
+ALIGNED_ELEMENTS = 8
+"""Of a head: the copy engine's rows begin at multiples of 16 bytes."""
+REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 32)}
+"""Registers a thread of the consumers and of the producer, by the number of consumers: they share 65,536."""
+SHARED_BYTES = 227 << 10
+"""What a block of compute capability 9.0 can have."""
+BARRIER_BYTES = 1 << 10
+"""More than the barriers and the ring of tiles take."""
+
+
+def tile_width(head_dim: int) -> int:
+    """Return the columns of a tile that holds heads of this dimension."""
+    return next(width for width in WIDTHS if width >= head_dim)
+
+
+def panels_of(width: int) -> int:
+    """Return the panels of a tile: three where the width is no power of two."""
+    return 3 if width % 3 == 0 else 1
+
+
+def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Return whether the output leaves where Q was, because there is no room for both: then the next tile's Q waits for
+    it."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    panels, panels_v = panels_of(width), panels_of(width_v)
+    place = 2 * width // 3 if panels > panels_v else width  # a whole tile needs one, not the three panels of another
+    if panels_v > panels or width_v > place:
+        return False
+    q_bytes, o_bytes, slot_bytes = tile_bytes(config, shape)
+    return q_bytes + o_bytes + config.num_stages * slot_bytes + BARRIER_BYTES > SHARED_BYTES
+
+
+def tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
+    """Return the bytes of Q and the output of all consumers, and of a slot of K and V."""
+    row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
+    return config.block_m * row, config.block_m * row_v, config.block_n * (row + row_v)
+
+
+def blocks_of(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """Return (rows, columns) that a copy of q, k, v and the output moves."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    panel, panel_v = width // panels_of(width), width_v // panels_of(width_v)
+    return (ROWS, panel), (config.block_n, panel), (config.block_n, panel_v), (ROWS, panel_v)
+
+
+def bounds_of(shape: AttentionShape) -> tuple[int | None, int | None]:
+    """Return (right, left): query i sees the keys i + left .. i + right, None without such a bound. Of packed sequences
+    each has its own diagonal, which is not in these."""
+    features, diagonal = shape.features, 0 if shape.features.varlen else shape.diagonal
+    window_left, window_right = features.window or (UNLIMITED, UNLIMITED)
+    window_right = 0 if shape.causal is not Causal.NONE else window_right
+    right = None if window_right == UNLIMITED else diagonal + window_right
+    return right, None if window_left == UNLIMITED else diagonal - window_left
+
+
+def sizes_of(shape: AttentionShape) -> dict[str, int]:
+    heads, (right, left) = shape.batch * shape.num_heads, bounds_of(shape)
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape))
+    return dict(zip(SIZES, (*values, right or 0, left or 0), strict=True))
+
+
+def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
+    """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
+    varlen, (right, left) = shape.features.varlen, bounds_of(shape)
+    lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and (right, left) != (None, None)
+    last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
+    inside = right is not None and right <= last_seen and (lower_right or not varlen)
+    starts_a_block = right is None or (right >= 0 and right % block_n == 0)
+    return {
+        "RAGGED": (varlen or shape.seqlen_k % block_n != 0) and not inside,
+        "RIGHT": right is not None,
+        "LEFT": left is not None,
+        "LOWER_RIGHT": lower_right,
+        "ALIGNED": not varlen and left is None and starts_a_block,
+    }
