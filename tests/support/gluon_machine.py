@@ -24,6 +24,8 @@ from triton.experimental.gluon import language as real
 from tests.support.gluon_memory import I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
 from tests.support.gluon_rows import ROWS
 
+WARPS = 4
+"""Of the first partition, as the kernels are launched."""
 PATIENCE = 60.0
 """Seconds that a wait may take: everything here is over in a fraction of one, unless the machine is busy."""
 
@@ -72,6 +74,31 @@ class Slots:
             self.given[slot] = 0
 
 
+class Meeting:
+    """A named barrier: so many threads arrive, some of which wait for the others."""
+
+    def __init__(self) -> None:
+        self.arrived = self.phase = 0
+        self.changed = threading.Condition()
+
+    def arrive(self, threads: int) -> int:
+        """Return the phase in which the threads of this warp or warpgroup arrive."""
+        with self.changed:
+            phase = self.phase
+            self.arrived += MACHINE.threads
+            assert self.arrived <= threads, "more threads arrive than a barrier has"
+            if self.arrived == threads:
+                self.arrived, self.phase = 0, phase + 1
+                self.changed.notify_all()
+            return phase
+
+    def sync(self, threads: int) -> None:
+        with self.changed:
+            phase = self.arrive(threads)
+            if not self.changed.wait_for(lambda: self.phase > phase, PATIENCE):
+                raise TimeoutError("a named barrier was never full: the kernel would hang")
+
+
 class Barriers(list[Barrier]):
     def index(self, place: int) -> Barrier:  # type: ignore[override]
         return self[place]
@@ -83,6 +110,7 @@ class Machine(threading.local):
     def __init__(self) -> None:
         self.products: list[Product] = []
         self.stores: list[Callable[[], None]] = []
+        self.threads = 0
 
 
 MACHINE = Machine()
@@ -140,6 +168,37 @@ def copy_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> No
     MACHINE.stores.append(store)
 
 
+_adding = threading.Lock()
+
+
+def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
+    seen, places = desc.box(coordinates)
+
+    def add() -> None:
+        with _adding:
+            desc.memory[places] += memory.load()[seen]
+
+    MACHINE.stores.append(add)
+
+
+def await_turn(turn: Pointer, wanted: int) -> None:
+    with _turns:
+        found = turn.tensor.view(-1)
+        if not _turns.wait_for(lambda: wanted < 0 or found[turn.offset] == wanted, PATIENCE):
+            raise TimeoutError("a turn never came: the kernel would hang")
+
+
+def pass_turn(turn: Pointer, count: int) -> None:
+    store_wait(0)
+    with _turns:
+        if count >= 0:
+            turn.tensor.view(-1)[turn.offset] += MACHINE.threads // 32  # an elected lane of every warp counts
+            _turns.notify_all()
+
+
+_turns = threading.Condition()
+
+
 def store_wait(pending: int) -> None:
     while len(MACHINE.stores) > pending:
         MACHINE.stores.pop(0)()
@@ -173,19 +232,23 @@ def store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
 
 def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     if dtype is real.int64:
-        return Barriers(Barrier() for _ in range(shape[0]))
+        return Barrier() if len(shape) == 1 else Barriers(Barrier() for _ in range(shape[0]))
     if dtype is real.int32:
         return Memory(torch.zeros(count(shape), dtype=torch.int32), shape, layout)
-    return Memory(torch.full((count(shape),), float("nan"), dtype=dtype), shape, layout)
+    kind = torch.float32 if dtype is real.float32 else dtype
+    return Memory(torch.full((count(shape),), float("nan"), dtype=kind), shape, layout)
 
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
     assert len(partitions) == len(warps) + 1 == len(registers) + 1
     place, failures, slots = (GRID.program, GRID.programs), [], Slots()
+    meetings: collections.defaultdict[int, Meeting] = collections.defaultdict(Meeting)
+    for number in range(16):
+        meetings[number]
 
-    def run(function: Any, arguments: Any) -> None:
+    def run(own_warps: int, function: Any, arguments: Any) -> None:
         GRID.program, GRID.programs = place
-        GRID.slots = slots
+        GRID.slots, GRID.meetings, MACHINE.threads = slots, meetings, 32 * own_warps
         try:
             function(*arguments)
             assert not MACHINE.products, "a product was never waited for"
@@ -193,14 +256,31 @@ def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=partition) for partition in partitions]
+    sizes = (WARPS, *warps)
+    threads = [
+        threading.Thread(target=run, args=(own, *partition)) for own, partition in zip(sizes, partitions, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
-    assert not any(slots.given.values()), "a named barrier is left half full"
+    half_full = any(slots.given.values()) or any(meeting.arrived for meeting in meetings.values())
+    assert not half_full, "a named barrier is left half full"
+
+
+class Registers(torch.Tensor):
+    """A tensor whose layout a kernel asks for."""
+
+    type = types.SimpleNamespace(layout=None)  # type: ignore[assignment]
+
+
+def in_register_order(acc: torch.Tensor) -> torch.Tensor:
+    """As the device function of kernels/hopper/common/device_functions.py."""
+    columns = acc.shape[1]
+    registers = acc.reshape(4, 2, 8, columns // 8, 4, 2).permute(3, 0, 2, 4, 1, 5)
+    return registers.reshape(columns, 64).as_subclass(Registers)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _both(smaller: bool) -> Callable[[Any, Any], Any]:
@@ -213,7 +293,9 @@ def _both(smaller: bool) -> Callable[[Any, Any], Any]:
     return choose
 
 
-def _where(condition: Any, a: Any, b: Any) -> torch.Tensor:
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if all(isinstance(value, int) for value in (condition, a, b)):
+        return I32(a if condition else b)
     return torch.where(torch.as_tensor(condition), torch.as_tensor(a), torch.as_tensor(b))
 
 
@@ -257,8 +339,8 @@ GL = types.SimpleNamespace(
 MBARRIER = types.SimpleNamespace(
     MBarrierLayout=lambda: None,
     init=lambda barrier, count: barrier.init(count),
-    wait=lambda barrier, parity: barrier.wait(parity),
-    arrive=lambda barrier, count: barrier.update(count, 0),
+    wait=lambda barrier, parity, pred=True: barrier.wait(parity) if pred else None,
+    arrive=lambda barrier, count, pred=True: barrier.update(count, 0) if pred else None,
     expect=lambda barrier, nbytes: barrier.update(1, nbytes),
 )
 
@@ -272,6 +354,14 @@ STAND_INS: dict[str, Any] = {
     "warpgroup_mma_wait": warpgroup_mma_wait,
     "copy_in": copy_in,
     "copy_out": copy_out,
+    "add_out": add_out,
+    "await_turn": await_turn,
+    "pass_turn": pass_turn,
+    "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
+    "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),
+    "in_register_order": in_register_order,
+    "no_products_yet": lambda: None,
+    "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
     "pin": lambda x: x,
     "reciprocal": lambda x: 1.0 / x,
@@ -305,8 +395,8 @@ def _as_python(function: Any, stand_ins: Mapping[str, Any], done: dict[int, Any]
     return made
 
 
-def run(kernel: Any, arguments: Sequence[Any], programs: int) -> None:
-    """Runs all programs of a launch, one after another.
+def run(kernel: Any, arguments: Sequence[Any], programs: int, *, together: bool = False) -> None:
+    """Runs all programs of a launch, one after another or together.
 
     arguments: as the jitted kernel takes them, with tensors of the CPU and descriptors of the host.
     """
@@ -319,7 +409,21 @@ def run(kernel: Any, arguments: Sequence[Any], programs: int) -> None:
         else:
             made.append(I32(value) if type(value) is int else value)
     function = as_python(kernel)
-    GRID.programs = programs
-    for program in range(programs):
-        GRID.program = program
-        function(*made)
+    failures: list[BaseException] = []
+
+    def run_one(program: int) -> None:
+        GRID.program, GRID.programs = program, programs
+        try:
+            function(*made)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run_one, args=(program,)) for program in range(programs)]
+    for thread in threads:
+        thread.start()
+        if not together:
+            thread.join()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise min(failures, key=lambda error: isinstance(error, TimeoutError))

@@ -59,6 +59,9 @@ class Memory:
         assert order == (1, 0)
         return Transposed(self)
 
+    def slice(self, start: int, length: int, dim: int = 0) -> "Slice":
+        return Slice(self, start, length, dim)
+
     def panels(self) -> torch.Tensor:
         *_, rows, columns = self.shape
         assert all(size == 1 for size in self.shape[:-2])
@@ -70,6 +73,8 @@ class Memory:
         if self.shape == [1]:
             number = I32(self.data[0])
             return types.SimpleNamespace(item=lambda: number)
+        if len(self.shape) == 1:
+            return self.data[: self.shape[0]].clone()
         *_, rows, columns = self.shape
         return self.panels().permute(1, 0, 2).reshape(rows, columns).clone()
 
@@ -77,7 +82,29 @@ class Memory:
         if self.shape == [1]:
             self.data[0] = value
             return
+        if len(self.shape) == 1:
+            self.data[: self.shape[0]] = value
+            return
         panels = self.panels()
+        panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
+
+
+class Slice(Memory):
+    """Some rows (dim 0) or columns of a tile."""
+
+    def __init__(self, whole: Memory, start: int, length: int, dim: int) -> None:
+        shape = [*whole.shape]
+        assert 0 <= start <= start + length <= shape[dim]
+        shape[dim] = length
+        super().__init__(whole.data, shape, whole.layout)
+        self.whole, self.start, self.dim = whole, int(start), dim
+
+    def load(self, _: Any = None) -> Any:
+        return self.whole.load().narrow(self.dim, self.start, self.shape[self.dim])
+
+    def store(self, value: torch.Tensor) -> None:
+        assert self.dim == 0, "a warpgroup stores whole rows"
+        panels = self.whole.panels().narrow(1, self.start, self.shape[0])
         panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
@@ -92,7 +119,7 @@ class Transposed:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
 
-    def load(self) -> torch.Tensor:
+    def load(self, _: Any = None) -> torch.Tensor:
         return self.memory.load().T
 
 
@@ -102,6 +129,9 @@ class Pointer:
 
     def __add__(self, step: Any) -> "Pointer":
         return Pointer(self.tensor, self.offset + step)
+
+    def __sub__(self, step: Any) -> "Pointer":
+        return Pointer(self.tensor, self.offset - step)
 
 
 class Descriptor:
@@ -116,8 +146,12 @@ class Descriptor:
         self.memory, self.offset = whole, offset
 
     def box(self, coordinates: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a block: which elements are inside the tensor, [rows, columns], and where these are in memory."""
+        """Of a block [rows, columns] or [rows]: which elements are inside the tensor, and where these are in memory."""
         host = self.host
+        if len(host.block_shape) == 1:
+            row = torch.arange(host.block_shape[0]) + int(coordinates[0])
+            seen = (row >= 0) & (row < host.shape[0])
+            return seen, self.offset + row[seen]
         assert all(size == 1 for size in host.block_shape[:-2])
         rows, columns = host.block_shape[-2:]
         inside = all(0 <= place < size for place, size in zip(coordinates[:-2], host.shape[:-2], strict=True))

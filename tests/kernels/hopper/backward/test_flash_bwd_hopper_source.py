@@ -1,0 +1,167 @@
+"""The Hopper backward's own source, run on the CPU with stand-ins for what the GPU does (gluon_machine.py).
+
+Barriers, memory that is given back, turns of a fixed order, masks and which block adds what are the kernel's own;
+the launches before and after it are written in PyTorch here.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.hopper.backward import launch
+from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
+from blocktune.kernels.hopper.backward.layout import (
+    BLOCK_M,
+    FORM_ARGUMENTS,
+    Rows,
+    bounds_of,
+    dq_part,
+    is_deferred,
+    is_plain,
+    is_wide,
+    keys_of_block,
+    scale_arguments,
+    width_of,
+)
+from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
+from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from tests.support import gluon_machine
+
+HOPPER = limits_for((9, 0))
+KERNEL = FlashBackwardHopper()
+NO, UPPER_LEFT, LOWER_RIGHT = Causal
+TOLERANCE = 2e-3
+"""Relative Frobenius error of float16 probabilities, their gradients and results."""
+
+
+def shape_of(seqlen_q: int, seqlen_k: int, head_dim: int, features: str = "", **changes: Any) -> AttentionShape:
+    sizes: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_heads_kv": 2, "head_dim_v": head_dim, "dtype": "float16"}
+    sizes |= {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": head_dim} | changes
+    return AttentionShape(**sizes, features=Features.parse(features), direction=Direction.BACKWARD)
+
+
+def gradients_of(
+    problem: AttentionShape, config: KernelConfig, inputs: list[torch.Tensor], extras: Extras, programs: int
+) -> list[torch.Tensor]:
+    """dq, dk and dv by the kernel, whose programs run together."""
+    q, k, v, out, lse, dout = inputs
+    rows, scale = Rows.of(problem, problem.seqlen_q), problem.head_dim**-0.5
+    lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1))
+    sums = torch.zeros(rows.count * width_of(problem))
+    turns = torch.zeros(rows.count // BLOCK_M * 2, dtype=torch.int32) if problem.features.deterministic else None
+    dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
+    keys = keys_of_block(problem)
+    blocks = ((q, BLOCK_M), (k, keys), (v, keys), (dout, BLOCK_M))
+    described = [launch._described(count, problem, tensor) for tensor, count in blocks]
+    described.append(launch._described_sums(problem, (sums, rows.count)))
+    described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
+    described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
+    numbers = KERNEL.bind(config, problem).numbers
+    _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
+    form = (rows.of_head, *bounds_of(problem), cap_in, None, None, turns)
+    rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
+    constants = [value for name, value in numbers.items() if name not in SIZES]
+    counter = torch.zeros(1, dtype=torch.int32)
+    kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
+    sizes = [numbers[name] for name in SIZES]
+    arguments = [*described, counter, scale, scale_log2, *sizes, *rest, *constants]
+    gluon_machine.run(kernel, arguments, programs, together=True)
+    return [rows_of(problem, rows, sums).to(q.dtype), dk, dv]
+
+
+def statistics(
+    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-sum-exp in base 2 and row sums as the launch before leaves them: padding, and rows that see no key, have
+    1e30 and 0."""
+    base_2 = torch.full((rows.count // rows.of_head, rows.of_head), 1e30)
+    sums = torch.zeros(base_2.shape)
+    blind = lse.isinf()
+    base_2[:, : problem.seqlen_q] = torch.where(blind, 1e30, lse / math.log(2)).flatten(0, 1)
+    sums[:, : problem.seqlen_q] = delta.masked_fill(blind, 0).flatten(0, 1)
+    return base_2.flatten(), sums.flatten()
+
+
+def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor) -> torch.Tensor:
+    """dq from its sums, which are in the order of the accumulators' registers, by parts."""
+    part, width = dq_part(problem), width_of(problem)
+    registers = sums.view(-1, part // 8, 4, 8, 4, 2, 2).permute(0, 2, 5, 3, 1, 4, 6).reshape(-1, 64, part)
+    if is_deferred(problem):  # [block, half of the queries, columns, queries]
+        blocks = registers.view(-1, 2, 64, part).permute(0, 1, 3, 2).reshape(-1, BLOCK_M, width)
+    else:
+        blocks = registers.view(-1, width // part, BLOCK_M, part).permute(0, 2, 1, 3).reshape(-1, BLOCK_M, width)
+    dq = blocks.reshape(problem.batch, problem.num_heads, rows.of_head, width) * problem.head_dim**-0.5
+    return dq[:, :, : problem.seqlen_q, : problem.head_dim]
+
+
+def mathematics(problem: AttentionShape) -> Features:
+    """The features that change the result."""
+    return replace(problem.features, deterministic=False)
+
+
+def expected(problem: AttentionShape, inputs: list[torch.Tensor], extras: Extras) -> list[torch.Tensor]:
+    q, k, v = (tensor.double().requires_grad_() for tensor in inputs[:3])
+    out, _ = attention_reference(
+        q, k, v, causal=problem.causal, dtype=torch.float64, features=mathematics(problem), extras=extras
+    )  # fmt: skip
+    return list(torch.autograd.grad(out, (q, k, v), inputs[5].double()))
+
+
+def check(problem: AttentionShape, programs: int = 3, **changes: int) -> list[torch.Tensor]:
+    """Compare the gradients with PyTorch's in float64, and return them."""
+    torch.manual_seed(0)
+    sizes = (problem.num_heads, problem.num_heads_kv, problem.num_heads_kv, problem.num_heads)
+    rows = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k, problem.seqlen_q)
+    dims = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
+    q, k, v, dout = (
+        torch.randn(problem.batch, *size).half() for size in zip(sizes, rows, dims, strict=True)
+    )  # fmt: skip
+    extras = Extras(softcap=1.5 if problem.features.softcap else 0.0)
+    out, lse = attention_reference(q, k, v, causal=problem.causal, features=mathematics(problem), extras=extras)
+    inputs = [q, k, v, out.half(), lse, dout]
+    default = KERNEL.default_config(problem, HOPPER)
+    config = KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
+    assert KERNEL.violations(config, problem, HOPPER) == ()
+    found = gradients_of(problem, config, inputs, extras, programs)
+    for name, got, wanted in zip(("dq", "dk", "dv"), found, expected(problem, inputs, extras), strict=True):
+        error = (got.double() - wanted).norm() / wanted.norm()
+        assert error < TOLERANCE, f"{name} of {problem.label}: {error:.1e}"
+    return found
+
+
+@pytest.mark.parametrize("order", ["", "deterministic"])
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
+    check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
+
+
+@pytest.mark.parametrize("order", ["", "deterministic"])
+@pytest.mark.parametrize("others", ["window=70:9", "softcap", "window=100:-1 softcap"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_masks_and_lengths(head_dim: int, others: str, order: str) -> None:
+    check(shape_of(200, 301, head_dim, f"{order} {others}"))
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (192, 128), (256, 256)])
+def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
+    sizes = {"num_heads": 4, "num_heads_kv": 2, "head_dim_v": head_dim_v}
+    check(shape_of(130, 257, head_dim, "deterministic", causal=UPPER_LEFT, **sizes), group_parts=1)
+
+
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_a_fixed_order_is_the_same_however_many_blocks_there_are(head_dim: int, causal: Causal) -> None:
+    problem = shape_of(128, 640, head_dim, "deterministic", causal=causal)
+    alone, *others = (check(problem, programs) for programs in (1, 2, 7))
+    for found in others:
+        assert all(map(torch.equal, alone, found))
