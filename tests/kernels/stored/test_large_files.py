@@ -231,27 +231,30 @@ def test_other_threads_go_on_while_a_file_is_decoded(tmp_path: Path) -> None:
         import sys, threading, time
         from pathlib import Path
         from blocktune.kernels.stored.export_file import rows_in_file
-        longest, done = 0.0, threading.Event()
-        def tick():
-            global longest
-            last = time.perf_counter()
-            while not done.is_set():
-                now = time.perf_counter()
-                longest, last = max(longest, now - last), now
-        thread = threading.Thread(target=tick)
-        thread.start()
-        began = time.perf_counter()
-        rows = rows_in_file(Path(sys.argv[1]))
-        took = time.perf_counter() - began
-        done.set()
-        thread.join()
-        print(len(rows), longest / took)
+        def longest_share():
+            longest, done = 0.0, threading.Event()
+            def tick():
+                nonlocal longest
+                last = time.perf_counter()
+                while not done.is_set():
+                    now = time.perf_counter()
+                    longest, last = max(longest, now - last), now
+            thread = threading.Thread(target=tick)
+            thread.start()
+            began = time.perf_counter()
+            assert len(rows_in_file(Path(sys.argv[1]))) == 4000
+            took = time.perf_counter() - began
+            done.set()
+            thread.join()
+            return longest / took
+        shares = [longest_share()]
+        while shares[-1] >= 0.25 and len(shares) < 10:  # another program may have taken the processor away
+            shares.append(longest_share())
+        print(min(shares))
     """
     path = frozen(tmp_path / "h200.json", count=4000)
     command = [sys.executable, "-P", "-c", "\n".join(line[8:] for line in script.splitlines()), str(path)]
-    rows, share = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert int(rows) == 4000
-    assert float(share) < 0.25
+    assert float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) < 0.25
 
 
 @pytest.mark.parametrize("target", ["/proc/kmsg", "/proc/self/pagemap", "/dev/zero", "/dev/full", "/dev/tty", "/proc"])
