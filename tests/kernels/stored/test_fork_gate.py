@@ -92,7 +92,7 @@ def test_connections_wait_while_a_fork_happens() -> None:
     thread.start()
     assert not entered.wait(0.1)
     own.reopen()
-    assert entered.wait(10)
+    assert entered.wait(60)
     thread.join()
 
 
