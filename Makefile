@@ -29,7 +29,13 @@ BIN := $(VENV)/bin
 NEWEST := .triton-newest
 PYTEST := $(BIN)/python -P -m pytest -q
 # Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
+# Hundreds of tests start a process, which would compile our sources again where Python may not keep them compiled.
+WORKERS := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS)
+# What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some.
+PARALLEL := $(WORKERS) --dist loadfile
+SPREAD := $(WORKERS) --dist loadgroup
+# The others, nine of ten files, are not read in vain.
+INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -50,15 +56,15 @@ run: $(VENV)/.installed
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test: check
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
 	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
 
 test-all: test
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and exhaustive" tests/kernels
-	$(PARALLEL) -m "not gpu and exhaustive and not cluster"
+	TRITON_INTERPRET=1 $(SPREAD) -m "interpreted and not gpu and exhaustive" $(INTERPRETED)
+	$(SPREAD) -m "not gpu and exhaustive and not cluster"
 
 width-test: $(VENV)/.installed-test
-	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py
+	BLOCKTUNE_WIDTHS=full $(SPREAD) tests/kernels/base/test_width_classes.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -66,7 +72,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" tests/kernels
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
 	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
 
 gpu-test: $(VENV)/.installed-test

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 VERBS = frozenset(
     re.findall(
@@ -56,9 +54,10 @@ def nouns_first(source: str) -> list[tuple[int, str]]:
     return [(line, word) for line, word in first if word.strip(".,:;").lower() not in VERBS]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_docstrings_of_functions_begin_with_a_verb(path: Path) -> None:
-    assert nouns_first(path.read_text()) == []
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    assert len(PATHS) > 500
+    found = {path.relative_to(ROOT).as_posix(): nouns_first(path.read_text()) for path in PATHS}
+    assert {path: words for path, words in found.items() if words} == {}
 
 
 def test_a_noun_a_third_person_and_a_bare_section_are_found() -> None:

@@ -28,9 +28,10 @@ def offences(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_stored_is_executed(path: Path) -> None:
-    assert offences(path.read_text()) == []
+def test_nothing_stored_is_executed() -> None:
+    assert len(SOURCES) > 500
+    found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in SOURCES}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

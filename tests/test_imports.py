@@ -45,17 +45,14 @@ def test_optuna_is_loaded_when_a_search_begins() -> None:
     assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 
 
-def test_attention_needs_torch_and_triton_only() -> None:
-    loaded = loaded_after("import torch; from blocktune import attention; attention(*[torch.zeros(1, 1, 16, 16)] * 3)")
-    assert {"torch", "triton"} <= loaded
-    assert not loaded & HEAVY
-
-
-def test_a_config_is_found_without_the_database_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_and_its_configs_need_torch_and_triton_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "none.db"))
+    call = "import torch; from blocktune import attention; attention(*[torch.zeros(1, 1, 16, 16)] * 3)\n"
     read = (
         "from blocktune import AttentionShape, best_config;"
         "print(best_config(AttentionShape(batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192,"
         " head_dim=64, head_dim_v=64), 'h200'))"
     )
-    assert not loaded_after(read) & HEAVY
+    loaded = loaded_after(call + read)
+    assert {"torch", "triton"} <= loaded
+    assert not loaded & HEAVY

@@ -77,7 +77,12 @@ OTHER_SIZES = {
 @cache
 def imported_modules(path: Path) -> tuple[str, ...]:
     """Every module that the file imports, inside functions too."""
-    return tuple(_imported(ast.parse(path.read_text()), path))
+    return tuple(_imported(tree_of(path), path))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _imported(tree: ast.Module, path: Path) -> Iterator[str]:
@@ -99,32 +104,40 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=names)
-def test_imports_point_left(path: Path) -> None:
-    room = room_of(path)
-    rooms = {module.split(".")[1] for module in imported_modules(path) if module.startswith("blocktune.")}
-    strangers = (rooms & set(MAY_IMPORT)) - MAY_IMPORT[room]
-    assert not strangers, (
-        f"{room}/ may import {sorted(MAY_IMPORT[room])}, but {names(path)} imports {sorted(strangers)}"
-    )
+def test_imports_point_left() -> None:
+    found = {
+        names(path): strangers
+        for path in SOURCES
+        if (strangers := rooms_of_imports(path) & set(MAY_IMPORT) - MAY_IMPORT[room_of(path)])
+    }
+    assert found == {}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if room_of(path) == "kernels"], ids=names)
-def test_the_production_path_needs_torch_and_triton_only(path: Path) -> None:
-    roots = {module.split(".")[0] for module in imported_modules(path)}
-    assert not roots & {"optuna", "sqlalchemy", "alembic", "typer", "rich"}
+def rooms_of_imports(path: Path) -> set[str]:
+    return {module.split(".")[1] for module in imported_modules(path) if module.startswith("blocktune.")}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=names)
-def test_one_file_calls_nvml(path: Path) -> None:
-    called = re.search(r"\bpynvml\b|\bnvml(?:Device|System|Init)[A-Z_]", path.read_text())
-    assert called is None or names(path) == "kernels/hardware/nvml.py"
+def test_the_production_path_needs_torch_and_triton_only() -> None:
+    heavy = {"optuna", "sqlalchemy", "alembic", "typer", "rich"}
+    kernels = [path for path in SOURCES if room_of(path) == "kernels"]
+    assert kernels
+    found = {names(path): heavy & {module.split(".")[0] for module in imported_modules(path)} for path in kernels}
+    assert {path: modules for path, modules in found.items() if modules} == {}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if room_of(path) != "cli"], ids=names)
-def test_only_the_command_line_prints(path: Path) -> None:
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+def test_one_file_calls_nvml() -> None:
+    called = re.compile(r"\bpynvml\b|\bnvml(?:Device|System|Init)[A-Z_]")
+    assert [names(path) for path in SOURCES if called.search(path.read_text())] == ["kernels/hardware/nvml.py"]
+
+
+def test_only_the_command_line_prints() -> None:
+    assert prints(ast.parse("def show(): print('shown')"))
+    assert [names(path) for path in SOURCES if room_of(path) != "cli" and prints(tree_of(path))] == []
+
+
+def prints(tree: ast.Module) -> bool:
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
 
 
 def place_of(room: str, parts: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import typer.main
 
 from blocktune.cli.main import app
+from blocktune.cli.shared.document_tables import escaped
 
 BLOCK = re.compile(r"<!-- commands -->\n.*?<!-- /commands -->", re.DOTALL)
 EXAMPLES = "\b\n"
@@ -52,7 +53,7 @@ def _paragraph(text: str) -> str:
 
 def _table(heading: str, parameters: list[Any], title: Any) -> str:
     lines = [f"| {heading} | meaning | default |", "| --- | --- | --- |"]
-    lines += [f"| `{title(each)}` | {' | '.join(map(_escaped, _meaning(each)))} |" for each in parameters]
+    lines += [f"| `{title(each)}` | {' | '.join(map(escaped, _meaning(each)))} |" for each in parameters]
     return "\n".join(lines)
 
 
@@ -67,7 +68,3 @@ def _meaning(parameter: Any) -> tuple[str, str]:
     text = DEFAULT.sub("", text) + (f" Environment variable: `{parameter.envvar}`." if parameter.envvar else "")
     value = "" if parameter.default is None or parameter.default is False else str(parameter.default)
     return text.strip(), named["default"] if named else value
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")

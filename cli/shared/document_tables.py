@@ -14,3 +14,8 @@ def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, wor
     names = list(columns)
     marks = ("---" if place in words else "---:" for place in range(len(names)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, marks, *rows))
+
+
+def escaped(text: str) -> str:
+    """Return a text as a cell of such a table shows it."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -62,18 +62,12 @@ def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[st
             best.paper, time_us=best.paper_time_us, energy_mj=best.paper_energy_mj, predicted_us=paper_us
         ),
         "objective": best.objective,
-        "speedup_over_default": _speedup_json(best),
+        "speedup_over_default": best.speedup_json,
         "kernel_hash": best.kernel_hash,
         "environment": asdict(best.environment),
         "trials": best.trials,
         "created_at": best.created_at.isoformat(),
     }
-
-
-def _speedup_json(best: "Best") -> dict[str, float | None] | None:
-    if best.speedup_over_default is None:
-        return None
-    return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
 
 
 def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:

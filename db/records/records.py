@@ -122,3 +122,10 @@ class Best(BestColumns):
     default: KernelConfig | None = None
     paper: KernelConfig | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def speedup_json(self) -> dict[str, float | None] | None:
+        """The speedup over the default with its bounds; None where the default was not measured."""
+        if self.speedup_over_default is None:
+            return None
+        return {"median": self.speedup_over_default, "low": self.speedup_low, "high": self.speedup_high}

@@ -81,7 +81,7 @@ class MetricsReader:
     def _digests(self, snapshot: Snapshot) -> dict[str, str]:
         """Return the digests of all devices seen so far. They are made again only when something else has been read."""
         rows = {device: snapshot.begin(device).rows(0.0)[0] for device in snapshot.devices}
-        state = id(snapshot), tuple((device.key, len(found)) for device, found in rows.items())
+        state = snapshot, tuple((device.key, len(found)) for device, found in rows.items())
         if self._digested is None or self._digested[0] != state:
             made = {device.key: self._digest(device, found) for device, found in rows.items()}
             self._digested = state, made

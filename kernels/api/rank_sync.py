@@ -21,7 +21,7 @@ from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
 from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.tuned.frozen import check, known_document, take
+from blocktune.kernels.tuned.frozen import FrozenDocument, check, known_document, take
 from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
@@ -114,7 +114,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: dict[str, Any]) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: FrozenDocument) -> str:
     """Return a hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),

@@ -1,11 +1,11 @@
 """One call of an autotuned kernel that no choice is known for yet."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from blocktune.kernels.tuned.config import Plain, Problem, UserConfig
+from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
@@ -13,8 +13,12 @@ from blocktune.kernels.values.errors import UsageError
 if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
 
     from blocktune.kernels.hardware.device import DeviceSpec
+
+Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +30,24 @@ class Call:
     """
 
     tuner: "Autotuner"
-    function: Any
+    function: "JITFunction | InterpretedFunction"
     name: str
     source_hash: str
     problem: Problem
     configs: "Mapping[UserConfig, triton.Config]"
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
     settings: Settings
 
     @property
-    def named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, object]:
         """The arguments by name, the grid and launch options included, as hooks get them."""
         return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
+
+    def grid(self, meta: Mapping[str, object]) -> tuple[int, ...]:
+        """Return the grid of a launch with these arguments and constants."""
+        grid = cast(Grid, self.kwargs["grid"])
+        return tuple(grid(meta) if callable(grid) else grid)
 
     @property
     def default(self) -> UserConfig:
@@ -56,7 +65,7 @@ class Choice:
     """
 
     config: "triton.Config"
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     rung: UserRung
     problem: Problem
     label: str
@@ -76,7 +85,7 @@ class Choice:
         return "\n".join(lines + [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()])
 
 
-def jitted_function(fn: Any) -> Any:
+def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
     """Return the function of `triton.jit` inside of decorators.
 
     Raises:
@@ -94,7 +103,9 @@ def jitted_function(fn: Any) -> Any:
     return inner
 
 
-def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def pruned_configs(
+    tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> "dict[UserConfig, triton.Config]":
     """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
     from blocktune.kernels.tuned.triton_config import user_config
 
@@ -109,7 +120,7 @@ def pruned_configs(tuner: "Autotuner", name: str, args: Sequence[Any], kwargs: M
     return kept
 
 
-def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, Plain]) -> None:
+def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, object]) -> None:
     """Require that a call gives no parameter that is tuned.
 
     Raises:

@@ -7,15 +7,16 @@ not for `triton.autotune`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
-from blocktune.kernels.tuned.config import TYPES, Plain, Problem
+from blocktune.kernels.tuned.config import TYPES, Problem, plain
 from blocktune.kernels.values.errors import UsageError
 
-Bucket = Callable[[Any], Any]
-"""Maps a key value to what stands for its group."""
+Bucket = Callable[[Any], object]
+"""Maps a key value to what stands for its group. Which type its argument takes is up to its author."""
 
 MAX_TYPES_TEXT = 500
 """Characters of the types of all arguments; longer ones are known by their hash."""
@@ -30,11 +31,27 @@ def power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length() if value > 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What Triton knows of a parameter of a jitted function."""
+
+    name: str
+    is_constexpr: bool
+    do_not_specialize: bool
+
+
+class Descriptor(Protocol):
+    """A tensor descriptor."""
+
+    base: Tensor
+    block_shape: Sequence[int]
+
+
 class CallKey:
     """The key of calls of one kernel.
 
     Args:
-        params: the parameters of the jitted function, as Triton describes them.
+        params: the parameters of the jitted function.
         keys: names of the arguments whose values count.
         buckets: groups of key values by name.
         sets_blocks: whether hooks of the configs give tensor descriptors their blocks, which then belong to a config
@@ -42,7 +59,7 @@ class CallKey:
     """
 
     def __init__(
-        self, params: Iterable[Any], keys: Sequence[str], buckets: Mapping[str, Bucket], sets_blocks: bool = False
+        self, params: Iterable[Parameter], keys: Sequence[str], buckets: Mapping[str, Bucket], sets_blocks: bool = False
     ) -> None:
         self._roles = {param.name: _role(param, keys) for param in params}
         self._ordered = tuple(self._roles.values())
@@ -51,22 +68,21 @@ class CallKey:
         self._all_names = frozenset(self._roles)
         self._keys = tuple(name for name in keys if name in self._roles)
 
-    def quick(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def quick(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         """Return the key of a call in this process, of values as they are, grouped or not. Launches wait for it."""
-        parts: list[Any] = []
+        parts: list[object] = []
         add = parts.append
         for role, value in zip(self._ordered, args, strict=False):
-            kind = type(value)
-            if kind is int:
+            if type(value) is int:
                 if role == _KEY:
                     add(value)
                 elif role == _SPECIALISED:
                     add(2 if value == 1 else value % _ALIGNMENT == 0)
-            elif kind is float and role == _SPECIALISED:
-                add(kind)
             elif isinstance(value, Tensor):
                 add(value.dtype)
                 add(value.data_ptr() % _ALIGNMENT == 0)
+            elif type(value) is float and role == _SPECIALISED:
+                add(float)
             elif role != _OTHER:
                 add(self._part(role, value))
         if not self._all_names.isdisjoint(kwargs):  # it holds more than the grid and the options of a launch
@@ -74,7 +90,7 @@ class CallKey:
             parts += ((name, self._part(self._roles[name], kwargs[name])) for name in named)
         return tuple(parts)
 
-    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
+    def problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Problem:
         """Return the key in the store of a call.
 
         Raises:
@@ -82,7 +98,7 @@ class CallKey:
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         values = {
-            name: _plain(self._bucketed(name, given[name]))
+            name: plain(self._bucketed(name, given[name]))
             for name in self._keys
             if name in given and not isinstance(given[name], Tensor)
         }
@@ -92,7 +108,7 @@ class CallKey:
             types = hashlib.sha256(types.encode()).hexdigest()[:16]
         return Problem.of(values | {TYPES: types})
 
-    def _part(self, role: int, value: Any) -> Any:
+    def _part(self, role: int, value: object) -> object:
         """Return what an argument adds to the key."""
         if isinstance(value, Tensor):
             return value.dtype, value.data_ptr() % _ALIGNMENT == 0
@@ -104,7 +120,7 @@ class CallKey:
             return 2 if value == 1 else value % _ALIGNMENT == 0
         return _kind(value, self._blocks)
 
-    def _bucketed(self, name: str, value: Any) -> Any:
+    def _bucketed(self, name: str, value: object) -> object:
         bucket = self._buckets.get(name)
         return value if bucket is None else bucket(value)
 
@@ -123,21 +139,24 @@ def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], ker
         )
 
 
-def _role(param: Any, keys: Sequence[str]) -> int:
+def _role(param: Parameter, keys: Sequence[str]) -> int:
     if param.name in keys:
         return _KEY
     return _OTHER if param.is_constexpr or param.do_not_specialize else _SPECIALISED
 
 
-def _kind(value: Any, blocks: bool) -> Any:
+def _is_descriptor(value: object) -> TypeGuard[Descriptor]:
+    return isinstance(getattr(value, "base", None), Tensor)
+
+
+def _kind(value: object, blocks: bool) -> object:
     """Return the type of what is neither tensor nor integer, with the data type and block of a tensor descriptor."""
-    base = getattr(value, "base", None)
-    if not isinstance(base, Tensor):
+    if not _is_descriptor(value):
         return type(value)
-    return (base.dtype, tuple(value.block_shape)) if blocks else (base.dtype,)
+    return (value.base.dtype, tuple(value.block_shape)) if blocks else (value.base.dtype,)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> object:
     """Return the value, or its text where a dictionary cannot hold it."""
     try:
         hash(value)
@@ -146,19 +165,18 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def _counts(role: int, value: Any) -> bool:
+def _counts(role: int, value: object) -> bool:
     """Return whether the type of an argument counts: that of every tensor, and of what Triton specialises by."""
     return role == _SPECIALISED or isinstance(value, Tensor)
 
 
-def _type(value: Any, blocks: bool) -> str:
+def _type(value: object, blocks: bool) -> str:
     """Return a short word for the type of an argument: `bf16`, `bf16!` at an address that does not divide by 16, `/16`,
     `=1`, `i` for other numbers, `none`."""
     if isinstance(value, Tensor):
         return dtype_word(value) + ("" if value.data_ptr() % _ALIGNMENT == 0 else "!")
-    base = getattr(value, "base", None)
-    if isinstance(base, Tensor):  # a tensor descriptor
-        return dtype_word(base) + "d" + "x".join(str(size) for size in value.block_shape if blocks)
+    if _is_descriptor(value):
+        return dtype_word(value.base) + "d" + "x".join(str(size) for size in value.block_shape if blocks)
     if type(value) is not int:
         return "none" if value is None else type(value).__name__
     return "=1" if value == 1 else "/16" if value % _ALIGNMENT == 0 else "i"
@@ -171,7 +189,3 @@ def dtype_word(tensor: Tensor) -> str:
         if name.startswith(long) and name[len(long) :].isdigit():
             return short + name[len(long) :]
     return name
-
-
-def _plain(value: Any) -> Plain:
-    return value if isinstance(value, Plain) else str(value)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
-from typing import Any, Self
+from typing import Self
 
 from blocktune.kernels.values.errors import UsageError
 
@@ -56,11 +56,11 @@ class UserConfig:
         """The parameters as canonical JSON text."""
         return json.dumps(self.parameters, sort_keys=True, separators=(",", ":"))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"kernel": self.kernel, "parameters": self.parameters}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, object]) -> Self:
         """Return the config that `to_json` wrote.
 
         Raises:
@@ -72,7 +72,7 @@ class UserConfig:
         return cls(kernel, tuple(parameters.items()))
 
     @classmethod
-    def from_document(cls, kernel: str, text: str) -> Self:
+    def from_document(cls, kernel: object, text: object) -> Self:
         """Return the config of a kernel with this document.
 
         Raises:
@@ -124,7 +124,7 @@ class Problem:
         return " ".join([*words, *([f"({types})"] if types else [])])
 
     @classmethod
-    def from_document(cls, text: str) -> Self:
+    def from_document(cls, text: object) -> Self:
         """Return the problem with this document.
 
         Raises:
@@ -133,7 +133,7 @@ class Problem:
         try:
             data = _loaded(text, MAX_PROBLEM_TEXT)
             if not isinstance(data, dict):
-                raise TypeError(f"an object was expected, but got {text:.80}")
+                raise TypeError(f"an object was expected, but got {data!r:.80}")
             return cls(tuple((name, _parsed(data[name])) for name in sorted(data)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"Not a problem of a tuned kernel: {error}") from error
@@ -150,7 +150,12 @@ class Problem:
         return None if None in steps else sum(step for step in steps if step is not None)
 
 
-def _loaded(text: object, longest: int) -> Any:
+def plain(value: object) -> Plain:
+    """Return a value as a problem or a config keeps it: one that is not plain is known by its text."""
+    return value if isinstance(value, Plain) else str(value)
+
+
+def _loaded(text: object, longest: int) -> object:
     """Return the JSON value of a stored text, whose length is bounded before anything parses it.
 
     Raises:
@@ -159,12 +164,13 @@ def _loaded(text: object, longest: int) -> Any:
     if not isinstance(text, str) or len(text) > longest:
         raise UsageError(f"A stored problem or config is a text of up to {longest} characters, but got {text!r:.80}.")
     try:
-        return json.loads(text)
+        value: object = json.loads(text)
+        return value
     except (ValueError, RecursionError) as error:
         raise UsageError(f"A stored problem or config is JSON, but got {text:.80}: {error}") from error
 
 
-def _parsed(value: Any) -> Plain:
+def _parsed(value: object) -> Plain:
     """Return a stored value; a tensor, which version 0.1 described by an object, becomes its text."""
     if isinstance(value, dict):
         return f"{value['dtype']}{list(value['shape'])}"

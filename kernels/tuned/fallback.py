@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS
@@ -94,18 +93,19 @@ def _weight(winner: UserWinner) -> float:
     return DISTANCE_OF_REUSE[winner.reuse]
 
 
-def _winner(row: Mapping[str, Any], device: DeviceSpec) -> UserWinner:
+def _winner(row: Mapping[str, object], device: DeviceSpec) -> UserWinner:
     time_us = row["time_us"]
     if not isinstance(time_us, float) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
+    source_hash = str(row["source_hash"])
     measured = Identity(
-        device_key=row["device_key"],
-        kernel_hash=row["source_hash"],
+        device_key=str(row["device_key"]),
+        kernel_hash=source_hash,
         triton=str(row["triton"]),
         ptxas=str(row["ptxas"]),
         driver=str(row["driver"]),
     )
-    reuse = reuse_of(measured, present_identity(device, row["source_hash"]))
+    reuse = reuse_of(measured, present_identity(device, source_hash))
     if reuse is None:
         raise UsageError(f"A winner must be measured on compute capability {device.limits.name}, but got {measured}.")
     return UserWinner(

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.file_path import file_path
@@ -29,6 +29,24 @@ MAX_BYTES = 64 << 20
 
 Key = tuple[str, str, str]
 """A device's key, a kernel's name and the hash of its source."""
+
+
+class FrozenRow(TypedDict):
+    """A winner in a frozen document: problem and config as their own documents."""
+
+    kernel: str
+    source_hash: str
+    problem: str
+    config: str
+    time_us: float
+
+
+class FrozenDocument(TypedDict):
+    """The winners of a device."""
+
+    device: str
+    kernels: list[FrozenRow]
+
 
 _winners: dict[Key, list[UserWinner]] = {}
 _files_read: set[Path] = set()
@@ -69,7 +87,7 @@ def load_frozen(name: str | Path) -> int:
     return count
 
 
-def take(document: Any) -> int:
+def take(document: object) -> int:
     """Let winners of a document precede what the store knows; returns how many there are.
 
     Raises:
@@ -82,13 +100,15 @@ def take(document: Any) -> int:
     return len(rows)
 
 
-def check(document: Any) -> list[tuple[Key, UserWinner]]:
+def check(document: object) -> list[tuple[Key, UserWinner]]:
     """Return the winners of a document, with what they belong to.
 
     Raises:
         UsageError: the document is not in order.
     """
     try:
+        if not isinstance(document, dict):
+            raise TypeError(f"a document is an object, but got {document!r:.80}")
         return [(_key(document["device"], row), _winner(row)) for row in document["kernels"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -96,7 +116,7 @@ def check(document: Any) -> list[tuple[Key, UserWinner]]:
         ) from error
 
 
-def known_document(device: DeviceSpec) -> dict[str, Any]:
+def known_document(device: DeviceSpec) -> FrozenDocument:
     """Return what this process knows of kernels on a device: what it was given, then what the user's store holds.
 
     A store that cannot be read counts as empty.
@@ -111,17 +131,26 @@ def known_document(device: DeviceSpec) -> dict[str, Any]:
     return frozen_document(device.key, rows + [row for row in _stored_rows(device) if _place(row) not in given])
 
 
-def _stored_rows(device: DeviceSpec) -> list[dict[str, Any]]:
+def _stored_rows(device: DeviceSpec) -> list[FrozenRow]:
     try:
         found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
     except Exception as error:  # whatever is wrong with a place or a file
         logger.info("No stored configs of autotuned kernels: %s", error)
         return []
-    names = ("kernel", "source_hash", "problem", "config", "time_us")
-    return [{name: row[name] for name in names} for row in found if row["device_key"] == device.key]
+    return [
+        FrozenRow(
+            kernel=row["kernel"],
+            source_hash=row["source_hash"],
+            problem=row["problem"],
+            config=row["config"],
+            time_us=row["time_us"],
+        )
+        for row in found
+        if row["device_key"] == device.key
+    ]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+def _place(row: FrozenRow) -> tuple[str, str, str]:
     return row["kernel"], row["source_hash"], row["problem"]
 
 
@@ -131,7 +160,7 @@ def forget_frozen() -> None:
     _files_read.clear()
 
 
-def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> dict[str, Any]:
+def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> FrozenRow:
     """Return the form of a winner in a frozen document."""
     return {
         "kernel": kernel,
@@ -142,20 +171,19 @@ def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConf
     }
 
 
-def frozen_document(device_key: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def frozen_document(device_key: str, rows: Iterable[FrozenRow]) -> FrozenDocument:
     """Return a document of winners, in an order that follows from them."""
-    order = sorted(rows, key=_place)
-    return {"device": device_key, "kernels": [dict(row) for row in order]}
+    return {"device": device_key, "kernels": sorted(rows, key=_place)}
 
 
-def _key(device_key: Any, row: Mapping[str, Any]) -> Key:
-    texts = (device_key, row["kernel"], row["source_hash"])
-    if not all(isinstance(text, str) for text in texts):
+def _key(device_key: object, row: Mapping[str, object]) -> Key:
+    kernel, source_hash = row["kernel"], row["source_hash"]
+    if not (isinstance(device_key, str) and isinstance(kernel, str) and isinstance(source_hash, str)):
         raise TypeError("device, kernel and source_hash are texts")
-    return texts
+    return device_key, kernel, source_hash
 
 
-def _winner(row: Mapping[str, Any]) -> UserWinner:
+def _winner(row: Mapping[str, object]) -> UserWinner:
     time_us = row["time_us"]
     if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")

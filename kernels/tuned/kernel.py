@@ -3,22 +3,22 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.tuned.call import Call, Choice, jitted_function, pruned_configs, require_no_conflict
-from blocktune.kernels.tuned.call_key import CallKey, require_names
+from blocktune.kernels.tuned.call_key import CallKey, Parameter, require_names
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
+    import triton
     from triton.runtime.autotuner import Autotuner
 
 Decide = Callable[[Call], Choice]
@@ -78,16 +78,16 @@ class TunedKernel:
         self.seconds = 0.0
         self.served: dict[Problem, Served] = {}
         self._decide = decide
-        self._fast: dict[tuple[Any, ...], Served] = {}
+        self._fast: dict[tuple[object, ...], Served] = {}
         self._calls_before = 0
-        self._written: dict[tuple[Any, ...], Any] = tuner.__dict__.setdefault(_WRITTEN, {})
+        self._written: dict[tuple[object, ...], triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
         has_hooks = any(config.pre_hook is not None for config in tuner.configs)
         self._key = CallKey(self._params, tuner.keys, settings.buckets, sets_blocks=has_hooks)
         self._quick = self._key.quick
         self._lock = threading.RLock()
         kernels.add(self)
 
-    def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def options(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
         """Return what a launch with these arguments gets in addition, after the hook of the config that serves it."""
         served = self._fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
         served.calls += 1
@@ -97,7 +97,7 @@ class TunedKernel:
             served.hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **served.options})
         return served.options
 
-    def explain(self, *args: Any, **kwargs: Any) -> Choice:
+    def explain(self, *args: object, **kwargs: object) -> Choice:
         """Return what serves a call with these arguments, and why; a new kind of call is decided as at its launch.
 
         Raises:
@@ -121,7 +121,7 @@ class TunedKernel:
         """The choice of each kind of call."""
         return {problem: served.choice for problem, served in self.served.items()}
 
-    def call_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
 
         Raises:
@@ -150,13 +150,12 @@ class TunedKernel:
         return not hasattr(self.function, "params")
 
     @property
-    def _params(self) -> Iterable[Any]:
-        if not self.is_interpreted:
-            return list(self.function.params)
-        names = self.tuner.arg_names
-        return [SimpleNamespace(name=name, is_constexpr=False, do_not_specialize=True) for name in names]
+    def _params(self) -> list[Parameter]:
+        if self.is_interpreted:
+            return [Parameter(name, is_constexpr=False, do_not_specialize=True) for name in self.tuner.arg_names]
+        return [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in self.function.params]
 
-    def _serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Served:
+    def _serve(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Served:
         """Return what serves a call that is new to this process in some way; it is kept."""
         with self._lock:
             problem = self._key.problem(args, kwargs)
@@ -166,7 +165,7 @@ class TunedKernel:
             self._fast[self._quick(args, kwargs)] = self.served[problem] = served
         return served
 
-    def _decided(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Choice:
+    def _decided(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> Choice:
         stock_key, started = self._stock_key(args, kwargs), time.monotonic()
         preset = self.tuner.cache.get(stock_key)
         if preset is not None and preset is not self._written.get(stock_key):  # a library's own
@@ -185,7 +184,7 @@ class TunedKernel:
         self.tuner.cache[stock_key] = self._written[stock_key] = choice.config  # where programs look for it
         return choice
 
-    def _call(self, problem: Problem, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
         """Return a call with the configs that it may be launched with."""
         configs = pruned_configs(self.tuner, self.name, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
@@ -201,7 +200,7 @@ class TunedKernel:
             settings=self.settings.of_environment(),
         )
 
-    def _stock_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _stock_key(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         """Return the key that Triton's own autotuner keeps the winner under."""
         names = self.tuner.arg_names
         given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in kwargs if name in names}}
@@ -209,6 +208,6 @@ class TunedKernel:
         return (*(given[name] for name in self.tuner.keys if name in given), *types)
 
 
-def _unmeasured(config: Any, problem: Problem) -> Choice:
+def _unmeasured(config: "triton.Config", problem: Problem) -> Choice:
     """Return the choice where there is nothing to choose."""
     return Choice(config=config, options=config.all_kwargs(), rung=UserRung.DEFAULT, problem=problem, label=str(config))

@@ -1,8 +1,8 @@
 """A `triton.Config` as a value that can be stored and compared, and back."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from blocktune.kernels.tuned.config import Plain, UserConfig
+from blocktune.kernels.tuned.config import UserConfig, plain
 
 if TYPE_CHECKING:
     import triton
@@ -17,17 +17,13 @@ def user_config(kernel: str, config: "triton.Config") -> UserConfig:
     """Return the stored form of a config. Its hook is no part of it; a value that is not plain is known by its text."""
     options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
     told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
-    return UserConfig(kernel, tuple((name, _plain(value)) for name, value in {**config.kwargs, **told}.items()))
+    return UserConfig(kernel, tuple((name, plain(value)) for name, value in {**config.kwargs, **told}.items()))
 
 
 def triton_config(config: UserConfig) -> "triton.Config":
     """Return the config to launch with that a stored one stands for."""
     import triton
 
-    parameters: dict[str, Any] = config.parameters
+    parameters = config.parameters
     options = {name: parameters.pop(name) for name in LAUNCH_OPTIONS if name in parameters}
     return triton.Config(parameters, **options)
-
-
-def _plain(value: Any) -> Plain:
-    return value if isinstance(value, Plain) else str(value)

@@ -17,6 +17,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.search.shape_defaults import complete_shape
+from tests.support.new_stores import new_store
 
 
 class Tune:
@@ -30,7 +31,7 @@ class Tune:
 
     def store(self, *bests: Best) -> None:
         """Put winners into the database."""
-        with ResultStore.open(self.db) as store:
+        with ResultStore.open(new_store(self.db)) as store:
             for best in bests:
                 assert store.set_best(best)
 

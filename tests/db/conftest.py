@@ -18,6 +18,7 @@ from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.new_stores import new_store
 from tests.support.postgres_server import missing_part, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
@@ -203,6 +204,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(target: str) -> Iterator[ResultStore]:
+    if "://" not in target:
+        new_store(Path(target))
     with ResultStore.open(target) as opened:
         yield opened
 
@@ -215,5 +218,5 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sqlite_store(path: Path) -> Iterator[ResultStore]:
-    with ResultStore.open(path) as opened:
+    with ResultStore.open(new_store(path)) as opened:
         yield opened

@@ -136,7 +136,7 @@ def test_a_lock_that_is_kept_is_reported_in_time(
         assert impatient.trials() == [trial]  # readers do not wait
         with pytest.raises(StoreLockedError, match="locked for the whole timeout"):
             impatient.record(trial)
-    assert 0.3 <= time.monotonic() - began < 3
+    assert 0.3 <= time.monotonic() - began < 20  # other writers wait 30 s
     holder.communicate("")
     sqlite_store.record(trial)
 

@@ -83,7 +83,7 @@ def test_a_locked_store_costs_no_measurement(short: ResultStore, path: Path, tri
             for each in trials[:3]:
                 started = time.monotonic()
                 recorder.record(each)
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 20  # other writers wait 30 s
             assert recorder.set_best(best)
             assert short.trials() == []
             assert lines_of(path) == 4

@@ -1,6 +1,7 @@
 """Faults that were planted are found and named, and the run goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,8 +37,9 @@ def outcomes(setup: Setup, jobs: list[dict[str, Any]], workers: int = 1) -> tupl
 
 @pytest.mark.slow
 def test_planted_faults_are_named_by_their_case() -> None:
-    scales = (None, planted.WRONG, planted.LOST, planted.RAISES, planted.DEAD, 0.5)
-    records, problems = outcomes(PLANTED, [{"case": case} for case in calls(*scales)])
+    scales = (None, planted.WRONG, planted.LOST, planted.RAISES, planted.DEAD, planted.HANGS, 0.5)
+    setup = replace(PLANTED, timeout_s=15.0)
+    records, problems = outcomes(setup, [{"case": case} for case in calls(*scales)])
     found = {record["case"].get("scale"): record for record in records}
     assert {scale: found[scale]["verdict"] for scale in scales} == {
         None: "right",
@@ -45,6 +47,7 @@ def test_planted_faults_are_named_by_their_case() -> None:
         planted.LOST: "wrong",
         planted.RAISES: "raised",
         planted.DEAD: "dead",
+        planted.HANGS: "hung",
         0.5: "right",
     }
     assert problems == []
@@ -53,14 +56,6 @@ def test_planted_faults_are_named_by_their_case() -> None:
     assert "planted" in found[planted.RAISES]["message"]
     assert "ended with 9" in found[planted.DEAD]["message"]
     assert Case.from_json(found[planted.DEAD]["case"]).scale == planted.DEAD
-
-
-@pytest.mark.slow
-def test_a_case_that_hangs_is_ended_and_named() -> None:
-    setup = Setup(device="cpu", subject="tests.differential.planted", timeout_s=15.0)
-    records, problems = outcomes(setup, [{"case": case} for case in calls(planted.HANGS, None)])
-    assert [record["verdict"] for record in records] == ["hung", "right"]
-    assert problems == []
 
 
 @pytest.mark.slow
@@ -73,12 +68,7 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 def test_the_rest_of_a_class_runs_after_a_death() -> None:
     drawn = [case.scale for _, case in drawn_cases(KIND, 11, 30)]
     scale = next(scale for scale in drawn[:-1] if scale is not None and drawn.count(scale) <= 2)
-    setup = Setup(
-        device="cpu",
-        subject="tests.differential.planted",
-        timeout_s=60.0,
-        environment={"PLANTED_DEAD": str(scale)},
-    )
+    setup = replace(PLANTED, environment={"PLANTED_DEAD": str(scale)})
     records, problems = outcomes(setup, [{"kind": class_to_json(KIND), "seed": 11, "count": 30}])
     verdicts = [record["verdict"] for record in records]
     assert len(records) == 30

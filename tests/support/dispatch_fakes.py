@@ -18,6 +18,7 @@ from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_ver
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.new_stores import new_store
 
 H200 = device_named("h200")
 
@@ -175,7 +176,7 @@ def best(
 
 def store_with(path: Path, *bests: Best) -> Path:
     """A store file with these winners, closed."""
-    with ResultStore.open(path) as store:
+    with ResultStore.open(new_store(path)) as store:
         for one in bests:
             store.set_best(one)
     return path

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.live_servers import LiveServer
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class EventStream:

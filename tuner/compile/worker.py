@@ -24,6 +24,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.compiler import compile_config
 
 MAX_ERROR_TEXT = 2000
@@ -39,9 +40,9 @@ CompileJob = Callable[[dict[str, Any]], dict[str, Any]]
 
 def serve(compile_job: CompileJob, jobs: TextIO, results: TextIO) -> None:
     """Compile until the jobs end."""
-    _send(results, {"ready": True})
+    send(results, {"ready": True})
     for line in jobs:
-        _send(results, _compile(compile_job, json.loads(line)))
+        send(results, _compile(compile_job, json.loads(line)))
 
 
 def attention_job(get_kernel: GetKernel) -> CompileJob:
@@ -100,23 +101,11 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def private_stdout() -> TextIO:
-    """Keep the pipe to the parent for results alone and send what anyone prints to standard error."""
-    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return results
-
-
 def find_kernels(name: str) -> GetKernel:
     """Return the function that finds kernels, by its name as module:function."""
     module, _, function = name.partition(":")
     found: GetKernel = getattr(importlib.import_module(module), function)
     return found
-
-
-def _send(results: TextIO, message: dict[str, Any]) -> None:
-    results.write(json.dumps(message) + "\n")
-    results.flush()
 
 
 def main(arguments: list[str]) -> None:

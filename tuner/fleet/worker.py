@@ -24,7 +24,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
-from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.fleet.job import Job, progress_json
 from blocktune.tuner.fleet.preparation import RefusedError, prepare
 from blocktune.tuner.fleet.streamed_store import Send, store_of
@@ -42,15 +42,15 @@ Make = Callable[[Job, ResultStore, OnProgress], TuningReport]
 def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
     """Make jobs until the input ends."""
     for line in jobs:
-        send = partial(_send, answers)
-        send(_made(make, Job.from_json(json.loads(line)), send))
+        reply = partial(send, answers)
+        reply(_made(make, Job.from_json(json.loads(line)), reply))
 
 
-def _made(make: Make, job: Job, send: Send) -> dict[str, Any]:
+def _made(make: Make, job: Job, reply: Send) -> dict[str, Any]:
     """Make a job and return its end."""
     try:
-        with store_of(job, send) as store:
-            report = make(job, store, lambda progress: send({"progress": progress_json(progress)}))
+        with store_of(job, reply) as store:
+            report = make(job, store, lambda progress: reply({"progress": progress_json(progress)}))
         return {"report": report.to_json()}
     except RefusedError as error:
         return {"refused": str(error)}
@@ -96,11 +96,6 @@ def watch_parent(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:  # it ended before it could be watched
         sys.exit(1)
-
-
-def _send(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
 
 
 def main(arguments: list[str]) -> None:

@@ -9,8 +9,9 @@ keeps that; where this process sees another source under the name, it compiles n
 import sys
 from typing import Any
 
+from blocktune.tuner.compile.answers import private_stdout
 from blocktune.tuner.compile.compiler import compile_key, compiled_code, resources_of
-from blocktune.tuner.compile.worker import die_with_parent, private_stdout, serve
+from blocktune.tuner.compile.worker import die_with_parent, serve
 from blocktune.tuner.jitted.specialization import function_named, spec_of
 
 

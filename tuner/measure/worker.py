@@ -15,16 +15,16 @@ A failure has an outcome, a text, and `fatal`: whether the CUDA context is lost,
 
 import ctypes
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.measure.bench import Bench, ShapeBench, WrongResultError
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
 
@@ -50,7 +50,7 @@ def serve(
     """Answer commands until the input ends. `make_bench` builds the bench of a shape; the other two make
     shapes and configs of a command's objects."""
     die_with_parent()
-    answers = _private_stdout()
+    answers = private_stdout()
     bench: Bench | None = None
     for line in sys.stdin:
         command = json.loads(line)
@@ -62,10 +62,10 @@ def serve(
             elif bench is None:
                 raise RuntimeError("setup comes first")
             else:
-                answer = {"result": _run(bench, command, parse_config, lambda stage: _send(answers, {"stage": stage}))}
+                answer = {"result": _run(bench, command, parse_config, lambda stage: send(answers, {"stage": stage}))}
         except Exception as error:
             answer = {"failure": _failure(error, bench)}
-        _send(answers, answer)
+        send(answers, answer)
 
 
 def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -116,18 +116,6 @@ def die_with_parent() -> None:
     """Ask Linux to kill this process when the thread that started it ends; elsewhere the end of input has to do."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _private_stdout() -> TextIO:
-    """Keep the pipe to the parent for answers alone and send what anyone prints to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answers
-
-
-def _send(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
 
 
 def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:

@@ -126,7 +126,7 @@ class TuningReport:
             "default": self._rival(best.default, best.default_time_us, best.default_energy_mj),
             "paper": self._rival(best.paper, best.paper_time_us, best.paper_energy_mj),
             "objective": best.objective,
-            "speedup_over_default": _speedup(best),
+            "speedup_over_default": best.speedup_json,
             "occupancy": self.occupancy.to_json() if self.occupancy else None,
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
             "resumed": self.resumed,
@@ -152,12 +152,6 @@ class TuningReport:
             return None
         costs = {"time_us": time_us, "energy_mj": energy_mj, "predicted_us": self.predicted_us.get(config)}
         return {"kernel": config.kernel, "config": config.to_json()} | costs
-
-
-def _speedup(best: Best) -> dict[str, float | None] | None:
-    if best.speedup_over_default is None:
-        return None
-    return {"median": best.speedup_over_default, "low": best.speedup_low, "high": best.speedup_high}
 
 
 def disturbance_notes(trials: Sequence[Trial], finals: str) -> tuple[str, ...]:

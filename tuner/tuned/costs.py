@@ -71,8 +71,8 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
     if compiled is None:  # a hook keeps Triton from having it
         return None
-    meta, grid = meta_of(call, options), call.kwargs["grid"]
-    blocks = tuple(grid(meta) if callable(grid) else grid)
+    meta = meta_of(call, options)
+    blocks = call.grid(meta)
     if call.function.launch_metadata is not None:
         return _of_metadata(call, blocks, compiled, meta)
     counts = counts_in(compiled.asm.get("ptx", ""), compiled.metadata.num_warps)

@@ -114,12 +114,11 @@ class IsolatedLaunches:
 def grids_of(call: Call) -> dict[str, Any]:
     """Return the grid of a call by the constants that its configs give, for a process that has no function to compute
     it."""
-    grid = call.kwargs["grid"]
     names = sorted({name for config in call.configs.values() for name in config.kwargs})
     rows = {}
     for config in call.configs.values():
         meta = meta_of(call, config.all_kwargs())
-        rows[tuple(meta.get(name) for name in names)] = tuple(grid(meta) if callable(grid) else grid)
+        rows[tuple(meta.get(name) for name in names)] = call.grid(meta)
     return {"names": names, "rows": [[list(values), list(found)] for values, found in rows.items()]}
 
 

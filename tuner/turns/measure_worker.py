@@ -23,7 +23,8 @@ from blocktune.kernels.tuned.call import Call, jitted_function
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.settings import Cache, Settings
 from blocktune.kernels.tuned.triton_config import triton_config, user_config
-from blocktune.tuner.compile.worker import die_with_parent, private_stdout
+from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.worker import die_with_parent
 from blocktune.tuner.turns.arguments import load_arguments
 from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
 from blocktune.tuner.turns.launches import OwnLaunches
@@ -38,14 +39,14 @@ def serve(make_clock: MakeClock, commands: TextIO, answers: TextIO) -> None:
         torch.cuda.set_device(subject["device"])
     call = _call(subject)
     launches = OwnLaunches(call, lambda: make_clock(subject["l2"]))
-    _send(answers, {"ready": True})
+    send(answers, {"ready": True})
     for line in commands:
         command = json.loads(line)
         configs = [UserConfig.from_json(config) for config in command["configs"]]
         timed = launches.rounds(configs, command["count"])
         samples = [list(timed[config]) if config in timed else None for config in configs]
         failures = [launches.failures.get(config, "") for config in configs]
-        _send(answers, {"samples_us": samples, "failures": failures})
+        send(answers, {"samples_us": samples, "failures": failures})
 
 
 def _call(subject: Mapping[str, Any]) -> Call:
@@ -90,11 +91,6 @@ def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, 
     names = grids["names"]
     table = {tuple(values): tuple(grid) for values, grid in grids["rows"]}
     return lambda meta: table[tuple(meta.get(name) for name in names)]
-
-
-def _send(answers: TextIO, message: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
 
 
 def main(arguments: list[str], make_clock: MakeClock = CudaTurnClock) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.shared.document_tables import escaped, markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 
@@ -58,7 +58,7 @@ def tables(document: Mapping[str, Any]) -> str:
         parts.append("Failed:\n\n" + "\n".join(filter(None, lines)))
     if document["failed_launches"]:
         rows = document["failed_launches"].values()
-        lines = [f"- {row['count']}: {_escaped(row['message'])}" for row in rows]
+        lines = [f"- {row['count']}: {_in_a_line(row['message'])}" for row in rows]
         parts.append("Configs that did not launch, so that the next one was taken:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
@@ -123,8 +123,8 @@ def _reason(failure: Mapping[str, Any]) -> str:
     said = failure.get("message") or ", ".join(
         f"{each['name']} is wrong by {each['ratio']:.3g} times the bound" for each in failure.get("comparisons", ())[:3]
     )
-    return f"{_escaped(said)}: `{json.dumps(failure['case'], separators=(',', ':'))}`"
+    return f"{_in_a_line(said)}: `{json.dumps(failure['case'], separators=(',', ':'))}`"
 
 
-def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def _in_a_line(text: str) -> str:
+    return escaped(" ".join(text.split()))

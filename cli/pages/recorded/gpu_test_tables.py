@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.shared.document_tables import escaped, markdown_table
 from blocktune.cli.shared.json_files import read_document
 from blocktune.cli.shared.render import commit_sentence
 from blocktune.kernels.values.errors import UsageError
@@ -68,10 +68,10 @@ def suite_tables(document: Mapping[str, Any]) -> str:
     ]
     failures = [failure for name in sorted(files) for failure in files[name]["failed"]]
     if failures:
-        parts.append("Failed:\n\n" + "\n".join(f"- `{each['test']}`: {_escaped(each['message'])}" for each in failures))
+        parts.append("Failed:\n\n" + "\n".join(f"- `{each['test']}`: {escaped(each['message'])}" for each in failures))
     reasons = sum((Counter(row["reasons"]) for row in files.values()), Counter[str]())
     if reasons:
-        lines = (f"- {count}: {_escaped(reason)}" for reason, count in reasons.most_common())
+        lines = (f"- {count}: {escaped(reason)}" for reason, count in reasons.most_common())
         parts.append("Skipped, because:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
@@ -129,7 +129,3 @@ def _commands(document: Mapping[str, Any]) -> str:
 
 def _commits(document: Mapping[str, Any]) -> str:
     return commit_sentence(document.get("commits", ()))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -13,6 +13,7 @@ from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.support.live_servers import LiveServer, live_server
+from tests.support.new_stores import new_store
 from tests.support.reports import DENSE
 
 KNOWN = 30
@@ -30,7 +31,7 @@ def recorded() -> tuple[Trial, ...]:
 
 def filled_store(path: Path) -> Path:
     """Make a database with the first trials."""
-    with ResultStore.open(path) as store:
+    with ResultStore.open(new_store(path)) as store:
         store.put_all(recorded()[:KNOWN], [])
     return path
 

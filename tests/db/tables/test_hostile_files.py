@@ -5,8 +5,8 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,32 +86,30 @@ def test_no_value_takes_the_memory(stored: Path, sql: str) -> None:
         connection.execute(sql).fetchone()
 
 
-def pressed_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
+@contextmanager
+def pressed_after(seconds: float) -> Iterator[None]:
+    """Press Ctrl-C while the block runs."""
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    yield
 
 
 def test_ctrl_c_ends_a_statement_that_never_ends(stored: Path) -> None:
-    pressed_after(0.3)
-    began = time.monotonic()
     with (
         pytest.raises(KeyboardInterrupt),
         translated(StoreTarget(path=stored)),
         closing(connect_sqlite(stored.as_uri(), 1)) as connection,
+        pressed_after(0.3),
     ):
         connection.execute(ENDLESS).fetchone()
-    assert time.monotonic() - began < 5
 
 
 def test_ctrl_c_ends_the_wait_for_another_writer(stored: Path, trial: Trial) -> None:
     with closing(sqlite3.connect(stored, isolation_level=None)) as other, ResultStore.open(stored) as store:
         other.execute("BEGIN IMMEDIATE")
-        pressed_after(0.3)
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), pressed_after(0.3):
             store.record(trial)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20  # without the interrupt it waits 30 s
         other.execute("ROLLBACK")
         store.record(trial)
 
@@ -125,7 +123,7 @@ def test_a_writer_waits_as_long_as_it_was_told(stored: Path, trial: Trial) -> No
         began = time.monotonic()
         with pytest.raises(StoreLockedError):
             store.record(trial)
-        assert 0.8 < time.monotonic() - began < 5
+        assert 0.8 < time.monotonic() - began < 20  # 30 s where nothing is said
 
 
 @pytest.mark.timeout(30)

@@ -109,7 +109,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     with pytest.raises(Refused):
         connecting.connect(here, None, (), {})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def dropping(place: str, store: ResultStore, times: int) -> None:

@@ -2,16 +2,18 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from blocktune.kernels.base.flash_kernel import FlashKernel
 from blocktune.kernels.registry import KERNELS
+from tests.support.programs import python
 
 INTERPRETED = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 """Triton's interpreter has no instructions of one GPU."""
+
+BEGIN = "from tests.support.quick_interpreter import remember_builtins; remember_builtins()\n"
 
 SCRIPT = """
     import sys, torch
@@ -64,7 +66,7 @@ SCRIPT = """
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_the_kernels_compute_what_pytorch_computes(name: str) -> None:
-    command = [sys.executable, "-P", "-c", textwrap.dedent(SCRIPT), name]
+    command = [*python(BEGIN + textwrap.dedent(SCRIPT)), name]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
@@ -140,7 +142,7 @@ FEATURES = """
 
 @pytest.mark.slow
 def test_calls_with_features_train_by_the_real_kernels() -> None:
-    command = [sys.executable, "-P", "-c", textwrap.dedent(FEATURES)]
+    command = python(BEGIN + textwrap.dedent(FEATURES))
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -240,7 +240,7 @@ def busy_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("busy_threads")
 def test_a_busy_process_keeps_a_sound_store(tmp_path: Path, kernel: PlainKernel) -> None:
-    path = multiplied(store_with(tmp_path / "store.db", best(SHAPE, config(128))), 1000)
+    path = multiplied(store_with(tmp_path / "store.db", best(SHAPE, config(128))), 300)
     dispatcher = Dispatcher(SqliteConfigs(path))
     dispatcher(*tensors(SHAPE))
     until(lambda: served(dispatcher, kernel) == 128)

@@ -102,8 +102,9 @@ def test_a_thread_writes_before_the_process_ends(path: Path, monkeypatch: pytest
     log, watched = MissLog(path), plan()
     watched.calls = 7
     log.watch(watched)
-    until = time.monotonic() + 5
-    while not path.exists() and time.monotonic() < until:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until
         time.sleep(0.01)
     log.close()
     assert read_misses(path) == {SHORT_MISS: 7}
@@ -128,19 +129,19 @@ def test_watching_never_waits_for_the_file(log: MissLog, monkeypatch: pytest.Mon
 
     def stuck(path: Path, counts: object) -> None:
         writes.set()
-        go_on.wait(10)
+        go_on.wait(100)
 
     monkeypatch.setattr(misses, "append_misses", stuck)
     monkeypatch.setattr(misses, "FIRST_SECONDS", 0.0)
     first = plan()
     first.calls = 1
     log.watch(first)
-    assert writes.wait(5)
+    assert writes.wait(60)
     began = time.perf_counter()
     log.watch(plan())
     waited = time.perf_counter() - began
     go_on.set()
-    assert waited < 2  # the file waits 10 s
+    assert waited < 30  # the file waits 100 s
 
 
 def test_a_place_that_cannot_be_written_ends_the_counting_with_one_warning(

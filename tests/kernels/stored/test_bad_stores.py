@@ -82,7 +82,8 @@ def test_a_locked_store_is_asked_until_its_time_is_over(store: Path, monkeypatch
     assert 2 * store_file.BUSY_SECONDS < seconds < 0.1 + ANSWER_SECONDS  # more than once
 
 
-def test_a_store_that_is_unlocked_meanwhile_is_read(store: Path) -> None:
+def test_a_store_that_is_unlocked_meanwhile_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_file, "READ_SECONDS", 60.0)
     with held_exclusively(store):
         reading = BackgroundRead(lambda: SqliteConfigs(store).configs(H200), lambda: None)
         assert reading.value(0.1) is None

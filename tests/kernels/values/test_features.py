@@ -108,7 +108,7 @@ def test_pairs_that_a_window_lets_through(causal: Causal, window: tuple[int, int
 
 def test_pairs_of_millions_of_queries_are_counted_by_a_formula() -> None:
     length = 3_000_000
-    began = time.process_time()
+    began = time.thread_time()
     long = shape(seqlen_q=length, seqlen_k=length, features=Features(window=(5, 5)))
     assert long.visible_pairs == 11 * length - 2 * (5 + 4 + 3 + 2 + 1)
-    assert time.process_time() - began < 1  # a loop over the queries takes several seconds
+    assert time.thread_time() - began < 1  # a loop over the queries takes several seconds

@@ -18,7 +18,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.compile.answers import private_stdout
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.preparation import prepare
 from blocktune.tuner.fleet.worker import serve, watch_parent

@@ -9,7 +9,7 @@ from typing import Any
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.compile.answers import private_stdout
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import serve
 from blocktune.tuner.lab.replay import ReplayRunner

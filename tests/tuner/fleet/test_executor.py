@@ -64,7 +64,7 @@ class Host:
 def host(tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path)
     yield host
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(alive(pid) for *_, pid in host.log):
         assert time.monotonic() < deadline, "a worker outlived its executor"
         time.sleep(0.01)

@@ -22,7 +22,7 @@ from tests.support.programs import program
 
 pytestmark = pytest.mark.triton_free
 
-TRIALS = 40
+TRIALS = 20
 SHAPES = tuple(dataclasses.replace(landscape.SHAPE, batch=batch) for batch in (1, 2, 3, 4))
 
 

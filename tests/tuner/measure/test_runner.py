@@ -31,11 +31,16 @@ def config(kernel: str, block_m: int = 64) -> KernelConfig:
 
 
 class CountingMonitor:
-    """A GPU of 500 W whose clock rises with every sample."""
+    """A GPU whose clock rises with every sample, and that takes 500 W while a watch counts seconds by `monotonic`."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.last_sampled = 0.0
+        self._watched: list[float] = []
+
+    def monotonic(self) -> float:
+        self._watched.append(time.monotonic())
+        return self._watched[-1]
 
     def sample(self) -> Telemetry:
         self.samples += 1
@@ -43,7 +48,7 @@ class CountingMonitor:
         return Telemetry(sm_clock_mhz=1000 + self.samples)
 
     def energy_j(self) -> float:
-        return 500.0 * time.monotonic()
+        return 500.0 * (sum(self._watched[1::2]) - sum(self._watched[::2]))
 
 
 def new_runner(**changes: Any) -> GpuRunner:
@@ -85,8 +90,9 @@ def test_a_right_config_is_timed_against_the_anchor(runner: GpuRunner) -> None:
     assert runner.measure(config("honest")).relative_to_anchor == 1.0  # measured again it is the anchor still
 
 
-def test_the_gpu_is_sampled_from_the_first_round_to_the_last_and_no_longer() -> None:
+def test_the_gpu_is_sampled_from_the_first_round_to_the_last_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = CountingMonitor()
+    monkeypatch.setattr("blocktune.tuner.measure.load.time", SimpleNamespace(monotonic=monitor.monotonic))
     runner = new_runner(monitor=monitor, terms=Terms(race=False))
     try:
         brief = runner.measure(config("honest"))
@@ -98,7 +104,7 @@ def test_the_gpu_is_sampled_from_the_first_round_to_the_last_and_no_longer() -> 
         runner.close()
     taken = monitor.samples - before
     assert slow.outcome is Outcome.OK, slow.error
-    assert slow.telemetry.power_w == pytest.approx(500.0, rel=0.02)
+    assert slow.telemetry.power_w == pytest.approx(500.0, rel=1e-3)
     assert taken > 10
     assert slow.telemetry.sm_clock_mhz == pytest.approx(1000 + before + taken / 2, abs=2), "the middle of the rounds"
     assert ended - monitor.last_sampled > 0.4, "two checks follow the rounds"

@@ -7,6 +7,7 @@ import pytest
 
 from blocktune.db.store import ResultStore
 from tests.support import landscape
+from tests.support.new_stores import new_store
 
 
 @pytest.fixture
@@ -17,5 +18,5 @@ def landscape_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ResultStore]:
-    with ResultStore.open(tmp_path / "store.db") as store:
+    with ResultStore.open(new_store(tmp_path / "store.db")) as store:
         yield store

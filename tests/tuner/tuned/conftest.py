@@ -25,9 +25,10 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store.db"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def compiler() -> Iterator[CompileAhead]:
-    made = CompileAhead(workers=2)
+    """A compiler whose worker, which takes seconds to start, serves the tests of all files."""
+    made = CompileAhead(workers=1)
     yield made
     made.close()
 
