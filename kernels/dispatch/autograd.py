@@ -20,6 +20,7 @@ from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
 from blocktune.kernels.portable.sinks.results import finished, gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.dropout import drawn_words
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 
@@ -71,7 +72,7 @@ class Served:
         self._numbers = call.extras.softcap, call.extras.dropout_p
         changes = self._names or self.drops or call.extras.block_mask is not None
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
-        self._repeats = not (self.drops or "sinks" in self._names or call.extras.block_mask is not None)
+        self._repeats = not ("sinks" in self._names or call.extras.block_mask is not None)
         self._lay_out(layout)
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
@@ -104,7 +105,7 @@ class Served:
         """Return the output and log-sum-exp without autograd."""
         replay = self._again.known
         if replay is not None:
-            return self._again.again(replay, query, key, value, tensors)
+            return self._again.again(replay, (query, key, value), tensors, self._words(of_call))
         extras, plan = self.extras_of(tensors, *of_call), self.forward
         q, k, v = self.layout.inside(query, key, value)
         out, lse = plan.new_results(q, v)
@@ -128,11 +129,16 @@ class Served:
             grad, grad_lse: the gradients of output and log-sum-exp.
         """
         if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
+            words = self._words(of_call)
             for again in self._backwards:
-                found = again.again((*saved, grad))
+                found = again.again((*saved, grad), words)
                 if found is not None:
                     return found
         return self._gradients_of(saved, grad, grad_lse, of_call)
+
+    def _words(self, of_call: OfCall) -> tuple[int, ...]:
+        """Return the numbers that the dropped pairs of a call are made from."""
+        return drawn_words(of_call[1], of_call[2]) if self.drops else ()
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""
