@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
@@ -28,6 +28,9 @@ OfCall = tuple[BlockMask | None, int, int]
 """What of a call is no tensor and no option: its block mask, seed and offset."""
 
 NOTHING: OfCall = None, 0, 0
+
+OF_THE_THREE = True, True, True, False, False
+"""Which inputs of `Attention` need a gradient in most calls: query, key and value."""
 
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
@@ -113,7 +116,7 @@ class Served:
         outside = self.layout.outside(out)
         replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
         if replay is not None:
-            self._again.learn(replay, query, outside, lse, packed=plan.is_packed)
+            self._again.learn(replay, outside, lse, packed=plan.is_packed)
         if extras.sinks is None or lse is None:
             return outside, lse
         out, lse = finished(out, lse, extras.sinks)
@@ -160,7 +163,7 @@ class Served:
         made, outside = Backward(plan, (*saved, grad)), self.layout.all_outside(gradients)
         replay = made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients))
         if replay is not None:
-            made.learn(replay, saved[:3], outside, packed=plan.is_packed)
+            made.learn(replay, outside, packed=plan.is_packed)
         self._backwards = (made, *self._backwards)
         return outside
 
@@ -210,15 +213,20 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         served, tensors, of_call = call
         out, lse = served.run(query, key, value, tensors, of_call)
         ctx.save_for_backward(query, key, value, out, lse, *tensors)
-        ctx.served, ctx.of_call = served, of_call
+        ctx.call = served, of_call
+        if not served.lse:
+            return out  # there is a gradient of it whenever the backward runs
         ctx.set_materialize_grads(False)
-        return (out, lse) if served.lse else out
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+        if ctx.needs_input_grad == OF_THE_THREE and grad_lse is None and grad is not None and not is_grad_enabled():
+            served, of_call = ctx.call
+            return *served.gradients(ctx.saved_tensors, grad, None, of_call), None, None
         if grad is None and grad_lse is None:
             return (None,) * 5
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
             with torch.no_grad():
@@ -236,10 +244,11 @@ _apply = super(torch.autograd.Function, Attention).apply
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, and of sinks if they need one."""
-    served: Served = ctx.served
+    served: Served
+    served, of_call = ctx.call
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad
-    gradients = served.gradients(saved, grad, grad_lse, ctx.of_call)
+    gradients = served.gradients(saved, grad, grad_lse, of_call)
     if not ctx.needs_input_grad[3]:
         return gradients
     out, dout = served.layout.inside(saved[3], grad)

@@ -9,12 +9,12 @@ from functools import partial, reduce
 from operator import itemgetter, or_
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.guards import Guard, guard_of
 from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.memory import new_like
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
 from blocktune.kernels.dispatch.plan import is_capturing
@@ -24,9 +24,6 @@ CHANCES = 3
 """Launches that are recorded at most; on a stream that is new, for one, the first one fills what others find."""
 MAX_LAYOUTS = 8
 """Layouts of gradients whose launches are recorded for a kind of call."""
-
-New = Callable[[Tensor], Tensor]
-"""Makes memory for a result, of a tensor that it may be like."""
 
 address_of: Callable[[Tensor], int] = Tensor.data_ptr
 
@@ -88,22 +85,6 @@ class Repeating(Recorded):
             replay(tuple(map(address_of, given)))
 
 
-def new_as(result: Tensor, like: Tensor, fill: float | None = None) -> New:
-    """Return what makes memory with the sizes and strides of a result, filled with a number or not."""
-    alike = torch.empty_like(like)
-    if (alike.dtype, alike.shape, alike.stride()) == (result.dtype, result.shape, result.stride()) and not fill:
-        same: New = torch.empty_like if fill is None else torch.zeros_like
-        return same
-    sizes, strides, dtype, device = result.shape, result.stride(), result.dtype, result.device
-
-    def new(like: Tensor) -> Tensor:
-        del like
-        made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-        return made if fill is None else made.fill_(fill)
-
-    return new
-
-
 class Forward(Recorded):
     """The launch of the forward of calls of a kind, and what makes memory for its results."""
 
@@ -113,10 +94,10 @@ class Forward(Recorded):
         super().__init__(chances)
         self._plan = plan
 
-    def learn(self, replay: Replay, query: Tensor, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
+    def learn(self, replay: Replay, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
         """Repeat calls like this one from now on; out is as the entry point returns it."""
-        self._new_out = new_as(out, query, 0.0 if packed else None)
-        self._new_lse = None if lse is None else new_as(lse, query, float("-inf") if packed else None)
+        self._new_out = new_like(out, 0.0 if packed else None)
+        self._new_lse = None if lse is None else new_like(lse, float("-inf") if packed else None)
         self._replay = replay  # last: other threads take it as soon as it is there
 
     def again(
@@ -130,12 +111,11 @@ class Forward(Recorded):
             words: those of `drawn_words` where pairs are dropped.
         """
         self._plan.calls += 1
-        query, new_lse = given[0], self._new_lse
-        out = self._new_out(query)
+        out, new_lse = self._new_out(), self._new_lse
         if new_lse is None:
             replay(tuple(map(address_of, (*given, out, *tensors))), words)
             return out, None
-        lse = new_lse(query)
+        lse = new_lse()
         replay(tuple(map(address_of, (*given, out, *tensors, lse))), words)
         return out, lse
 
@@ -155,10 +135,9 @@ class Backward(Recorded):
         self._plan = plan
         self._guard = _guard_of_distinct(tensors)
 
-    def learn(self, replay: Replay, inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, packed: bool) -> None:
+    def learn(self, replay: Replay, gradients: Sequence[Tensor], *, packed: bool) -> None:
         """Repeat calls like this one from now on; the gradients are as the entry point returns them."""
-        fill = 0.0 if packed else None
-        self._new = tuple([new_as(one, like, fill) for one, like in zip(gradients, inputs, strict=True)])
+        self._new = tuple([new_like(one, 0.0 if packed else None) for one in gradients])
         self._replay = replay
 
     def again(self, tensors: tuple[Tensor, ...], words: Sequence[int]) -> tuple[Tensor, ...] | None:
@@ -176,7 +155,7 @@ class Backward(Recorded):
             return None  # compiled code takes all of them for multiples of 16
         self._plan.calls += 1
         new_query, new_key, new_value = self._new
-        gradients = new_query(tensors[0]), new_key(tensors[1]), new_value(tensors[2])
+        gradients = new_query(), new_key(), new_value()
         replay((*addresses, *map(address_of, gradients)), words)
         return gradients
 
