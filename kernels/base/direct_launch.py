@@ -46,6 +46,20 @@ class Part(int):
         return part
 
 
+class DropoutWord(int):
+    """A number that dropped pairs are made from, which knows its place among those: a launch that is repeated gets
+    others."""
+
+    place: int
+
+    @classmethod
+    def all(cls, words: Sequence[int]) -> tuple["DropoutWord", ...]:
+        made = tuple(map(cls, words))
+        for place, word in enumerate(made):
+            word.place = place
+        return made
+
+
 class Address:
     """Stands for a tensor where only its address counts."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from blocktune.kernels.base.direct_launch import DropoutWord, recorder
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.dropout import keep_arguments
@@ -90,12 +91,16 @@ def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
-    """Return scale, softcap, kept_share and the four words of dropout.
+    """Return scale, softcap, kept_share and the four words of dropout. A recording knows those that change with each
+    call.
 
     Raises:
         UsageError: dropout_p is outside [0, 1).
     """
-    return scale, extras.softcap, 1.0 - extras.dropout_p, *keep_arguments(extras)
+    *words, threshold = keep_arguments(extras)
+    if recorder.current is not None and extras.dropout_p:
+        words = [*DropoutWord.all(words)]
+    return scale, extras.softcap, 1.0 - extras.dropout_p, *words, threshold
 
 
 def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> dict[str, int]:

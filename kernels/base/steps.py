@@ -76,10 +76,9 @@ def new_memory(count: int, dtype: Any, device: Any) -> Any:
     """Return memory of this many elements, which a recording knows."""
     import torch
 
-    new = partial(torch.empty, count, dtype=dtype, device=device)
-    memory = new()
+    memory = torch.empty(count, dtype=dtype, device=device)
     if recorder.current is not None:
-        recorder.current.allocated(memory, new)
+        recorder.current.allocated(memory)
     return memory
 
 

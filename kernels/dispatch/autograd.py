@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
@@ -20,6 +20,7 @@ from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
 from blocktune.kernels.portable.sinks.results import finished, gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.dropout import drawn_words
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 
@@ -27,6 +28,9 @@ OfCall = tuple[BlockMask | None, int, int]
 """What of a call is no tensor and no option: its block mask, seed and offset."""
 
 NOTHING: OfCall = None, 0, 0
+
+OF_THE_THREE = True, True, True, False, False
+"""Which inputs of `Attention` need a gradient in most calls: query, key and value."""
 
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
@@ -71,7 +75,7 @@ class Served:
         self._numbers = call.extras.softcap, call.extras.dropout_p
         changes = self._names or self.drops or call.extras.block_mask is not None
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
-        self._repeats = not (self.drops or "sinks" in self._names or call.extras.block_mask is not None)
+        self._repeats = not ("sinks" in self._names or call.extras.block_mask is not None)
         self._lay_out(layout)
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
@@ -104,7 +108,7 @@ class Served:
         """Return the output and log-sum-exp without autograd."""
         replay = self._again.known
         if replay is not None:
-            return self._again.again(replay, query, key, value, tensors)
+            return self._again.again(replay, (query, key, value), tensors, self._words(of_call))
         extras, plan = self.extras_of(tensors, *of_call), self.forward
         q, k, v = self.layout.inside(query, key, value)
         out, lse = plan.new_results(q, v)
@@ -112,7 +116,7 @@ class Served:
         outside = self.layout.outside(out)
         replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
         if replay is not None:
-            self._again.learn(replay, query, outside, lse, packed=plan.is_packed)
+            self._again.learn(replay, outside, lse, packed=plan.is_packed)
         if extras.sinks is None or lse is None:
             return outside, lse
         out, lse = finished(out, lse, extras.sinks)
@@ -128,11 +132,16 @@ class Served:
             grad, grad_lse: the gradients of output and log-sum-exp.
         """
         if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
+            words = self._words(of_call)
             for again in self._backwards:
-                found = again.again((*saved, grad))
+                found = again.again((*saved, grad), words)
                 if found is not None:
                     return found
         return self._gradients_of(saved, grad, grad_lse, of_call)
+
+    def _words(self, of_call: OfCall) -> tuple[int, ...]:
+        """Return the numbers that the dropped pairs of a call are made from."""
+        return drawn_words(of_call[1], of_call[2]) if self.drops else ()
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""
@@ -154,7 +163,7 @@ class Served:
         made, outside = Backward(plan, (*saved, grad)), self.layout.all_outside(gradients)
         replay = made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients))
         if replay is not None:
-            made.learn(replay, saved[:3], outside, packed=plan.is_packed)
+            made.learn(replay, outside, packed=plan.is_packed)
         self._backwards = (made, *self._backwards)
         return outside
 
@@ -204,15 +213,20 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         served, tensors, of_call = call
         out, lse = served.run(query, key, value, tensors, of_call)
         ctx.save_for_backward(query, key, value, out, lse, *tensors)
-        ctx.served, ctx.of_call = served, of_call
+        ctx.call = served, of_call
+        if not served.lse:
+            return out  # there is a gradient of it whenever the backward runs
         ctx.set_materialize_grads(False)
-        return (out, lse) if served.lse else out
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+        if ctx.needs_input_grad == OF_THE_THREE and grad_lse is None and grad is not None and not is_grad_enabled():
+            served, of_call = ctx.call
+            return *served.gradients(ctx.saved_tensors, grad, None, of_call), None, None
         if grad is None and grad_lse is None:
             return (None,) * 5
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
             with torch.no_grad():
@@ -230,10 +244,11 @@ _apply = super(torch.autograd.Function, Attention).apply
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, and of sinks if they need one."""
-    served: Served = ctx.served
+    served: Served
+    served, of_call = ctx.call
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad
-    gradients = served.gradients(saved, grad, grad_lse, ctx.of_call)
+    gradients = served.gradients(saved, grad, grad_lse, of_call)
     if not ctx.needs_input_grad[3]:
         return gradients
     out, dout = served.layout.inside(saved[3], grad)

@@ -36,7 +36,9 @@ _ASKED = (
     "int page_size, int[] blocks_of, SymInt[]? lengths, int num_splits, "
     + ", ".join(f"Tensor? {name}" for name in _TENSORS)
 )
-_LIBRARY = torch.library.Library("blocktune", "DEF")
+LIBRARY = torch.library.Library("blocktune", "DEF")
+DEVICES = ("CPU", "CUDA")
+"""Whose tensors the ops take."""
 _TAGS: Mapping[str, tuple[torch.Tag, ...]] = {"": (), "_dropout": (torch.Tag.cudagraph_unsafe,)}
 """What an op is called besides, and how it is marked."""
 _engines: "WeakValueDictionary[int, Engine]" = WeakValueDictionary()
@@ -51,7 +53,7 @@ def registered(engine: "Engine") -> int:
     return number
 
 
-def _engine(number: int) -> "Engine":
+def engine_of(number: int) -> "Engine":
     """Return the engine with a number.
 
     Raises:
@@ -134,7 +136,7 @@ def _call(
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, lse: bool, dispatcher: int, *asked: Any
 ) -> tuple[Tensor, Tensor | None]:
-    engine, options, tensors = _engine(dispatcher), _options("forward", *asked), (query, key, value, *_extras(asked))
+    engine, options, tensors = engine_of(dispatcher), _options("forward", *asked), (query, key, value, *_extras(asked))
     served = None if options is None else engine.way(options, *tensors)
     if served is not None:
         return served(query, key, value, *(tensor for tensor in tensors[3:] if tensor is not None))
@@ -145,7 +147,7 @@ def _backward(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
     dispatcher: int, *asked: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    engine, options, tensors = _engine(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
+    engine, options, tensors = engine_of(dispatcher), _options("backward", *asked), (query, key, value, *_extras(asked))
     served = None if options is None else engine.way(options, *tensors)
     if served is not None and served.backward is not None:
         given = [tensor for tensor in tensors[3:] if tensor is not None]
@@ -235,16 +237,16 @@ def _no_second(ctx: Any, *grads: Tensor | None) -> None:
 
 for _kind, _tags in _TAGS.items():
     _forward_op, _backward_op = f"attention_forward{_kind}", f"attention_backward{_kind}"
-    _LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
-    _LIBRARY.define(
+    LIBRARY.define(f"{_forward_op}({_INPUTS}, bool lse, {_ASKED}) -> (Tensor, Tensor)", tags=_tags)
+    LIBRARY.define(
         f"{_backward_op}({_INPUTS}, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, {_ASKED})"
         " -> (Tensor, Tensor, Tensor)",
         tags=_tags,
     )
-    for _device in ("CPU", "CUDA"):
-        _LIBRARY.impl(_forward_op, _forward, _device)
-        _LIBRARY.impl(_backward_op, _backward, _device)
-    torch.library.register_fake(f"blocktune::{_forward_op}", _fake_forward, lib=_LIBRARY)
-    torch.library.register_fake(f"blocktune::{_backward_op}", _fake_backward, lib=_LIBRARY)
-    torch.library.register_autograd(f"blocktune::{_forward_op}", _gradients, setup_context=_keep, lib=_LIBRARY)
-    torch.library.register_autograd(f"blocktune::{_backward_op}", _no_second, lib=_LIBRARY)
+    for _device in DEVICES:
+        LIBRARY.impl(_forward_op, _forward, _device)
+        LIBRARY.impl(_backward_op, _backward, _device)
+    torch.library.register_fake(f"blocktune::{_forward_op}", _fake_forward, lib=LIBRARY)
+    torch.library.register_fake(f"blocktune::{_backward_op}", _fake_backward, lib=LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_forward_op}", _gradients, setup_context=_keep, lib=LIBRARY)
+    torch.library.register_autograd(f"blocktune::{_backward_op}", _no_second, lib=LIBRARY)

@@ -21,6 +21,7 @@ from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.engine import Engine, Plans, run
 from blocktune.kernels.dispatch.plan import (
     KERNEL_DEVICE,
+    KernelPlan,
     Plan,
     autocasted,
     call_obstacle,
@@ -114,6 +115,18 @@ class Dispatcher(Engine):
                 masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
                 return served(query, key, value, *masks)[0]
         return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def plain(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, enable_gqa: bool
+    ) -> Tensor:
+        """Return a call without gradients, mask and dropout, for the op of compiled graphs: the output has the strides
+        of `empty_output` whoever computes it."""
+        plan = self._plans.of(query, key, value, is_causal, enable_gqa)
+        if plan is None:
+            plan = self._plan(query, key, value, is_causal, enable_gqa)
+        if type(plan) is KernelPlan and scale > 0:
+            return plan.run(query, key, value, scale)
+        return self.forward(query, key, value, call_of(query, key, None, 0.0, is_causal, scale), lse=False)[0]
 
     def explain(
         self,

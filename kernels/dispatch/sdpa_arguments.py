@@ -1,4 +1,10 @@
-"""The arguments of PyTorch's attention as a `Call` of ours, and what stands for them in a compiled graph."""
+"""The arguments of PyTorch's attention as a `Call` of ours, and what stands for them in a compiled graph.
+
+Dynamo guards all that it traces, and checks the guards in every call of the graph: 60 ns for each function, constant
+and name. So it sees only what raises errors, and one op, `blocktune::attention`. That op is made of others, which
+become known when its graph is traced for autograd: `blocktune::attention_plain` for calls without gradients, masks and
+dropout, whose few arguments cost little to pass, those of custom_ops.py, or PyTorch's.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -12,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
-from blocktune.kernels.dispatch.plan import autocasted, layout_obstacle, scale_of
+from blocktune.kernels.dispatch.plan import autocasted, empty_output, layout_obstacle, needs_gradients, scale_of
 from blocktune.kernels.dispatch.torch_attention import (
     scaled_dot_product_attention,
     sound_attention,
@@ -120,18 +126,91 @@ def traced_attention(
     enable_gqa: bool,
 ) -> Tensor:
     """Return what stands in a compiled graph: the op with the plans of a dispatcher, which `registered` numbered, or
-    PyTorch's where no kernel takes such tensors."""
-    if type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None:
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
+    PyTorch's for arguments that are more than plain tensors and numbers.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
+    """
+    is_usual = (  # all in one place, by names that are there anyway
+        type(query) is Tensor
+        and type(key) is Tensor
+        and type(value) is Tensor
+        and attn_mask is None
+        and type(dropout_p) is float
+        and 0.0 <= dropout_p < 1.0
+        and type(is_causal) is bool
+        and type(enable_gqa) is bool
+        and (scale is None or type(scale) is float)
+    )
+    if not is_usual:
+        found = _unusual(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if found is not None:
+            return found
+    out: Tensor = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, dispatcher)
+    return out
+
+
+def _unusual(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """Return PyTorch's attention of arguments that the op does not take; None if it does.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
+    """
+    given = (query, key, value, attn_mask, dropout_p, is_causal)
+    if type_obstacle(*given, scale, enable_gqa) is not None:
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
     obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
+    if obstacle is None and not _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+        return None
+    given = (query, key, value, attn_mask, dropout_p, is_causal)
+    return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    dispatcher: int,
+) -> Tensor:
+    """Return attention by the ops that `blocktune::attention` is made of."""
+    query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     query, scale = with_positive_scale(query, scale)
-    if obstacle is not None or _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+    if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is None and not dropout_p and not needs_gradients(query, key, value):
+        out: Tensor = PLAIN(query, key, value, is_causal, scale_of(query, scale), enable_gqa, dispatcher)
+        return out
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
     return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
+
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, enable_gqa: bool, dispatcher: int
+) -> Tensor:
+    engine: Any = custom_ops.engine_of(dispatcher)
+    out: Tensor = engine.plain(query, key, value, is_causal, scale, enable_gqa)
+    return out
+
+
+def _fake_plain(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
+    del key, options
+    return empty_output(query, value.shape[-1])
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
@@ -152,3 +231,23 @@ def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
             return True
         check_mask(mask, query, key)
     return layout_obstacle(query, key, value, enable_gqa) is not None
+
+
+def _define() -> tuple[Any, Any]:
+    """Define the ops, and return `attention` and `attention_plain`."""
+    library, tensors = custom_ops.LIBRARY, "Tensor query, Tensor key, Tensor value"
+    library.define(
+        f"attention({tensors}, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa, "
+        "int dispatcher) -> Tensor"
+    )
+    library.define(
+        f"attention_plain({tensors}, bool is_causal, float scale, bool enable_gqa, int dispatcher) -> Tensor"
+    )
+    library.impl("attention", _attention, "CompositeImplicitAutograd")
+    for device in custom_ops.DEVICES:
+        library.impl("attention_plain", _plain, device)
+    torch.library.register_fake("blocktune::attention_plain", _fake_plain, lib=library)
+    return torch.ops.blocktune.attention.default, torch.ops.blocktune.attention_plain.default
+
+
+ATTENTION, PLAIN = _define()

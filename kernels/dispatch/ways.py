@@ -123,10 +123,10 @@ def _with_state(guard: Guard, query: Tensor, served: Served) -> Guard:
     a graph, which would drop the same ones for ever."""
     if query.dtype is float32:
         guard = while_unchanged(guard, allows_tf32)
-    if served.drops:
+    if served.drops and query.is_cuda:
         guard = while_unchanged(guard, _captures)
     return guard
 
 
 def _captures() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+    return bool(torch.cuda.is_current_stream_capturing())

@@ -112,7 +112,13 @@ def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:
     """
     if not extras.dropout_p:
         return 0, 0, 0, 0
-    threshold = keep_threshold(extras.dropout_p)
-    words = extras.seed & _WORD, extras.seed >> 32 & _WORD, extras.offset & _WORD, threshold
-    seed_lo, seed_hi, offset, least = (word - (1 << 32) if word >> 31 else word for word in words)
-    return seed_lo, seed_hi, offset, least
+    return *drawn_words(extras.seed, extras.offset), _as_int32(keep_threshold(extras.dropout_p))
+
+
+def drawn_words(seed: int, offset: int) -> tuple[int, int, int]:
+    """Return (seed_lo, seed_hi, offset), those of `keep_arguments` that change with each call."""
+    return _as_int32(seed & _WORD), _as_int32(seed >> 32 & _WORD), _as_int32(offset & _WORD)
+
+
+def _as_int32(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word

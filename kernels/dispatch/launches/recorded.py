@@ -5,16 +5,16 @@ size.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import itemgetter
+from functools import partial, reduce
+from operator import itemgetter, or_
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch.guards import guard_of
+from blocktune.kernels.dispatch.guards import Guard, guard_of
 from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.memory import new_like
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
 from blocktune.kernels.dispatch.plan import is_capturing
@@ -25,8 +25,7 @@ CHANCES = 3
 MAX_LAYOUTS = 8
 """Layouts of gradients whose launches are recorded for a kind of call."""
 
-New = Callable[[Tensor], Tensor]
-"""Makes memory for a result, of a tensor that it may be like."""
+address_of: Callable[[Tensor], int] = Tensor.data_ptr
 
 
 class Recorded:
@@ -83,23 +82,7 @@ class Repeating(Recorded):
         if replay is None:
             self._replay = self.launch(partial(self._ordinary, *arguments), given) or self._replay
         else:
-            replay(*[tensor.data_ptr() for tensor in given])
-
-
-def new_as(result: Tensor, like: Tensor, fill: float | None = None) -> New:
-    """Return what makes memory with the sizes and strides of a result, filled with a number or not."""
-    alike = torch.empty_like(like)
-    if (alike.dtype, alike.shape, alike.stride()) == (result.dtype, result.shape, result.stride()) and not fill:
-        same: New = torch.empty_like if fill is None else torch.zeros_like
-        return same
-    sizes, strides, dtype, device = result.shape, result.stride(), result.dtype, result.device
-
-    def new(like: Tensor) -> Tensor:
-        del like
-        made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-        return made if fill is None else made.fill_(fill)
-
-    return new
+            replay(tuple(map(address_of, given)))
 
 
 class Forward(Recorded):
@@ -111,24 +94,29 @@ class Forward(Recorded):
         super().__init__(chances)
         self._plan = plan
 
-    def learn(self, replay: Replay, query: Tensor, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
+    def learn(self, replay: Replay, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
         """Repeat calls like this one from now on; out is as the entry point returns it."""
-        self._new_out = new_as(out, query, 0.0 if packed else None)
-        self._new_lse = None if lse is None else new_as(lse, query, float("-inf") if packed else None)
+        self._new_out = new_like(out, 0.0 if packed else None)
+        self._new_lse = None if lse is None else new_like(lse, float("-inf") if packed else None)
         self._replay = replay  # last: other threads take it as soon as it is there
 
     def again(
-        self, replay: Replay, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor]
+        self, replay: Replay, given: tuple[Tensor, ...], tensors: Sequence[Tensor], words: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output and log-sum-exp of another call."""
+        """Return the output and log-sum-exp of another call.
+
+        Args:
+            given: query, key and value.
+            tensors: those of the call's extras.
+            words: those of `drawn_words` where pairs are dropped.
+        """
         self._plan.calls += 1
-        out = self._new_out(query)
-        own = [tensor.data_ptr() for tensor in tensors]
-        lse = None
-        if self._new_lse is not None:
-            lse = self._new_lse(query)
-            own.append(lse.data_ptr())
-        replay(query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), *own)
+        out, new_lse = self._new_out(), self._new_lse
+        if new_lse is None:
+            replay(tuple(map(address_of, (*given, out, *tensors))), words)
+            return out, None
+        lse = new_lse()
+        replay(tuple(map(address_of, (*given, out, *tensors, lse))), words)
         return out, lse
 
 
@@ -140,40 +128,43 @@ class Backward(Recorded):
         tensors: those of a call, as `again` takes them. One that is there twice is so in all calls of the kind.
     """
 
-    __slots__ = ("_distinct", "_guard", "_new", "_plan")
+    __slots__ = ("_guard", "_new", "_plan")
 
     def __init__(self, plan: GeneralPlan, tensors: Sequence[Tensor]) -> None:
         super().__init__(chances=1)
         self._plan = plan
-        self._distinct = itemgetter(*{id(tensor): place for place, tensor in enumerate(tensors)}.values())
-        self._guard = guard_of(*self._distinct(tensors))
+        self._guard = _guard_of_distinct(tensors)
 
-    def learn(self, replay: Replay, inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, packed: bool) -> None:
+    def learn(self, replay: Replay, gradients: Sequence[Tensor], *, packed: bool) -> None:
         """Repeat calls like this one from now on; the gradients are as the entry point returns them."""
-        fill = 0.0 if packed else None
-        self._new = tuple([new_as(one, like, fill) for one, like in zip(gradients, inputs, strict=True)])
+        self._new = tuple([new_like(one, 0.0 if packed else None) for one in gradients])
         self._replay = replay
 
-    def again(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    def again(self, tensors: tuple[Tensor, ...], words: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Return the gradients of query, key and value, the first of the tensors, the last of which is the gradient of
-        the output; None where these are others than those that were recorded."""
+        the output; None where these are others than those that were recorded.
+
+        Args:
+            words: those of `drawn_words` where pairs were dropped.
+        """
         replay = self.known
-        if replay is None or not self._guard(*self._distinct(tensors)):
+        if replay is None or not self._guard(*tensors):
             return None
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if is_misaligned(addresses):
-            return None
+        addresses = tuple(map(address_of, tensors))
+        if reduce(or_, addresses) % ALIGNMENT_BYTES:
+            return None  # compiled code takes all of them for multiples of 16
         self._plan.calls += 1
         new_query, new_key, new_value = self._new
-        gradients = new_query(tensors[0]), new_key(tensors[1]), new_value(tensors[2])
-        addresses += [one.data_ptr() for one in gradients]
-        replay(*addresses)
+        gradients = new_query(), new_key(), new_value()
+        replay((*addresses, *map(address_of, gradients)), words)
         return gradients
 
 
-def is_misaligned(addresses: Sequence[int]) -> bool:
-    """Return whether compiled code may not take one of the addresses for a multiple of 16."""
-    together = 0
-    for address in addresses:
-        together |= address
-    return together % ALIGNMENT_BYTES != 0
+def _guard_of_distinct(tensors: Sequence[Tensor]) -> Guard:
+    """Return a guard of tensors, some of which may be one, that looks at each once: guards pass no tensor twice."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    if len(places) == len(tensors):
+        return guard_of(*tensors)
+    distinct = itemgetter(*places.values())
+    guard = guard_of(*distinct(tensors))
+    return lambda *given: guard(*distinct(given))

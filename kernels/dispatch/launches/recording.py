@@ -5,7 +5,7 @@ all of those are known to be as before, the arguments of its kernels are copied 
 put in. A launch that does more than start kernels and take one workspace is not repeated this way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blocktune.kernels.base.direct_launch import DirectLaunch, recorder
+from blocktune.kernels.dispatch.launches.memory import new_like
 from blocktune.kernels.dispatch.launches.replay import Find, Known, Repeated, Replay
 
 
@@ -25,7 +26,6 @@ class Recording:
 
     def __init__(self, inputs: Sequence[Tensor | None]) -> None:
         self._known = Known({id(tensor): place for place, tensor in enumerate(inputs) if tensor is not None})
-        self._new: Callable[[], Tensor] | None = None
         self._launches: list[tuple[DirectLaunch, Sequence[Any]]] = []
         self._devices: set[int] = set()
         self._finds: list[Find] = []
@@ -64,10 +64,10 @@ class Recording:
         self._found += tensors
         self._finds.append(find)
 
-    def allocated(self, memory: Tensor, new: Callable[[], Tensor]) -> None:
-        """Note the workspace, and what makes another one. A second one counts as an operator."""
-        if self._new is None:
-            self._known.memory, self._new, self._expected = memory, new, 1
+    def allocated(self, memory: Tensor) -> None:
+        """Note the workspace. A second one counts as an operator."""
+        if self._known.memory is None:
+            self._known.memory, self._expected = memory, 1
 
     def replay(self) -> Replay | None:
         """Return what starts the same kernels again; None where they are not all that was done."""
@@ -78,7 +78,8 @@ class Recording:
             launches = [Repeated(self._known, launch, values) for launch, values in self._launches]
         except KeyError:  # a tensor that is neither given nor kept
             return None
-        return Replay(launches, self._new, self._finds, *self._devices)
+        memory = self._known.memory
+        return Replay(launches, None if memory is None else new_like(memory), self._finds, *self._devices)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, EncodedMaps, Part
+from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, DropoutWord, EncodedMaps, Part
 
 MAX_KEPT = 256
 """Sets of addresses whose arguments are kept: those of the layers of a model, some times over."""
@@ -35,13 +35,14 @@ class Repeated:
     """One kernel of a replay: all arguments of its launcher, and where addresses are put in.
 
     inputs, described: (place, which input), as an address or as an encoded descriptor. parts, described_parts: (place,
-    where the part of the workspace begins). kept: (place, which of the tensors that are found for a stream).
+    where the part of the workspace begins). kept: (place, which of the tensors that are found for a stream). words:
+    (place, which of the numbers that dropped pairs are made from).
 
     Raises:
         KeyError: an argument is a tensor that is neither given nor kept.
     """
 
-    __slots__ = ("described", "described_parts", "inputs", "kept", "launch_in_c", "parts", "template")
+    __slots__ = ("described", "described_parts", "inputs", "kept", "launch_in_c", "parts", "template", "words")
 
     def __init__(self, known: Known, launch: DirectLaunch, values: Sequence[Any]) -> None:
         self.launch_in_c, self.template = launch.launch_in_c, list(launch.head)
@@ -50,6 +51,7 @@ class Repeated:
         self.described: list[tuple[int, int, EncodedMaps]] = []
         self.described_parts: list[tuple[int, int, EncodedMaps]] = []
         self.kept: list[tuple[int, int]] = []
+        self.words: list[tuple[int, int]] = []
         for slot, value in enumerate(values):
             own = launch.maps[slot] if slot < len(launch.maps) else None
             if own is None:
@@ -63,6 +65,8 @@ class Repeated:
         self.template.append(None if isinstance(value, Tensor) else value)
         if type(value) is Part:
             self.parts.append((place, value.begin))
+        elif type(value) is DropoutWord:
+            self.words.append((place, value.place))
         elif value is not None and value is known.memory:
             self.parts.append((place, 0))
         elif isinstance(value, Tensor) and id(value) in known.kept:
@@ -80,8 +84,9 @@ class Repeated:
         else:
             self.described.append((place, known.places[id(value)], maps))
 
-    def arguments(self, stream: int, begin: int, kept: Sequence[int], addresses: Sequence[int]) -> list[Any]:
-        """Return all arguments for a stream, with a workspace that begins there and with these addresses."""
+    def arguments(self, stream: int, begin: int, kept: Sequence[int], addresses: Sequence[int]) -> tuple[Any, ...]:
+        """Return all arguments for a stream, with a workspace that begins there and with these addresses, but for the
+        words of dropped pairs."""
         made = self.template.copy()
         made[STREAM] = stream
         for place, which in self.inputs:
@@ -94,7 +99,7 @@ class Repeated:
             made[place] = maps.at(addresses[which])
         for place, part, maps in self.described_parts:
             made[place] = maps.at(begin + part)
-        return made
+        return tuple(made)
 
 
 def _at(description: Any, address: int) -> Any:
@@ -102,6 +107,10 @@ def _at(description: Any, address: int) -> Any:
     other = copy(description)
     other.base = Address(address)
     return other
+
+
+Ready = tuple[Callable[..., None], tuple[Any, ...], Sequence[tuple[int, int]]]
+"""A launcher, its arguments, and which of them are words of dropped pairs."""
 
 
 class Replay:
@@ -120,29 +129,52 @@ class Replay:
 
         self._launches, self._new, self._finds, self._device = launches, new, finds, device
         self.runtime = knobs.runtime
-        self._kept: dict[tuple[int, ...], list[tuple[Callable[..., None], Sequence[Any]]]] = {}
+        self._kept: dict[Any, list[Ready]] = {}
         self._current_device, self._stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
-    def __call__(self, *addresses: int) -> None:
+    def __call__(self, addresses: tuple[int, ...], words: Sequence[int] = ()) -> None:
+        """Start the kernels.
+
+        Args:
+            addresses: of the inputs.
+            words: those of `drawn_words` where pairs are dropped.
+        """
         if self._current_device() != self._device:
             with torch.cuda.device(self._device):
-                self(*addresses)
+                self(addresses, words)
             return
         stream = self._stream_of(self._device)
         memory = None if self._new is None else self._new()  # lives until all kernels are enqueued
         begin = 0 if memory is None else memory.data_ptr()
-        found = [find() for find in self._finds]  # in a captured graph they are this launch's alone
-        own = [tensor.data_ptr() for tensors in found for tensor in tensors]
-        key = (stream, begin, *own, *addresses)
-        ready = self._kept.get(key)
+        own: tuple[int, ...] = ()
+        if self._finds:
+            found = [find() for find in self._finds]  # in a captured graph they are this launch's alone
+            own = tuple([tensor.data_ptr() for tensors in found for tensor in tensors])
+        ready = self._kept.get((stream, begin, own, addresses))
         if ready is None:
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            ready = self._kept[key] = [
-                (launch.launch_in_c, launch.arguments(stream, begin, own, addresses)) for launch in self._launches
-            ]
-        for launch_in_c, arguments in ready:
+            ready = self._prepared(stream, begin, own, addresses)
+        for launch_in_c, arguments, places in ready:
+            if places:
+                arguments = _with_words(arguments, places, words)
             launch_in_c(*arguments)
+
+    def _prepared(self, stream: int, begin: int, own: tuple[int, ...], addresses: tuple[int, ...]) -> list[Ready]:
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        made: list[Ready] = [
+            (launch.launch_in_c, launch.arguments(stream, begin, own, addresses), launch.words)
+            for launch in self._launches
+        ]
+        self._kept[stream, begin, own, addresses] = made
+        return made
+
+
+def _with_words(arguments: tuple[Any, ...], places: Sequence[tuple[int, int]], words: Sequence[int]) -> tuple[Any, ...]:
+    """Return the arguments with the words of this call: what is kept belongs to all calls."""
+    made = list(arguments)
+    for place, which in places:
+        made[place] = words[which]
+    return tuple(made)
 
 
 def is_hooked(runtime: Any) -> bool:

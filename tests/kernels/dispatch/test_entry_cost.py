@@ -29,6 +29,7 @@ BARS = {
     "forward with gradients": Bar(ratio=1.3),
     "backward": Bar(ratio=1.0),
     "boolean mask": Bar(25, 1.0),
+    "dropout": Bar(ratio=1.0),
     "window": Bar(25),
     "soft cap": Bar(25),
     "packed sequences": Bar(35),

@@ -28,6 +28,7 @@ from tests.support.feature_fakes import FeatureBackward, FeatureForward
 
 NAMES = ("attention_forward", "attention_backward")
 FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in NAMES)
+ATTENTION, PLAIN = torch.ops.blocktune.attention.default, torch.ops.blocktune.attention_plain.default
 DROPOUT = tuple(getattr(torch.ops.blocktune, f"{name}_dropout").default for name in NAMES)
 
 
@@ -126,24 +127,26 @@ def test_dropout_in_a_graph_is_drawn_once(served: bool, request: pytest.FixtureR
     torch.testing.assert_close((dv * value).sum(), (grad * out).sum())
 
 
+def noted(function: Any) -> tuple[Any, dict[str, set[Any]]]:
+    """The function compiled, and what it calls then by namespace, forward and backward."""
+    seen: dict[str, set[Any]] = {}
+
+    def note(graph: torch.fx.GraphModule, example: list[Any]) -> Any:
+        for node in graph.graph.nodes:
+            seen.setdefault(getattr(node.target, "namespace", ""), set()).add(node.target)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+    return torch.compile(function, fullgraph=True, backend=backend), seen
+
+
 def test_no_cuda_graph_holds_dropout(kernels: tuple[FeatureForward, FeatureBackward]) -> None:
     """Its pairs are drawn for every run. Without dropout there is nothing that a replay must not repeat."""
     for dropout_p, expected in ((0.0, (FORWARD, BACKWARD)), (0.5, DROPOUT)):
         assert all((torch.Tag.cudagraph_unsafe in op.tags) == (dropout_p > 0) for op in expected)
-        seen: list[Any] = []
-
-        def note(graph: torch.fx.GraphModule, example: list[Any], seen: list[Any] = seen) -> Any:
-            seen += [node.target for node in graph.graph.nodes]
-            return make_boxed_func(graph.forward)
-
-        backend = aot_autograd(fw_compiler=note, bw_compiler=note)
-        graph = torch.compile(
-            lambda *tensors, p=dropout_p: attention(*tensors, dropout_p=p, enable_gqa=True),
-            fullgraph=True,
-            backend=backend,
-        )
+        graph, ops = noted(lambda *tensors, p=dropout_p: attention(*tensors, dropout_p=p, enable_gqa=True))
         results(graph, inputs())
-        assert {target for target in seen if getattr(target, "namespace", "") == "blocktune"} == set(expected)
+        assert ops["blocktune"] == set(expected)
 
 
 def test_flash_attentions_functions_are_one_graph() -> None:
@@ -188,18 +191,17 @@ def test_export_keeps_the_call(strict: bool) -> None:
     lengths = {2: torch.export.Dim("queries", min=2, max=512)}
     example = tuple(tensor.detach() for tensor in inputs())
     program = torch.export.export(Layer(), example, strict=strict, dynamic_shapes=(lengths, None, None))
-    assert FORWARD in [node.target for node in program.graph.nodes]
+    assert ATTENTION in [node.target for node in program.graph.nodes]
     other = [tensor.detach() for tensor in inputs(33)]
     torch.testing.assert_close(program.module()(*other), sdpa(*other, is_causal=True, enable_gqa=True))
 
 
 def test_what_no_kernel_takes_stays_pytorchs_in_the_graph() -> None:
     leaves = [tensor.detach().double() for tensor in inputs()]
-    graph, counter = compiled(lambda *tensors: attention(*tensors, enable_gqa=True))
-    torch.testing.assert_close(graph(*leaves), sdpa(*leaves, enable_gqa=True))
-    targets = [node.target for node in counter.graphs[0].graph.nodes]
-    assert FORWARD not in targets
-    assert torch.ops.blocktune.attention_forward not in targets
+    function, ops = noted(lambda *tensors: attention(*tensors, enable_gqa=True))
+    torch.testing.assert_close(function(*leaves), sdpa(*leaves, enable_gqa=True))
+    assert "aten" in ops
+    assert "blocktune" not in ops
 
 
 def test_tensors_that_are_more_stay_pytorchs_in_the_graph() -> None:
@@ -211,7 +213,7 @@ def test_tensors_that_are_more_stay_pytorchs_in_the_graph() -> None:
     assert "scaled_dot_product" in str(counter.graphs[0].code)
     parameters = [torch.nn.Parameter(tensor.detach()) for tensor in inputs()]
     graph(*parameters)
-    assert "blocktune.attention_forward" in str(counter.graphs[1].code)
+    assert "blocktune.attention" in str(counter.graphs[1].code)
 
 
 def test_meta_tensors_have_sizes() -> None:
@@ -252,6 +254,51 @@ def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
     out, lse = (tensor.detach() for tensor in forward(*leaves, True, *arguments))
     opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), None, *arguments))
     opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.zeros_like(out), lse, *arguments))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, in torch 2.15
+@pytest.mark.parametrize("options", [(None, 0.0, True), (torch.rand(20, 24) > 0.2, 0.0, False)], ids=["plain", "mask"])
+def test_pytorchs_signature_keeps_the_rules(options: tuple[Any, ...]) -> None:
+    arguments = *options, None, True, attention._number
+    for leaves in (inputs(), [leaf.detach() for leaf in inputs()]):
+        opcheck(ATTENTION, (*leaves, *arguments))
+        torch.testing.assert_close(ATTENTION(*leaves, *arguments), sdpa(*leaves, *options, enable_gqa=True))
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize(("layout", "scale"), [("bhsd", 0.25), ("bshd", 0.5), ("bshd", -0.5), ("bhsd", 0.0)])
+def test_calls_without_gradients_are_one_op_with_few_arguments(
+    layout: str, scale: float, served: bool, request: pytest.FixtureRequest
+) -> None:
+    if served:
+        request.getfixturevalue("kernels")
+    leaves = [leaf.detach() for leaf in inputs(layout=layout, dim_v=8)]
+    graph, ops = noted(lambda *tensors: attention(*tensors, is_causal=True, scale=scale, enable_gqa=True))
+    expected = sdpa(*(leaf.double() for leaf in leaves), is_causal=True, scale=scale, enable_gqa=True).float()
+    torch.testing.assert_close(graph(*leaves), expected, atol=1e-4, rtol=1e-4)
+    assert ops["blocktune"] == {PLAIN}
+    with torch.no_grad():
+        torch.testing.assert_close(graph(*inputs(layout=layout, dim_v=8)), expected, atol=1e-4, rtol=1e-4)
+    assert ops["blocktune"] == {PLAIN}
+    opcheck(PLAIN, (*leaves, True, abs(scale), True, attention._number))
+
+
+def test_a_call_in_a_graph_adds_few_guards() -> None:
+    """They are checked in every call."""
+    explained: list[Any] = []
+    leaves = [leaf.detach() for leaf in inputs()]
+
+    def of_ours(name: str) -> bool:
+        return "sdpa_arguments" in name or "custom_ops" in name
+
+    def keep(guards: Any) -> list[bool]:
+        explained.append([one.name for one in guards if of_ours(one.name)])
+        return [True for _ in guards]
+
+    graph = torch.compile(lambda *tensors: attention(*tensors), backend="aot_eager", options={"guard_filter_fn": keep})
+    graph(leaves[0][:, :2], leaves[1], leaves[2])
+    (names,) = explained
+    assert 0 < len(names) <= 6, names
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from blocktune.kernels.base.direct_launch import direct_launcher
+from blocktune.kernels.base.feature_arguments import run_time_numbers
 from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
 from blocktune.kernels.base.steps import Workspace, new_memory
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
@@ -18,15 +19,17 @@ from blocktune.kernels.dispatch.launches import replay as replays
 from blocktune.kernels.dispatch.launches.recorded import Recorded, Repeating
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
+from blocktune.kernels.values.dropout import drawn_words
+from blocktune.kernels.values.feature_tensors import Extras
 from tests.support.dispatch_fakes import ListSource
-from tests.support.entry_calls import entry_calls
+from tests.support.entry_calls import SIZE, backward_of, entry_calls
 from tests.support.fake_launches import Calls, Compiled, Recorder, pretend_kernels, pretend_stream
 from tests.support.triton_modes import compiled_here
 
 GRID = (7, 1, 1)
 HEAD = (*GRID, 103, "function", False, True, None, None, "packed", None, None, None)
 CPU = torch.device("cpu")
-ENTRIES = sorted(entry_calls("cpu").keys() - {"compiled graph", "dropout", "block mask"})
+ENTRIES = sorted(entry_calls("cpu").keys() - {"compiled graph", "block mask"})
 MANY = 1 << 32
 """Above it a number is an address."""
 
@@ -51,8 +54,8 @@ def test_addresses_are_put_into_the_arguments_of_the_recorded_launch() -> None:
     assert replay is not None
     compiled.run.calls.clear()
     for _ in range(2):
-        replay(0, 64, 32)
-        replay(0, 64, 48)
+        replay((0, 64, 32))
+        replay((0, 64, 48))
     assert compiled.run.calls == [(*HEAD, address, None, 0.5, 64, 5) for address in (32, 48)] * 2
 
 
@@ -70,7 +73,7 @@ def test_parts_of_the_workspace_move_with_it() -> None:
     replay = recording.replay()
     assert replay is not None
     compiled.run.calls.clear()
-    replay()
+    replay(())
     *_, first, none, second, whole, five = compiled.run.calls[0]
     assert (none, five, second - first, whole) == (None, 5, 256, first)
     assert first % 16 == 0
@@ -86,9 +89,9 @@ def test_what_is_kept_for_a_stream_is_found_in_every_launch(monkeypatch: pytest.
     replay = recording.replay()
     assert replay is not None
     compiled.run.calls.clear()
-    replay()
+    replay(())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    replay()
+    replay(())
     assert compiled.run.calls[0] == (*HEAD, own.data_ptr(), 5)
     assert compiled.run.calls[1][-2] != own.data_ptr()
 
@@ -159,7 +162,7 @@ def test_arguments_do_not_pile_up() -> None:
     replay = recording.replay()
     assert replay is not None
     for address in range(3 * replays.MAX_KEPT):
-        replay(address)
+        replay((address,))
         assert len(replay._kept) <= replays.MAX_KEPT
 
 
@@ -179,7 +182,7 @@ def test_the_device_of_the_recording_is_made_the_current_one(monkeypatch: pytest
     replay = recording.replay()
     assert replay is not None
     monkeypatch.setattr(torch.cuda, "device", enter)
-    replay(64)
+    replay((64,))
     assert entered == [3]
     assert compiled.run.calls[-1] == (*HEAD, 64, 5)
 
@@ -210,12 +213,21 @@ def renamed(calls: Calls, given: set[int], results: Any) -> Calls:
     return [tuple(map(name, call)) for call in calls]
 
 
+def dropped_backward(dispatcher: Dispatcher) -> tuple[Callable[[], Any], None]:
+    tensors = [torch.randn(SIZE, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    return backward_of(partial(dispatcher, dropout_p=0.1), tensors), None
+
+
 @compiled_here
 @pytest.mark.skipif(_triton_version() != DIRECT_TRITON, reason="only this Triton is launched directly")
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [*ENTRIES, "dropout, backward"])
 def test_a_repeated_call_passes_what_the_ordinary_way_passes(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = pretend_kernels(monkeypatch)
-    make = entry_calls("cpu", Dispatcher(ListSource()))[entry]
+    calls, dispatcher = pretend_kernels(monkeypatch), Dispatcher(ListSource())
+    makes: dict[str, Any] = {
+        **entry_calls("cpu", dispatcher),
+        "dropout, backward": partial(dropped_backward, dispatcher),
+    }
+    make = makes[entry]
     for _ in range(2):
         learn, _ = make()
         for _ in range(3):
@@ -233,7 +245,40 @@ def test_a_repeated_call_passes_what_the_ordinary_way_passes(entry: str, monkeyp
                 patch.setattr(Recorded, "known", None)
                 patch.setattr(Recorded, "launch", lambda self, start, inputs: start())
             calls.clear()
+            torch.manual_seed(0)  # the same pairs are dropped
             results = call()
             found.append(renamed(calls, given, results))
     assert found[0] == found[1]
     assert "result 0" in str(found[0])
+
+
+@pytest.mark.usefixtures("stream")
+def test_every_launch_gets_its_own_words_of_dropped_pairs() -> None:
+    compiled, tensor = Compiled(0), torch.zeros(4)
+    with Recording([tensor]) as recording:
+        kernel(compiled)(tensor, *run_time_numbers(Extras(dropout_p=0.5, seed=7 << 32 | 3, offset=3), 0.25))
+    replay = recording.replay()
+    assert replay is not None
+    compiled.run.calls.clear()
+    for seed, offset in ((7 << 32 | 3, 3), (1 << 63, 8), (7 << 32 | 3, 3)):
+        replay((tensor.data_ptr(),), drawn_words(seed, offset))
+    words = [(3, 7, 3), (0, -(1 << 31), 8), (3, 7, 3)]
+    threshold = -(1 << 31)
+    assert compiled.run.calls == [(*HEAD, tensor.data_ptr(), 0.25, 0.0, 0.5, *drawn, threshold, 5) for drawn in words]
+
+
+@compiled_here
+@pytest.mark.skipif(_triton_version() != DIRECT_TRITON, reason="only this Triton is launched directly")
+def test_calls_with_dropout_are_repeated_with_new_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, dispatcher = pretend_kernels(monkeypatch), Dispatcher(ListSource())
+    call, _ = entry_calls("cpu", dispatcher)["dropout"]()
+    for _ in range(3):
+        call()
+    monkeypatch.setattr(Recorded, "launch", None)  # the ordinary way
+    calls.clear()
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        call()
+    begin = len(HEAD) + calls[0][len(HEAD) :].index(0.9) + 1
+    first, same, other = (launch[begin : begin + 3] for launch in calls)
+    assert first == same != other
