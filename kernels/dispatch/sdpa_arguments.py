@@ -124,12 +124,14 @@ def traced_attention(
     if type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None:
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
-    obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     query, scale = with_positive_scale(query, scale)
-    if obstacle is not None or _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+    stays = _stays_pytorchs(query, key, value, attn_mask, enable_gqa)
+    if stays or options_obstacle(attn_mask, dropout_p, is_causal) is not None:
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None:
+        check_mask(attn_mask, query, key)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
     return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
 
@@ -147,8 +149,6 @@ def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
     if any(_is_wrapped(tensor) for tensor in tensors):
         return True
-    if mask is not None:
-        if mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided:
-            return True
-        check_mask(mask, query, key)
+    if mask is not None and (mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided):
+        return True
     return layout_obstacle(query, key, value, enable_gqa) is not None
