@@ -159,7 +159,7 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
-    logging.basicConfig(handlers=[Notes(logging.WARNING)])
+    logging.basicConfig(handlers=[Notes()], format="%(message)s")
     sys.unraisablehook = interrupt_again
     signal.signal(signal.SIGALRM, raise_interrupt)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close

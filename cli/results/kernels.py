@@ -44,6 +44,9 @@ def kernels(
         _freeze(freeze, spec, [best for best, _ in found], as_json=as_json)
     elif as_json:
         print_json({"device": spec.name, "kernels": [winner_json(best, trials) for best, trials in found]})
+    elif not found:
+        which = f"kernel {name}" if name else "autotuned kernel"
+        note(f"no {which} was tuned on {spec.name}; a program that launches some under `autotune` or `install` does it")
     elif name is None:
         print_table(WINNERS, [winner_row(best) for best, _ in found])
     else:

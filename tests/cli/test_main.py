@@ -151,6 +151,17 @@ def test_what_is_logged_keeps_to_the_terminal(
     assert " ".join(lines).split() == ["NVML", "does", "not", "answer."] * 4
 
 
+def test_what_is_logged_stands_on_stderr_as_it_is() -> None:
+    code = (
+        "import logging\n"
+        "from blocktune.cli import main\n"
+        "def work():\n"
+        "    logging.getLogger('blocktune').info('of no interest')\n"
+        "    logging.getLogger('blocktune').warning('NVML does not answer.')\n"
+    )
+    assert run_as_tune(code) == ("", "NVML does not answer.\n")
+
+
 def test_the_version_is_that_of_the_package(tune) -> None:
     from importlib.metadata import version
 
