@@ -120,7 +120,12 @@ def traced_attention(
     enable_gqa: bool,
 ) -> Tensor:
     """Return what stands in a compiled graph: the op with the plans of a dispatcher, which `registered` numbered, or
-    PyTorch's where no kernel takes such tensors."""
+    PyTorch's where no kernel takes such tensors.
+
+    Raises:
+        UsageError: key and value differ in length; or as `options_obstacle` and `check_mask`.
+    """
+    _check_lengths(key, value)
     if type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None:
         given = (query, key, value, attn_mask, dropout_p, is_causal)
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
@@ -134,6 +139,19 @@ def traced_attention(
         check_mask(attn_mask, query, key)
     asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
     return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
+
+
+def _check_lengths(key: Tensor, value: Tensor) -> None:
+    """Check that there is a value for each key: a graph leaves the backend to PyTorch, whose fused one does not look.
+
+    Raises:
+        UsageError: there is not.
+    """
+    if not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.is_nested or value.is_nested:
+        return
+    if key.dim() > 1 and value.dim() > 1 and key.shape[-2] != value.shape[-2]:
+        lengths = f"{key.shape[-2]} and {value.shape[-2]}"
+        raise UsageError(f"key and value must have one length, but got {lengths}. Give a value for each key.")
 
 
 def _is_wrapped(tensor: Tensor) -> bool:

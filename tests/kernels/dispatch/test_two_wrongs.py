@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
 from blocktune.kernels.values.errors import UsageError
@@ -47,6 +48,14 @@ def test_on_the_cpu(tensors: str) -> None:
 
 
 @pytest.mark.few(14)
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_what_a_compiled_graph_would_hold(monkeypatch: pytest.MonkeyPatch, tensors: str) -> None:
+    monkeypatch.setattr(dispatch, "is_compiling", lambda: True)
+    for call in calls_with(tensors).values():
+        assert_same(answer(Dispatcher(ListSource()), call), theirs(call, gradients=False))
+
+
+@pytest.mark.few(14)
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("tensors", TENSORS)
 def test_before_our_kernels(monkeypatch: pytest.MonkeyPatch, tensors: str, gradients: bool) -> None:
@@ -65,3 +74,13 @@ def test_a_value_with_fewer_keys_is_never_read_past_its_end(options: dict[str, A
     arguments, _ = TENSORS["another length of values"]
     with pytest.raises(RuntimeError, match="size"):
         Dispatcher(ListSource())(*arguments, **options)
+
+
+def test_a_compiled_call_reads_no_value_past_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, _ = TENSORS["another length of values"]
+    compiled = torch.compile(Dispatcher(ListSource()), backend="eager")
+    with pytest.raises(RuntimeError, match="size"):  # PyTorch's: the graph breaks there
+        compiled(*arguments)
+    monkeypatch.setattr(dispatch, "is_compiling", lambda: True)
+    with pytest.raises(UsageError, match=r"key and value must have one length, but got 24 and 20\."):
+        Dispatcher(ListSource())(*arguments)
