@@ -130,6 +130,13 @@ def show_warning(
     note(f"warning: {message}")
 
 
+class Notes(logging.Handler):
+    """Shows what is logged to the person at the terminal, as wide as that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(self.format(record))
+
+
 def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
     """Have Ctrl-C raised once more where Python ignored it, since it came while an object was taken away."""
     if isinstance(ignored.exc_value, KeyboardInterrupt):
@@ -152,6 +159,7 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Run the command line, as the console commands do."""
     warnings.showwarning = show_warning
+    logging.basicConfig(handlers=[Notes()], format="%(message)s")
     sys.unraisablehook = interrupt_again
     signal.signal(signal.SIGALRM, raise_interrupt)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close

@@ -53,6 +53,12 @@ def test_continuous_integration_refuses_another_triton() -> None:
     assert "got 'middling'" in ended.stderr
 
 
+def test_the_versions_that_are_called_tested_are_those_of_continuous_integration() -> None:
+    pinned = dict(re.findall(r"^(\w+)==(\d+\.\d+)", (ROOT / "constraints-cpu.txt").read_text(), re.MULTILINE))
+    told = " ".join((ROOT / "docs" / "guide" / "getting_started.md").read_text().split())
+    assert f"torch {pinned['torch']} with Triton {pinned['triton']} and " in told
+
+
 def test_a_commit_is_checked_by_the_tools_of_make_check() -> None:
     (local,) = read(".pre-commit-config.yaml")["repos"]
     entries = {hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]}

@@ -16,7 +16,13 @@ AVOIDED = (
 )
 """Words that stop a reader. "This many", "no one", "another user", "your", "again", "shown", "requested", "next to",
 "after", "fix" and "needs most" say the same."""
-PATTERN = re.compile(rf"\b(?:{'|'.join(AVOIDED)})\b".replace(" ", r"(?: |\n *)"), re.IGNORECASE)
+COUNTED, UNITS = (
+    "once|warps|blocks|seconds|file|object|trials",
+    "SM|block|launch|shape|device|line|(?:key|query) tile|second",
+)
+PER = f"(?:{COUNTED}) an? (?:{UNITS})"
+"""Where "per" says it: once a launch, warps a block."""
+PATTERN = re.compile(rf"\b(?:{'|'.join(AVOIDED)}|{PER})\b".replace(" ", r"(?: |\n *)"), re.IGNORECASE)
 NAMES = re.compile(r"`\w+`|^ *\w+(?=:)|that is None", re.MULTILINE)
 """Parts of a sentence that belong to the code: quoted names, and fields that a docstring lists."""
 MEASURED = re.compile(r"<!-- results .*?<!-- /results -->", re.DOTALL)
@@ -91,9 +97,10 @@ def test_words_are_found_where_people_read_them(tmp_path: Path) -> None:
     assert avoided_words(source) == [(3, "so many"), (6, "Nobody"), (6, "so many"), (8, "told")]
     page = tmp_path / "page.md"
     page.write_text(
-        "Beside it.\n<!-- results a.json -->\nbehind\n<!-- /results -->\n<!-- output tune -->\nsomebody's\n"
+        "Beside it, once a\nlaunch.\n<!-- results a.json -->\nbehind\n<!-- /results -->\n"
+        "<!-- output tune -->\nsomebody's\n"
     )
-    assert avoided_words(page) == [(1, "Beside"), (6, "somebody")]
+    assert avoided_words(page) == [(1, "Beside"), (1, "once a launch"), (7, "somebody")]
 
 
 def test_names_and_jitted_functions_are_left_alone(tmp_path: Path) -> None:

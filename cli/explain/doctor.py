@@ -8,7 +8,7 @@ import typer
 from blocktune.cli.explain.checks import examine
 from blocktune.cli.explain.findings import Level
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, print_table, say
+from blocktune.cli.shared.render import counted, note, print_json, print_table, say
 from blocktune.kernels.values.errors import StoreError, UsageError, VerificationError
 
 
@@ -68,9 +68,10 @@ def _recover(db: str | None, as_json: bool) -> None:
     elif found is None:
         note("The database is sound; nothing was changed.")
     else:
-        note(f"saved {found.bests} winners and {found.trials} trials in {found.place}; {found.losses}")
+        rows = f"{counted(found.bests, 'winner')} and {counted(found.trials, 'trial')}"
+        note(f"saved {rows} in {found.place}; {found.losses}")
         if found.user_rows:
-            note(f"saved {found.user_rows} trials and winners of tuned functions")
+            note(f"saved {counted(found.user_rows, 'row')} of autotuned kernels")
         note(f"the damaged database is {found.kept}")
 
 
@@ -81,7 +82,7 @@ def _restore(db: str | None, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
         return
-    note(f"restored {found.rows} trials and winners from {found.backup}, and {found.newer} that came later")
+    note(f"restored {counted(found.rows, 'row')} from {found.backup}, and {found.newer} that came later")
     if found.kept:
         note(f"what was there before is {found.kept}")
 

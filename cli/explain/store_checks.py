@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocktune.cli.explain.findings import Finding, Level
+from blocktune.cli.shared.render import counted
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.ownership import VARIABLE, doubts, is_owner_believed
 from blocktune.kernels.values.errors import StoreError
@@ -46,7 +47,7 @@ def _results_file(path: Path) -> Finding:
             meaning=str(error),
             fix="Until then attention runs with shipped and default configs.",
         )
-    return Finding(name="results file", value=f"{path} ({len(rows)} winners, for the dispatcher only)")
+    return Finding(name="results file", value=f"{path} ({counted(len(rows), 'winner')}, for the dispatcher only)")
 
 
 def store_findings(db: str | None) -> Iterator[Finding]:
@@ -82,7 +83,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
             fix="Until then attention runs with shipped and default configs.",
         )
         return
-    rows = f"{health.rows['trial']} trials, {health.rows['best']} winners"
+    rows = f"{counted(health.rows['trial'], 'trial')}, {counted(health.rows['best'], 'winner')}"
     state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
     yield Finding(name="database", value=f"{health.place} ({state})")
     if not health.sound:
@@ -117,14 +118,15 @@ def _waiting(target: "StoreTarget") -> Iterator[Finding]:
     except StoreError as error:
         yield Finding(
             name="measurements that wait",
-            value=f"{len(left_files(target))} files",
+            value=counted(len(left_files(target)), "file"),
             level=Level.WARNING,
             meaning=f"Searches measured what the database did not take. {error}",
             fix="Nothing of it is lost: `tune doctor` stores it when the database answers.",
         )
         return
     if not left.is_empty:
-        value = f"{len(left.trials)} trials and {len(left.bests)} winners of ended searches are stored now"
+        rows = f"{counted(len(left.trials), 'trial')} and {counted(len(left.bests), 'winner')}"
+        value = f"{rows} of ended searches are stored now"
         torn = f"; {left.unreadable} torn lines were left out" if left.unreadable else ""
         yield Finding(name="measurements that waited", value=f"{value}{torn}")
 
@@ -163,7 +165,7 @@ def _clock(bests: "Sequence[Best]") -> Iterator[Finding]:
     if ahead:
         yield Finding(
             name="clock",
-            value=f"{ahead} winners are dated in the future",
+            value=f"{counted(ahead, 'winner')} dated in the future",
             level=Level.WARNING,
             meaning="A clock was wrong when they were measured, or is wrong now; no import takes them.",
             fix="Correct the clock; `tune verify --all` measures and dates them again.",

@@ -6,7 +6,7 @@ from typing import Any
 from blocktune.cli.pages.feature_tables import passes_table
 from blocktune.cli.pages.readme_rivals import left_out
 from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.render import commit_sentence
+from blocktune.cli.shared.render import commit_sentence, counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -239,5 +239,5 @@ def means(rows: Iterable[BenchRow], rivals: Mapping[str, str] = RIVALS) -> str:
     for name, words in rivals.items():
         ratios = [ratio for row in all_rows if (ratio := row.ratio(name)) is not None]
         if ratios:
-            lines.append(f"{geometric_mean(ratios):.3f} over {words} ({len(ratios)} shapes)")
+            lines.append(f"{geometric_mean(ratios):.3f} over {words} ({counted(len(ratios), 'shape')})")
     return f"Geometric means of the tuned config's speed: {'; '.join(lines) or 'none'}."

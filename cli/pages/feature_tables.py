@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.shared.render import counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -76,7 +77,7 @@ def passes_table(document: Mapping[str, Any]) -> str:
         f"Two passes (`{TWO_PASSES}`) against one kernel that adds up dq (`{ONE_KERNEL}`), the best stored config of "
         "each, "
         f"TFLOP/s:\n\n{table}\n\nGeometric mean of one kernel's speed over two passes: {geometric_mean(ratios):.3f} "
-        f"({len(ratios)} shapes)."
+        f"({counted(len(ratios), 'shape')})."
     )
 
 
@@ -150,7 +151,7 @@ def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     for rival, name in (("default", "the default"), ("cudnn", "cuDNN"), ("flex", "FlexAttention")):
         timings = [(row.get(rival, {}).get("timing"), row.get("tuned", {}).get("timing")) for row in rows]
         ratios = [theirs["median_us"] / ours["median_us"] for theirs, ours in timings if theirs and ours]
-        words += [f"{geometric_mean(ratios):.3f} over {name} ({len(ratios)} shapes)"] if ratios else []
+        words += [f"{geometric_mean(ratios):.3f} over {name} ({counted(len(ratios), 'shape')})"] if ratios else []
     return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
-from blocktune.cli.shared.render import note, percent, print_json, print_table
+from blocktune.cli.shared.render import counted, note, percent, print_json, print_table
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -52,15 +52,13 @@ def buckets(
         print_json(_summary(found, apply) | {"buckets": [bucket.to_json() for bucket in found]})
         return
     print_table(COLUMNS, [_row(bucket) for bucket in found])
-    sums = _summary(found, apply)
+    sums, members = _summary(found, apply), sum(len(bucket.members) for bucket in found)
     note(
-        f"{sums['shapes']} winners in {len(found)} buckets, {sums['configs_before']} configs become "
-        f"{sums['configs_after']}; the largest loss kept is {percent(sums['largest_loss'])}"
+        f"{counted(members, 'winner')} in {counted(len(found), 'bucket')}; configs: {sums['configs_before']} before, "
+        f"{sums['configs_after']} after; the largest loss kept is {percent(sums['largest_loss'])}"
     )
-    if len(bests) > sums["shapes"]:
-        note(
-            f"{len(bests) - sums['shapes']:.0f} winners were not measured with the present kernels and stay as they are"
-        )
+    if len(bests) > members:
+        note(f"left out, since not measured with the present kernels: {counted(len(bests) - members, 'winner')}")
     if not apply:
         note("nothing was changed; `tune buckets --apply` does it")
 

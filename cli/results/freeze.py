@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
-from blocktune.cli.shared.render import note, print_json, say
+from blocktune.cli.shared.render import counted, note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -74,9 +74,11 @@ def freeze(
     if as_json:
         print_json({"files": written})
         return
-    for row in written:
-        note(f"froze {row['bests']} winners of {row['device']} in {row['file']} ({row['bytes']:,} bytes)")
-        say(f"{row['sha256']}  {row['file']}")
+    for made in written:
+        note(
+            f"froze {counted(made['bests'], 'winner')} of {made['device']} in {made['file']} ({made['bytes']:,} bytes)"
+        )
+        say(f"{made['sha256']}  {made['file']}")
 
 
 def _verify(path: Path, key: Path, as_json: bool) -> None:
@@ -91,7 +93,7 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "key": str(key), "bests": len(rows)})
     else:
-        note(f"{path} holds {len(rows)} winners, as the owner of {key} signed them")
+        note(f"{path} holds {counted(len(rows), 'winner')}, as the owner of {key} signed them")
 
 
 def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import print_json, say
+from blocktune.cli.shared.render import counted, print_json, say
 from blocktune.cli.shared.stores import existing_store
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def present_rules() -> "Rules":
 
 def _show(counts: "CleanCounts", applied: bool) -> None:
     word = "dropped" if applied else "would drop"
-    say(f"{word} {counts.dead_kernel:,} trials of kernels whose source has changed")
-    say(f"{word} {counts.old_protocol:,} trials by an older measuring protocol")
+    say(f"{word} {counted(counts.dead_kernel, 'trial')} of kernels whose source has changed")
+    say(f"{word} {counted(counts.old_protocol, 'trial')} by an older measuring protocol")
     say(f"{word} {counts.unreferenced:,} devices, shapes, configs, kernels and environments of these alone")
-    say(f"kept {counts.trials:,} trials and {counts.bests:,} winners")
+    say(f"kept {counted(counts.trials, 'trial')} and {counted(counts.bests, 'winner')}")
     if applied and counts.bytes_before:
         say(f"the file has {counts.bytes_after / 1e6:.1f} MB, before {counts.bytes_before / 1e6:.1f} MB")
     elif not applied:

@@ -7,7 +7,7 @@ import typer
 
 from blocktune.cli.autotuned.rows import TRIALS, WINNERS, stored_kernels, trial_row, winner_json, winner_row
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
-from blocktune.cli.shared.render import note, print_json, print_table
+from blocktune.cli.shared.render import counted, note, print_json, print_table
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -44,6 +44,9 @@ def kernels(
         _freeze(freeze, spec, [best for best, _ in found], as_json=as_json)
     elif as_json:
         print_json({"device": spec.name, "kernels": [winner_json(best, trials) for best, trials in found]})
+    elif not found:
+        which = f"kernel {name}" if name else "autotuned kernel"
+        note(f"no {which} was tuned on {spec.name}; a program that launches some under `autotune` or `install` does it")
     elif name is None:
         print_table(WINNERS, [winner_row(best) for best, _ in found])
     else:
@@ -78,4 +81,4 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[UserBest]", *, as_jso
     if as_json:
         print_json({"file": str(path), "kernels": len(rows)})
     else:
-        note(f"froze {len(rows)} winners of {device.name} in {path}")
+        note(f"froze {counted(len(rows), 'winner')} of {device.name} in {path}")

@@ -14,7 +14,7 @@ from blocktune.cli.results.studies import read_studies, write_trials
 from blocktune.cli.results.trial_tables import write_table
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table
+from blocktune.cli.shared.render import counted, microseconds, note, print_json, print_table
 from blocktune.cli.shared.stores import existing_store
 from blocktune.cli.shared.winners import speedup, winner_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
@@ -142,11 +142,15 @@ def export(
         raise UsageError(
             f"The export needs a file that can be written, but {file} cannot: {error.strerror}."
         ) from error
-    counts = {"file": file, "bests": len(document["bests"]), "trials": len(document.get("trials") or ())}
+    counts: dict[str, Any] = {
+        "file": file,
+        "bests": len(document["bests"]),
+        "trials": len(document.get("trials") or ()),
+    }
     if as_json:
         print_json(counts)
     else:
-        note(f"wrote {counts['bests']} winners and {counts['trials']} trials to {file}")
+        note(f"wrote {counted(counts['bests'], 'winner')} and {counted(counts['trials'], 'trial')} to {file}")
 
 
 def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
@@ -189,6 +193,7 @@ def show_imported(counts: "ImportCounts", as_json: bool) -> None:
         print_json(asdict(counts))
         return
     note(
-        f"stored {counts.bests} winners and {counts.trials} trials; "
-        f"left out {counts.bests_kept} winners that lost to others and {counts.trials_kept} trials that were not newer"
+        f"stored {counted(counts.bests, 'winner')} and {counted(counts.trials, 'trial')}; "
+        f"left out {counted(counts.bests_kept, 'winner')} that lost to others "
+        f"and {counted(counts.trials_kept, 'trial')} not newer"
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.shared.render import counted, note, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
@@ -41,4 +41,4 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
     if as_json:
         print_json({"file": place, "trials": len(rows)})
     else:
-        note(f"wrote {len(rows)} trials to {place}")
+        note(f"wrote {counted(len(rows), 'trial')} to {place}")

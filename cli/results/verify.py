@@ -9,7 +9,7 @@ from blocktune.cli.autotuned.run import ArgumentsOf, Space
 from blocktune.cli.autotuned.verify import measure_again, show_validity
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
+from blocktune.cli.shared.render import counted, microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 
@@ -71,7 +71,7 @@ def verify(
     environment = measuring_environment(device, GpuMonitor(device.uuid))
     with existing_store(db, writes=True) as store:
         due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
-        note(f"{len(due)} winners of {device.name} to verify")
+        note(f"{counted(len(due), 'winner')} of {device.name} to verify")
         done = _verify_each(due, device, environment, store, as_json) if store and due else []
     if as_json:
         print_json({"verified": [each.to_json() for each in done]})

@@ -134,6 +134,11 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.4g} %"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count of things for people: `1 winner`, `1,200 winners`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def counts(outcomes: Mapping[Any, int]) -> str:
     """Return the counts by outcome for people, such as `31 ok, 2 compile error`."""
     return ", ".join(f"{count} {str(name).replace('_', ' ')}" for name, count in outcomes.items() if count) or "none"

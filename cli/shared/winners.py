@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.render import microseconds, millijoules
+from blocktune.cli.shared.render import counted, microseconds, millijoules
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -131,4 +131,6 @@ def provenance(best: "Best") -> str:
     environment = best.environment
     versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"
     driver = f", driver {environment.driver}" if environment.driver else ""
-    return f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {best.trials} trials, {versions}{driver}"
+    return (
+        f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {counted(best.trials, 'trial')}, {versions}{driver}"
+    )

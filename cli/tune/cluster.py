@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.render import note
+from blocktune.cli.shared.render import counted, note
 from blocktune.cli.tune.run_many import jobs_of, share
 from blocktune.kernels.values.errors import UsageError
 
@@ -77,7 +77,7 @@ def run_on_cluster(
     search = search | {"budget": replace(budget, seconds=None)}  # the time is the run's, and shared out
     with connected(choice.address):
         kinds = _kinds(choice.device)
-        note(f"{len(shapes)} shapes on {' and '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+        note(f"{counted(len(shapes), 'shape')} on {' and '.join(f'{count} {kind}' for kind, count in kinds.items())}")
         jobs = [
             job for kind in kinds for job in jobs_of(shapes, db, search, kind, limits_for(parse_cc(kind.split("|")[1])))
         ]

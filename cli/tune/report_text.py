@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import counts, percent, print_table, say
+from blocktune.cli.shared.render import counted, counts, percent, print_table, say
 from blocktune.cli.shared.winners import COLUMNS, origin_text, winner_rows
 from blocktune.tuner.search.report import Budget, effective_budget
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def wait_text(budget: Budget, *, present: bool, exhaustive: bool) -> str:
     """Return how much will be tried and how long that takes at most, for a line before the wait."""
     bounds = effective_budget(budget, present=present, exhaustive=exhaustive)
-    parts = ["every config" if bounds.trials is None else f"up to {bounds.trials} configs"]
+    parts = ["every config" if bounds.trials is None else f"up to {counted(bounds.trials, 'config')}"]
     if bounds.seconds is not None:
         parts.append(f"for at most {bounds.seconds:g} s once the first is {'measured' if present else 'compiled'}")
     elif bounds.trials is None:
@@ -34,7 +34,8 @@ def show_report(report: "TuningReport", place: str) -> None:
     if report.occupancy is not None:
         lines.append(occupancy_text(best.config, report.occupancy))
     lines.append(
-        f"{report.feasible} configs can run; tried: {counts(report.outcomes)} ({report.resumed} of earlier runs)"
+        f"{counted(report.feasible, 'config')} can run; tried: {counts(report.outcomes)} "
+        f"({report.resumed} of earlier runs)"
     )
     lines += [_ENDS[report.ended_by]] if report.ended_by else []
     lines += [f"{count} dropped: {rule}" for rule, count in report.dropped.items()]

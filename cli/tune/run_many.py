@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.progress import shown_progress
 from blocktune.cli.shared.progress_jobs import JobsProgress, shown_jobs
-from blocktune.cli.shared.render import counts, microseconds, note, print_json, say
+from blocktune.cli.shared.render import counted, counts, microseconds, note, print_json, say
 from blocktune.cli.shared.winners import speedup_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
@@ -76,7 +76,7 @@ def _share(
     """Tune all shapes by one worker process per GPU."""
     from blocktune.tuner.fleet.local_executor import LocalExecutor
 
-    note(f"{len(shapes)} shapes on {len(devices)} GPUs")
+    note(f"{counted(len(shapes), 'shape')} on {counted(len(devices), 'GPU')}")
     device = search["device"]
     return share(LocalExecutor(devices), jobs_of(shapes, db, search, device.key, device.limits), db, as_json)
 

@@ -39,8 +39,8 @@ from blocktune.kernels.dispatch.sdpa_arguments import (
 )
 from blocktune.kernels.dispatch.torch_attention import (
     scaled_dot_product_attention,
+    sound_backends,
     torch_attention,
-    transformed_backends,
     with_positive_scale,
 )
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
@@ -95,9 +95,9 @@ class Dispatcher(Engine):
         requires a gradient, tensors on the CPU, ...) is computed by PyTorch; `explain` with the same arguments says so.
 
         Raises:
-            UsageError: dropout_p is outside [0, 1], or attn_mask of tensors with four dimensions has another shape or
+            UsageError: our kernels take the tensors, but dropout_p is outside [0, 1], or attn_mask has another shape or
                 data type. It is a RuntimeError, as PyTorch's is.
-            TooFewDimensionsError: attn_mask has fewer than two dimensions. It is an IndexError as well.
+            TooFewDimensionsError: they do, but attn_mask has fewer than two dimensions. It is an IndexError as well.
             Exception: PyTorch's own, for all other wrong arguments: a TypeError for one of another type, a RuntimeError
                 for tensors that do not fit each other. attn_mask together with is_causal is computed or refused as the
                 installed PyTorch does.
@@ -237,7 +237,7 @@ class Dispatcher(Engine):
             query, scale = with_positive_scale(query, None if scale is None else float(scale))
         if pytorchs or functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            with transformed_backends(query, attn_mask):
+            with sound_backends(query, key, value, attn_mask):
                 return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
         query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
         found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -264,15 +264,13 @@ class Dispatcher(Engine):
         enable_gqa: bool,
     ) -> Plan | tuple[Plans, Call] | Explanation:
         """Return the plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
-        obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
-        obstacle = obstacle or call_obstacle(query, key, value, attn_mask, dropout_p)
-        if obstacle is None:
-            if attn_mask is not None:
-                check_mask(attn_mask, query, key)
-            elif not dropout_p and not needs_gradients(query, key, value):
-                return self._plan(query, key, value, is_causal, enable_gqa)
-            if query.dim() != 4 or key.dim() != 4 or (not enable_gqa and query.shape[1] != key.shape[1]):
-                obstacle = layout_obstacle(query, key, value, enable_gqa)
+        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
+        if obstacle is None and attn_mask is None and not dropout_p and not needs_gradients(query, key, value):
+            return self._plan(query, key, value, is_causal, enable_gqa)
+        obstacle = obstacle or layout_obstacle(query, key, value, enable_gqa)  # PyTorch judges what it computes
+        obstacle = obstacle or options_obstacle(attn_mask, dropout_p, is_causal)
+        if obstacle is None and attn_mask is not None:
+            check_mask(attn_mask, query, key)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)
         call = call_of(query, key, attn_mask, dropout_p, is_causal, scale)

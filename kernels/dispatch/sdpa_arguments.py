@@ -129,7 +129,7 @@ def traced_attention(
     PyTorch's for arguments that are more than plain tensors and numbers.
 
     Raises:
-        UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
+        UsageError: key and value differ in length, dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
     is_usual = (  # all in one place, by names that are there anyway
         type(query) is Tensor
@@ -163,14 +163,17 @@ def _unusual(
     """Return PyTorch's attention of arguments that the op does not take; None if it does.
 
     Raises:
-        UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
+        UsageError: key and value differ in length, dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
+    _check_lengths(key, value)
     given = (query, key, value, attn_mask, dropout_p, is_causal)
     if type_obstacle(*given, scale, enable_gqa) is not None:
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
-    obstacle = options_obstacle(attn_mask, dropout_p, is_causal)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-    if obstacle is None and not _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
+    stays = _stays_pytorchs(query, key, value, attn_mask, enable_gqa)
+    if not stays and options_obstacle(attn_mask, dropout_p, is_causal) is None:
+        if attn_mask is not None:
+            check_mask(attn_mask, query, key)
         return None
     given = (query, key, value, attn_mask, dropout_p, is_causal)
     return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
@@ -187,7 +190,12 @@ def _attention(
     enable_gqa: bool,
     dispatcher: int,
 ) -> Tensor:
-    """Return attention by the ops that `blocktune::attention` is made of."""
+    """Return attention by the ops that `blocktune::attention` is made of.
+
+    Raises:
+        UsageError: key and value differ in length.
+    """
+    _check_lengths(key, value)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     query, scale = with_positive_scale(query, scale)
     if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
@@ -213,6 +221,19 @@ def _fake_plain(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Ten
     return empty_output(query, value.shape[-1])
 
 
+def _check_lengths(key: Tensor, value: Tensor) -> None:
+    """Check that there is a value for each key: a graph leaves the backend to PyTorch, whose fused one does not look.
+
+    Raises:
+        UsageError: there is not.
+    """
+    if not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.is_nested or value.is_nested:
+        return
+    if key.dim() > 1 and value.dim() > 1 and key.shape[-2] != value.shape[-2]:
+        lengths = f"{key.shape[-2]} and {value.shape[-2]}"
+        raise UsageError(f"key and value must have one length, but got {lengths}. Give a value for each key.")
+
+
 def _is_wrapped(tensor: Tensor) -> bool:
     """Return whether it is more than a tensor: distributed, nested, quantized. While dynamo traces, the type is the
     user's; a graph that is exported without it has fakes."""
@@ -226,10 +247,8 @@ def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
     if any(_is_wrapped(tensor) for tensor in tensors):
         return True
-    if mask is not None:
-        if mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided:
-            return True
-        check_mask(mask, query, key)
+    if mask is not None and (mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided):
+        return True
     return layout_obstacle(query, key, value, enable_gqa) is not None
 
 

@@ -75,12 +75,14 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return nullcontext() if mask is None else _without_cudnn()
 
 
-def transformed_backends(query: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
-    """Return what leaves PyTorch the backends that keep a mask's own batch under the transforms of `torch.func`."""
-    if mask is None or query.device.type != FUSED_DEVICE or functorch_transform() is None:
-        return nullcontext()
+def sound_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
+    """Return what leaves PyTorch the backends that read no value past its end, and keep a mask's own batch under the
+    transforms of `torch.func`. The arguments may be of any types."""
+    if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
+        return nullcontext()  # PyTorch refuses them
+    is_mapped = mask is not None and query.device.type == FUSED_DEVICE and functorch_transform() is not None
     mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
-    return mathematics
+    return mathematics if is_mapped or _differ_in_keys(key, value) else nullcontext()
 
 
 def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
@@ -128,7 +130,12 @@ def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, flo
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
     """Return a mask that all keys share, with an element for each of them in memory; other masks as they are."""
-    if mask.dim() < 2 or seqlen_k < 2 or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0):
+    if (
+        mask.dim() < 2
+        or seqlen_k < 2
+        or mask.layout is not torch.strided
+        or (mask.shape[-1] == seqlen_k and mask.stride(-1) != 0)
+    ):
         return mask
     own = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     return own.expand(*own.shape[:-1], seqlen_k).contiguous()

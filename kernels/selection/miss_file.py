@@ -1,6 +1,6 @@
 """The file of misses: which shapes were called without a measurement of their own, on which device, and how often.
 
-One JSON object a line: {"calls": 3, "device": "nvidia h200|9.0|132", "shape": {...}}. Any number of processes add
+One JSON object per line: {"calls": 3, "device": "nvidia h200|9.0|132", "shape": {...}}. Any number of processes add
 lines; those of equal device and shape are added up when they are read, and in the file itself when it has grown to its
 bound. It is statistics: what is lost or damaged of it costs a line, never a call.
 """

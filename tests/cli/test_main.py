@@ -1,5 +1,6 @@
 """What all commands have in common: help, exit codes, messages, start-up time."""
 
+import logging
 import os
 import re
 import subprocess
@@ -135,6 +136,30 @@ def test_a_command_that_needs_a_gpu_advises_no_flag_that_it_lacks(
     assert "No NVIDIA driver is installed. Use a machine with one" in result.stderr
     for flag in re.findall(r"`tune (\w+) (--\w+)", result.stderr):
         assert flag[1] in CliRunner().invoke(main.app, [flag[0], "--help"]).stdout
+
+
+def test_what_is_logged_keeps_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("blocktune.cli.shared.render._width", lambda stream: 40)
+    record = logging.LogRecord(
+        "blocktune", logging.WARNING, "here.py", 1, "%s does not answer. " * 4, ("NVML",) * 4, None
+    )
+    main.Notes().handle(record)
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split() == ["NVML", "does", "not", "answer."] * 4
+
+
+def test_what_is_logged_stands_on_stderr_as_it_is() -> None:
+    code = (
+        "import logging\n"
+        "from blocktune.cli import main\n"
+        "def work():\n"
+        "    logging.getLogger('blocktune').info('of no interest')\n"
+        "    logging.getLogger('blocktune').warning('NVML does not answer.')\n"
+    )
+    assert run_as_tune(code) == ("", "NVML does not answer.\n")
 
 
 def test_the_version_is_that_of_the_package(tune) -> None:

@@ -54,7 +54,9 @@ def explain(
     )
     if waves is not None:
         lines.append(_waves(waves))
-    return "\n".join([*lines, _NOT_THE_GOAL])
+    if result.fraction < 1:
+        lines.append(_NOT_THE_GOAL)
+    return "\n".join(lines)
 
 
 def _headline(result: Occupancy) -> str:

@@ -134,7 +134,7 @@ def test_a_winner_dated_ahead_and_a_full_disk_are_said(tune, winner, monkeypatch
     tune.store(winner(shape=replace(winner().shape, batch=9), created_at=datetime.now(UTC) + timedelta(days=400)))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
     found = findings(tune)
-    assert found["clock"]["value"] == "1 winners are dated in the future"
+    assert found["clock"]["value"] == "1 winner dated in the future"
     assert found["free space"]["value"] == "1.0 MB"
 
 
@@ -169,7 +169,7 @@ def test_what_a_killed_search_left_is_stored(tune, winner) -> None:
         file.write(b'{"torn')
     spool.close()
     found = findings(tune)["measurements that waited"]
-    assert found["value"].startswith("0 trials and 1 winners")
+    assert found["value"].startswith("0 trials and 1 winner ")
     assert "1 torn lines" in found["value"]
     assert left_files(target) == []
     assert "measurements that waited" not in findings(tune)
@@ -191,7 +191,7 @@ def test_a_backup_is_put_in_place(tune, winner) -> None:
     tune.store(winner())
     back_up(tune.db)
     tune.db.write_bytes(b"damaged")
-    assert "restored 1 trials and winners" in tune("doctor", "--restore").stderr
+    assert "restored 1 row from" in tune("doctor", "--restore").stderr
     assert json.loads(tune("list", "--json").stdout)["bests"]
     told = json.loads(tune("doctor", "--restore", "--json").stdout)
     assert (told["rows"], told["newer"]) == (1, 0)

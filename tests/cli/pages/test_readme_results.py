@@ -171,7 +171,7 @@ def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
     assert header.endswith("| tuned / best peer | FlexAttention |")
     assert full.endswith("| 260 |")
     assert causal.endswith("| - |")
-    assert "2.000 over FlexAttention (1 shapes)" in block
+    assert "2.000 over FlexAttention (1 shape)" in block
 
 
 def test_the_fastest_peer_counts_and_who_is_missing_is_said_first() -> None:
@@ -185,7 +185,7 @@ def test_the_fastest_peer_counts_and_who_is_missing_is_said_first() -> None:
     assert "| 512 | causal | - | - | - | 520 | - | 0.810 (0.800 to 0.820), FA3 | 650 |" in block.splitlines()
     assert block.startswith("Measured without FlashAttention-4. Measured on NVIDIA H200")
     assert "driver 580.65, fa3-fwd 0.0.3, power limit" in block
-    assert "0.800 over the fastest peer (2 shapes); 1.040 over cuDNN (1 shapes)" in block
+    assert "0.800 over the fastest peer (2 shapes); 1.040 over cuDNN (1 shape)" in block
     assert block.index("over the fastest peer") < block.index("over FlashAttention-3 (2 shapes)")
 
 

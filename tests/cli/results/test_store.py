@@ -1,10 +1,13 @@
 """`tune list`, `tune export` and `tune import` on a real database."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from blocktune.kernels.hardware.device import device_named
 
 
 def test_without_a_database_the_list_shows_what_ships_and_creates_none(tune) -> None:
@@ -18,6 +21,34 @@ def test_without_a_database_the_list_shows_what_ships_and_creates_none(tune) -> 
     assert "no database" in result.stderr
     assert not tune.db.exists()
     assert "shipped" in tune("list").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [("list", 0), ("gc", 0), ("freeze h200.json", 3), ("export h200.json", 3), ("export - --format flex", 3)],
+)
+def test_a_database_that_is_not_there_yet_is_no_fault(tune, words: str, exit_code: int) -> None:
+    result = tune(*words.split())
+    assert result.exit_code == exit_code
+    assert "no database" in result.stderr
+    assert not tune.db.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "device"),
+    [("list", "all"), ("export", "the only one in the database"), ("best", "the GPU here, else h200")],
+)
+def test_the_help_says_which_device_is_meant(tune, command: str, device: str) -> None:
+    help_text = " ".join(tune(command, "--help").stdout.split())
+    assert re.search(rf"--device <str> [^-]*\[default: {device}\]", help_text)
+
+
+def test_two_devices_are_listed_and_not_exported_together(tune, winner) -> None:
+    tune.store(winner(), winner(device=device_named("a100")))
+    assert len(json.loads(tune("list", "--json").stdout)["bests"]) == 2
+    result = tune("export", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "An export holds one device" in result.stderr
 
 
 def test_what_ships_is_listed_beside_a_database_when_it_is_asked_for(tune, winner) -> None:
@@ -72,7 +103,7 @@ def test_an_export_can_be_imported_elsewhere(tune, winner, tmp_path: Path) -> No
     assert (counts["bests"], counts["bests_kept"]) == (1, 0)
     assert tune("list", "--json").stdout == listed
     assert json.loads(tune("import", file, "--trust", "--json").stdout)["bests_kept"] == 1
-    told = "stored 0 winners and 0 trials; left out 1 winners that lost to others and 0 trials that were not newer\n"
+    told = "stored 0 winners and 0 trials; left out 1 winner that lost to others and 0 trials not newer\n"
     assert tune("import", file, "--trust").stderr == told
 
 

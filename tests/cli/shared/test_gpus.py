@@ -41,6 +41,7 @@ def test_all_alike_gpus_share_many_shapes(tune, script: Path) -> None:
     result = tune(*GRID)
     assert result.exit_code == 0, result.stderr
     assert used(script) == {"GPU-0", "GPU-2"}
+    assert "assumed --heads (heads * dim = 2048) where they are not given" in result.stderr
     assert "NVIDIA A100-SXM4-80GB is left out: unlike NVIDIA H200" in result.stderr
     assert "3 shapes on 2 GPUs" in result.stderr
     assert "1/3 b3 h32 s512 d64 bf16 on GPU 0" in result.stderr

@@ -54,8 +54,8 @@ def test_a_group_follows_its_own_first_rank_and_leaves_others_alone(told: Told) 
     [
         ("other device", "same kind of device"),
         ("other limits", "same kind of device"),
-        ("no GPU on rank 0", "rank 0: NoDeviceError: A GPU is required here."),
-        ("no GPU on rank 1", "rank 1: NoDeviceError: A GPU is required here."),
+        ("no GPU on rank 0", "rank 0: NoDeviceError: A GPU is required here; rank 1: "),
+        ("no GPU on rank 1", "rank 1: NoDeviceError: A GPU is required here. Give all ranks"),
         ("nonsense", "AttributeError: 'object' object has no attribute"),
         ("other triton", "triton"),
         ("other kernel", "kernels"),

@@ -123,7 +123,7 @@ def test_the_command_signs_and_verifies(keys: Path, winners: list[Best], tune: T
     tune.store(*winners)
     out = keys / "out.json"
     assert tune("freeze", out, "--sign", keys / "one").exit_code == 0
-    assert "1 winners" in tune("freeze", out, "--verify", keys / "one.pub").stderr
+    assert "1 winner," in tune("freeze", out, "--verify", keys / "one.pub").stderr
     assert json.loads(tune("freeze", out, "--verify", keys / "one.pub", "--json").stdout)["bests"] == 1
     assert tune("freeze", out, "--verify", keys / "other.pub").exit_code == 5
     assert tune("freeze", out, "--sign", keys / "absent").exit_code == 2

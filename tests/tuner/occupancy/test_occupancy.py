@@ -227,6 +227,14 @@ def test_the_worked_example_in_words() -> None:
     assert "163,840" not in text
 
 
+def test_whose_warps_are_all_in_use_has_no_higher_occupancy_to_be_warned_of() -> None:
+    result = analysed("9.0", registers=32, shared=0)
+    assert result.fraction == 1.0
+    text = explain(result)
+    assert "there is nothing to lift" in text
+    assert "not the goal" not in text
+
+
 def test_words_of_a_tie_name_both_and_what_lifts_both() -> None:
     text = explain(analysed("9.0", warps=8, registers=212, shared=229_376))
     assert "Limited by registers and shared memory, which tie: " in text
