@@ -42,7 +42,7 @@ BT.roofWords = () => {
   const roof = BT.table.ceilings;
   if (!roof) return BT.message("A rate of this device is not known, so that there is no roofline.");
   const ridge = (roof.peak_tflops * 1e3) / roof.memory_gbs;
-  return BT.el("p", { class: "quiet" }, `Peak ${BT.number(roof.peak_tflops)} TFLOP/s and ${BT.number(roof.memory_gbs)} GB/s by the catalogue, which meet at ${BT.number(ridge)} FLOP per byte; ${BT.number(roof.l2_gbs)} GB/s of L2 as the model takes it. Filled: measured; hollow: predicted. Bytes are counted by the model.`);
+  return BT.el("p", { class: "quiet" }, `Peak ${BT.number(roof.peak_tflops)} TFLOP/s and ${BT.number(roof.memory_gbs)} GB/s by the catalogue, which meet at ${BT.number(ridge)} FLOP per byte; ${BT.number(roof.l2_gbs)} GB/s of L2 as the model takes it. Filled: measured; hollow: predicted. Bytes are the model's, but for those that Nsight Compute counted.`);
 };
 
 BT.roofs = () => {
@@ -51,22 +51,28 @@ BT.roofs = () => {
   return [...line("device memory", memory), ...line("L2", l2)];
 };
 
-// The compared configs by both counts of their bytes, and the kernels of the ladder.
+// The compared configs by both counts of their bytes, what was counted, and the kernels of the ladder.
 BT.points = (pair) => {
   const points = [];
-  const add = (name, group, flops, us, bytes, memory, kind, shown) => {
-    if (us && bytes) points.push({ name, group, tflops: flops / us / 1e6, intensity: flops / bytes, memory, kind, shown });
+  const add = (name, group, flops, us, bytes, memory, kind, shown, detail = BT.table.shape_label) => {
+    if (us && bytes) points.push({ name, group, tflops: flops / us / 1e6, intensity: flops / bytes, memory, kind, shown, detail });
   };
+  const alike = (each) => each.direction === BT.table.shape.direction;
   for (const [letter, row] of pair) {
     for (const [us, kind] of [[row.time_us, "measured"], [row.total_us, "predicted"]]) {
       add(letter, letter, BT.table.flops, us, row.bytes_once, "device memory", kind, kind === "measured");
       add(letter, letter, BT.table.flops, us, row.bytes_uncached, "L2", kind, false);
     }
   }
-  for (const climb of BT.data.ladder.flatMap((file) => file.rows)) {
+  for (const file of BT.data.counters.filter((each) => each.device === BT.table.device && alike(each))) {
+    const counted = (name) => file.rows.find((row) => row.name === name)?.counted ?? null;
+    const bytes = counted("read from DRAM") + counted("written to DRAM");
+    add(file.config.split(" ")[0], "counters", file.flops, counted("time"), bytes, "device memory, counted", "measured", true, `${file.config}, ${file.label}`);
+  }
+  for (const climb of BT.data.ladder.filter((file) => file.device === BT.table.device).flatMap((file) => file.rows).filter(alike)) {
     for (const step of climb.steps) {
       const kind = step.time_us === null ? "predicted" : "measured";
-      add(step.name, "ladder", climb.flops, step.time_us ?? step.predicted_us, step.bytes_once, "device memory", kind, true);
+      add(BT.stepName(step), "ladder", climb.flops, step.time_us ?? step.predicted_us, step.bytes_once, "device memory", kind, true, climb.label);
     }
   }
   return BT.unlabelled(points);
