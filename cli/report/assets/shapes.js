@@ -142,8 +142,9 @@ BT.stepName = (step) => step.name.replaceAll("_", " ");
 BT.ladderParts = () => {
   const climbs = BT.climbs();
   if (!climbs.length) return BT.message("No ladder was given: `tune ladder --out FILE` climbs one.");
-  const words = (climb) => `${climb.label} on ${climb.device}: ${climb.origin === "predicted" ? "predicted by the models, nothing was measured (dashed, hollow)" : `${climb.origin} (red); hollow: predicted`}. A bar leads from the time before to the step's own; the factor is how much faster it is.`;
-  return climbs.map((climb, number) => [BT.el("p", { class: "quiet" }, words(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)]);
+  const origin = (climb) => (climb.origin === "predicted" ? "Predicted by the models, nothing was measured: dashed." : `${climb.origin[0].toUpperCase()}${climb.origin.slice(1)}: solid; predicted: hollow.`);
+  const lead = BT.el("p", { class: "quiet" }, "A bar leads from the time before to the step's own; the factor is how much faster the step is.");
+  return [lead, ...climbs.map((climb, number) => [BT.el("h4", {}, `${climb.label} on ${climb.device}`), BT.el("p", { class: "quiet" }, origin(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)])];
 };
 
 // Contenders of a bench that are steps of the backward, first to last.
@@ -193,8 +194,12 @@ BT.ladderRows = (climb) => {
   });
 };
 
-BT.ladderTable = (climb) =>
-  BT.tableOf(["step", "time", "predicted", "TFLOP/s", "what is new"], climb.steps.map((step) => [BT.stepName(step), BT.us(step.time_us), BT.us(step.predicted_us), step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–", step.problem || step.idea]), `The ladder of ${climb.label}`);
+BT.ladderTable = (climb) => {
+  const rate = (step) => (step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–");
+  const columns = { step: BT.stepName, time: (step) => BT.us(step.time_us), predicted: (step) => BT.us(step.predicted_us), "TFLOP/s": rate, "what is new": (step) => step.problem || step.idea };
+  const kept = Object.entries(columns).filter(([, cell]) => climb.steps.some((step) => cell(step) !== "–"));
+  return BT.tableOf(kept.map(([name]) => name), climb.steps.map((step) => kept.map(([, cell]) => cell(step))), `The ladder of ${climb.label}`);
+};
 
 BT.blockSizeParts = () =>
   !BT.nothing()

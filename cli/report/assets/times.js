@@ -18,7 +18,7 @@ BT.timeParts = () => [
 BT.drawTimeCharts = () => {
   const pair = BT.pair();
   BT.chart("lanes", "lanes", { lanes: pair.flatMap(([letter, row]) => BT.lanesOf(letter, row)) });
-  if (BT.table.ceilings) BT.chart("roofline", "roofline", { roofs: BT.roofs(), points: BT.points(pair) });
+  if (BT.table.ceilings) BT.chart("roofline", "roofline", BT.roofline(pair));
 };
 
 BT.laneWords = (letter, row) => {
@@ -45,9 +45,14 @@ BT.roofWords = () => {
   return BT.el("p", { class: "quiet" }, `Peak ${BT.number(roof.peak_tflops)} TFLOP/s and ${BT.number(roof.memory_gbs)} GB/s by the catalogue, which meet at ${BT.number(ridge)} FLOP per byte; ${BT.number(roof.l2_gbs)} GB/s of L2 as the model takes it. Filled: measured; hollow: predicted. Bytes are the model's, but for those that Nsight Compute counted.`);
 };
 
-BT.roofs = () => {
+BT.roofline = (pair) => {
+  const points = BT.points(pair);
+  return { roofs: BT.roofs(4 * Math.max(250, ...points.map((point) => point.intensity))), points };
+};
+
+BT.roofs = (last) => {
   const { peak_tflops: peak, memory_gbs: memory, l2_gbs: l2 } = BT.table.ceilings;
-  const line = (roof, rate) => [1, (peak * 1e3) / rate, 1e5].map((intensity) => ({ roof, intensity, tflops: Math.min(peak, (intensity * rate) / 1e3) }));
+  const line = (roof, rate) => [1, (peak * 1e3) / rate, last].map((intensity) => ({ roof, intensity, tflops: Math.min(peak, (intensity * rate) / 1e3) }));
   return [...line("device memory", memory), ...line("L2", l2)];
 };
 
@@ -78,15 +83,17 @@ BT.points = (pair) => {
   return BT.unlabelled(points);
 };
 
-// Names that would stand on one another are left out; the pointer shows them.
+// Names that would stand on one another are left out; the pointer shows them. The others stand where no point is.
 BT.unlabelled = (points) => {
   const named = [];
   const near = (one, two) => Math.abs(Math.log(one.tflops / two.tflops)) < 0.22 && Math.abs(Math.log(one.intensity / two.intensity)) < 1;
+  const follows = (one, two) => two.intensity > 1.01 * one.intensity && two.intensity < 4 * one.intensity && Math.abs(Math.log(one.tflops / two.tflops)) < 0.1;
   for (const point of points) {
     if (!point.shown) continue;
-    if (named.some((other) => near(point, other))) point.shown = false;
+    if (named.some((other) => near(point, other))) point.shown = "";
     else named.push(point);
   }
+  for (const point of named) point.shown = points.some((other) => follows(point, other)) ? "left" : "right";
   return points;
 };
 

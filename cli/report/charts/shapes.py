@@ -69,7 +69,7 @@ def ladder() -> Spec:
     predicted."""
     base = alt.Chart(rows("ladder"))
     y = alt.Y("step:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=300))
-    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=45))
+    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=50))
     tooltip = [
         "step:N",
         "config:N",

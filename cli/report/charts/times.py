@@ -15,7 +15,7 @@ def lanes() -> Spec:
     """
     base = alt.Chart(rows("lanes"))
     y = alt.Y("term:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=320))
-    x = alt.X("us:Q", title="µs")
+    x = alt.X("us:Q", title="µs", axis=alt.Axis(tickCount=8))
     bars = (
         base.transform_filter("datum.kind == 'term'")
         .mark_bar(fillOpacity=0.25, stroke=BLUE, strokeDash=DASHED, color=BLUE, height={"band": 0.7})
@@ -81,11 +81,12 @@ def roofline() -> Spec:
             ],
         )
     )
-    names = (
+    names = [
         alt.Chart(rows("points"))
-        .transform_filter("datum.shown")
-        .mark_text(align="left", dx=8, fontSize=10)
+        .transform_filter(f"datum.shown == '{side}'")
+        .mark_text(align=align, dx=dx, fontSize=10)
         .encode(x=intensity, y=rate, text="name:N")
-    )
-    chart = alt.layer(roofs, points, names).properties(width="container", height=300)
+        for side, align, dx in (("left", "right", -8), ("right", "left", 8))
+    ]
+    chart = alt.layer(roofs, points, *names).properties(width="container", height=300)
     return spec_of(chart, "The roofline of the device with the selected configs and the historical kernels.")

@@ -40,6 +40,10 @@ def test_every_view_opens_without_an_error_or_a_request(
     for view in VIEWS:
         assert opened.page.locator(f"#{view} .chart svg").count() >= 1, view
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    widest = opened.page.evaluate(
+        "Math.max(...[...document.querySelectorAll('table')].map((each) => each.scrollWidth))"
+    )
+    assert widest <= width, "a table of a phone shows all of its cells without a scroll"
     assert opened.page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     opened.close()
 
@@ -140,13 +144,17 @@ def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, t
     ladders = [ladder_file(tmp_path, direction, predicted=predicted) for direction, predicted in kinds.items()]
     report = write_report(tmp_path / "both.html", *ladders, RESULTS / "h200-backward.bench.json")
     opened = Page(browser, report)
-    words = opened.page.locator("#shapes-body p.quiet").all_inner_texts()
-    origins = [line.partition(". A bar")[0] for line in words if ". A bar" in line]
-    assert origins == [
-        "b2 h32 s8192 d64 bf16 on NVIDIA H200: measured (red); hollow: predicted",
-        "b2 h32 s8192 d64 bf16 backward on NVIDIA H200: measured by h200-backward.bench.json (red); hollow: predicted",
-        "b2 h32 s8192 d64 bf16 backward on NVIDIA H200: predicted by the models, nothing was measured (dashed, hollow)",
+    forward = "b2 h32 s8192 d64 bf16"
+    assert opened.page.locator("#shapes-body h4").all_inner_texts() == [
+        f"{label} on NVIDIA H200" for label in (forward, f"{forward} backward", f"{forward} backward")
     ]
+    assert opened.page.locator("#shapes-body h4 + p").all_inner_texts() == [
+        "Measured: solid; predicted: hollow.",
+        "Measured by h200-backward.bench.json: solid; predicted: hollow.",
+        "Predicted by the models, nothing was measured: dashed.",
+    ]
+    heads = [table.all_inner_texts() for table in opened.page.locator("#shapes-body thead").all()]
+    assert ["time" in head[0] for head in heads[:3]] == [True, True, False]
     dashes = [
         opened.page.locator(f"#ladder-{number} .mark-rect path[stroke-dasharray='5,3']").count() for number in range(3)
     ]
@@ -168,7 +176,7 @@ def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
     steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
     assert steps == ["two passes", "one pass", "hopper"]
     assert opened.page.locator("#ladder-0 .mark-rect path").count() == 2 * len(steps), "a bar and a tick each"
-    assert "measured by h200-backward.bench.json" in opened.text("#shapes-body")
+    assert "Measured by h200-backward.bench.json" in opened.text("#shapes-body")
     opened.close()
 
 
