@@ -28,7 +28,7 @@ WIDTHS = {1440: False, 390: True}
 SEARCHED = 300
 """Trials of the search that the live page shows."""
 
-QUALITY = 0.76
+QUALITY = 0.66
 COMPILE_MS = 120_000
 
 _TO_WEBP = """async ([png, quality]) => {
