@@ -50,12 +50,16 @@ def ladder(
 ) -> None:
     """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel, and say what each step bought.
 
+    The backward has a ladder of its own: from matrices of probabilities over two passes and one to the kernel for
+    Hopper.
+
     On the GPU here every step is checked and timed in turns with the others; for another --device all is predicted,
     below the times that ship for that device and shape, if any. A step that cannot run is listed with the reason. One
     whose result is wrong ends the command with 7.
 
     \b
     tune ladder --seq 8192 --dim 64
+    tune ladder --seq 8192 --dim 64 --direction backward
     tune ladder --seq 1024 --dim 64 --dtype fp16 --device rtx2070
     tune ladder --preset rtx2070
     """
@@ -177,7 +181,8 @@ def _environment(device: "DeviceSpec") -> "Environment":
 
 
 def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
-    from blocktune.tuner.compare.ladder_steps import PYTORCH, size
+    from blocktune.tuner.compare.ladder_ideas import PYTORCH
+    from blocktune.tuner.compare.ladder_steps import size
 
     timing = step.timing
     time_us = timing.median_us if timing else None if climbed.measured else step.predicted_us
@@ -211,9 +216,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _words(step: "Step") -> str:
-    from blocktune.tuner.compare.ladder_steps import IDEAS
-
-    words = f"{step.name}: {IDEAS[step.name]}."
+    words = f"{step.name}: {step.idea}."
     if step.why:
         words += f" By the models: {step.why}."
     return f"{words} Not run: {step.problem}" if step.problem else words

@@ -26,6 +26,9 @@ SUFFIX = ".ladder.json"
 HEADER = ("step", "config", "time", "TFLOP/s", "over the step before", "over v2", "device memory", "occupancy",
           "limited by", "tensor cores")  # fmt: skip
 
+WORDS = ("step", "config", "limited by", "tensor cores")
+"""Columns that hold words."""
+
 _SAME = ("schema", "format", "device", "environment")
 """What ladders must share to stand in one file."""
 
@@ -147,7 +150,10 @@ def _software(document: Mapping[str, Any]) -> str:
 
 def _section(row: Mapping[str, Any]) -> str:
     flops = AttentionShape.from_json(row["shape"]).flops
-    table = markdown_table(HEADER, (_cells(step, flops) for step in row["steps"]), words=(0, 1, 8, 9))
+    cells = [_cells(step, flops) for step in row["steps"]]
+    kept = [place for place in range(len(HEADER)) if any(line[place] != "-" for line in cells)]
+    header, *lines = ([line[place] for place in kept] for line in (HEADER, *cells))
+    table = markdown_table(header, lines, words=[place for place, name in enumerate(header) if name in WORDS])
     notes = [f"- {step['name']}: {_note(step)}" for step in row["steps"]]
     return f"{row['label']}:\n\n{table}\n\n" + "\n".join(notes)
 

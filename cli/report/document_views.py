@@ -77,7 +77,13 @@ def _ladder(content: Mapping[str, Any]) -> View:
 def _climb(row: Mapping[str, Any]) -> View:
     shape = AttentionShape.from_json(row["shape"])
     steps = [_step(step) for step in row["steps"]]
-    return {"label": shape.label, "origin": row["origin"], "flops": shape.flops, "steps": steps}
+    return {
+        "label": shape.label,
+        "direction": str(shape.direction),
+        "origin": row["origin"],
+        "flops": shape.flops,
+        "steps": steps,
+    }
 
 
 def _step(step: Mapping[str, Any]) -> View:

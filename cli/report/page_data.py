@@ -71,6 +71,8 @@ def _counters(name: str, file: "CounterFile") -> dict[str, Any]:
         "name": name,
         "device": analysis.device.name,
         "label": analysis.shape.label,
+        "direction": str(analysis.shape.direction),
+        "flops": analysis.shape.flops,
         "config": analysis.config.label,
         "recorded_on": file.recorded_on,
         "launches": [launch.kernel for launch in file.counters.launches],

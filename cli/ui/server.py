@@ -2,7 +2,9 @@
 
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -52,7 +54,6 @@ def make_server(settings: Settings, what_ifs: WhatIfs, address: Address) -> uvic
     data = PageText(store, settings.target, settings.sources)
     broadcast = Broadcast(store, settings.poll_seconds)
     app = make_app(Ui(store, what_ifs, broadcast, data.text), address.token)
-    threading.Thread(target=_prepare, args=(store, data, what_ifs), name="blocktune-ui", daemon=True).start()
     config = uvicorn.Config(
         Guard(app, address.token, address.port),
         log_level="warning",
@@ -62,13 +63,21 @@ def make_server(settings: Settings, what_ifs: WhatIfs, address: Address) -> uvic
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = uvicorn.Server(config)
-    broadcast.until(lambda: server.should_exit)
+
+    def ended() -> bool:
+        return bool(server.should_exit)
+
+    broadcast.until(ended)
+    steps = (partial(file_text, "vega.js"), store.refresh, data.text, what_ifs.prepare)
+    threading.Thread(target=_prepare, args=(steps, ended), name="blocktune-ui").start()
     return server
 
 
-def _prepare(store: LiveStore, data: PageText, what_ifs: WhatIfs) -> None:
-    """Read and load what the first page will need, while the user opens it."""
-    file_text("vega.js")
-    store.refresh()
-    data.text()
-    what_ifs.prepare()
+def _prepare(steps: Iterable[Callable[[], object]], ended: Callable[[], bool]) -> None:
+    """Read and load what the first page will need, while the user opens it, unless the server ends before.
+
+    The process waits for a step that runs: one that is cut off while it imports PyTorch aborts the process.
+    """
+    for step in steps:
+        if not ended():
+            step()

@@ -104,7 +104,7 @@ class AttentionKernel(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16", "float32"))
     """The data types that the kernel computes; of these it may refuse some for itself."""
     ladder_steps: ClassVar[tuple[str, ...]] = ()
-    """The steps of the ladder (tuner/compare/ladder_steps.py) that the kernel may stand for."""
+    """The steps of its direction (tuner/compare/ladder_ideas.py) that the kernel may stand for."""
     flex_options: ClassVar[Mapping[str, bool] | None] = None
     """The options that make FlexAttention's template compute as this kernel does, besides the tile; None: none can."""
     historical: ClassVar[bool] = False

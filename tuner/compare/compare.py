@@ -91,7 +91,7 @@ def compare(
     if flex:
         line_up.invite(Entry(name="flex"), partial(flex_compute, shape, question))
     if standard:
-        line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device))
+        line_up.invite(Entry(name="standard"), partial(standard_compute, shape, device, question))
     if compiler is not None:
         contenders = find_contenders(shape, device, competing(), ())
         line_up.invite_stock_autotune(contenders, device.limits.cc, compiler)

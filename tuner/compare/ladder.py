@@ -3,11 +3,10 @@
     ladder = climb(shape, device, compiler=farm, clock=CudaClock())   # on the GPU that is here
     ladder = climb(shape, device, compiler=farm)                      # by the models, for any device of the catalogue
 
-Standard attention, chunked attention, PyTorch's memory-efficient kernel, FlashAttention v1, v1 with its paper's blocks,
-v2, v2 padded, v2 with keys transposed, v2 tuned, and the kernel for Hopper. v1 to transposed, but for the paper's, have
-the same blocks wherever all of them can run these, so that each shows one change. On a GPU all steps are checked with
-the reference and timed in turns (tuner/measure/protocol.py); elsewhere they are compiled and predicted, but for two of
-PyTorch's. A step that cannot run stays in the ladder with the reason.
+`ladder_ideas.py` names the steps of the forward and of the backward. Those that are not tuned, but for the paper's,
+have the same blocks wherever all of them can run these, so that each shows one change. On a GPU all steps are checked
+with the reference and timed in turns (tuner/measure/protocol.py); elsewhere they are compiled and predicted, but for
+those of PyTorch that no model knows. A step that cannot run stays in the ladder with the reason.
 """
 
 import functools
@@ -22,16 +21,10 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compare.ladder_ideas import IDEAS, PAPER, PLAIN, PYTORCH, V2
 from blocktune.tuner.compare.ladder_presets import Preset
 from blocktune.tuner.compare.ladder_steps import (
-    IDEAS,
-    PADDED,
-    PAPER,
-    PYTORCH,
-    TRANSPOSED,
-    V1,
-    V2,
     Step,
     bytes_of,
     columns_of,
@@ -39,14 +32,16 @@ from blocktune.tuner.compare.ladder_steps import (
     kernels_of,
     last_timed,
     predicted_standard_us,
+    products_of,
     why,
 )
 from blocktune.tuner.compare.line_up import LineUp
-from blocktune.tuner.compare.peers import Compute, own_compute
+from blocktune.tuner.compare.peers import Compute, thunk_compute
 from blocktune.tuner.compare.pytorch_steps import pytorch_compute, pytorch_steps
 from blocktune.tuner.compare.report import Entry
 from blocktune.tuner.compare.stock_autotune import Bind
-from blocktune.tuner.correctness.forward import Question, make_questions, require_memory
+from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
+from blocktune.tuner.correctness.forward import require_memory
 from blocktune.tuner.cost.model import missing_rates, predict_us
 from blocktune.tuner.measure.bench import WrongResultError
 from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
@@ -56,10 +51,10 @@ from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.traffic.model import standard_memory_problem
 
 COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))
-"""(block_m, block_n, num_warps, num_stages) that v1 to transposed share, best first; v1 has one stage in any case."""
+"""(block_m, block_n, num_warps, num_stages) that the plain steps share, best first; v1 has one stage in any case."""
 
-PLAIN_STEPS = (V1, V2, PADDED, TRANSPOSED)
-"""The steps whose blocks are not tuned."""
+AS_FIRST_WRITTEN = {"schedule": 0, "reduce": 0}
+"""The parameters of a kernel's own that a plain step sets: computed in order, dQ added by the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +96,7 @@ def climb(
     """Climb the ladder.
 
     Args:
-        shape: a plain forward.
+        shape: without features.
         device: where; the one that is here if there is a clock.
         compiler: compiles every config, for its resources.
         known: tuned configs of this shape, best first; the last steps take the first that they can, else a default.
@@ -112,15 +107,14 @@ def climb(
         preset: whose blocks and kernels are taken in place of the usual ones.
 
     Raises:
-        UsageError: the shape is a backward or has features, or does not fit the device's memory.
+        UsageError: the shape has features, or does not fit the device's memory.
     """
-    if shape.direction is not Direction.FORWARD or shape.features:
-        raise UsageError(
-            f"The ladder climbs a plain forward, but got {shape.label}. Leave out the direction and features."
-        )
+    if shape.features:
+        raise UsageError(f"The ladder climbs attention without features, but got {shape.label}. Leave them out.")
+    ideas, torch_steps = IDEAS[shape.direction], pytorch_steps(shape.direction, measured=clock is not None)
     steps = [
-        _modelled(step, shape, device, compiler)
-        for step in (*pytorch_steps(measured=clock is not None), *listed_steps(shape, device.limits, known, preset))
+        replace(_modelled(step, shape, device, compiler), idea=ideas[step.name])
+        for step in (*torch_steps, *listed_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
@@ -136,24 +130,24 @@ def listed_steps(
     """Return every step with a kernel and the config that it takes, or why it has none."""
     blocks = _common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
-    for name in (step for step in IDEAS if step not in PYTORCH):
-        reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, preset)]
+    for name in (step for step in IDEAS[shape.direction] if step not in PYTORCH):
+        reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, shape, preset)]
         able = [kernel for kernel, reason in reasons if reason is None]
         if not able:
             steps.append(Step(name=name, problem="; ".join(str(reason) for _, reason in reasons)))
         elif name == PAPER:
             steps.append(_paper_step(able[0], shape, limits))
-        elif name in PLAIN_STEPS:
+        elif name in PLAIN[shape.direction]:
             steps.append(Step(name=name, config=_plain_config(able[0], blocks, shape, limits)))
         else:
             steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
     return steps
 
 
-def _kernels(step: str, preset: Preset | None) -> tuple[AttentionKernel, ...]:
+def _kernels(step: str, shape: AttentionShape, preset: Preset | None) -> tuple[AttentionKernel, ...]:
     """Return the kernels that a step may take, of which a preset may have others than usual."""
     named = preset.kernels.get(step, ()) if preset is not None else ()
-    return tuple(map(get_kernel, named)) or kernels_of(step)
+    return tuple(map(get_kernel, named)) or kernels_of(step, shape.direction)
 
 
 def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Step:
@@ -164,7 +158,7 @@ def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeL
 
 def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
     """Return the first common blocks that every step that runs at all can run."""
-    kernels = [kernels_of(name)[0] for name in PLAIN_STEPS]
+    kernels = [kernels_of(name, shape.direction)[0] for name in PLAIN[shape.direction]]
     able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
 
     def fits(blocks: tuple[int, int, int, int]) -> bool:
@@ -176,13 +170,13 @@ def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, i
 def _with_blocks(
     kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
 ) -> KernelConfig:
-    """Return the kernel's default with these blocks, computed in order."""
+    """Return the kernel's default with these blocks, as the algorithm was first written."""
     m, n, warps, stages = blocks
     own = kernel.default_config(shape, limits).parameters
     most = max(kernel.parameters["num_stages"])
     given = {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": min(stages, most)}
-    in_order = {"schedule": 0} if "schedule" in own else {}
-    return KernelConfig.of(kernel.name, own | given | in_order)
+    plain = {name: value for name, value in AS_FIRST_WRITTEN.items() if name in own}
+    return KernelConfig.of(kernel.name, own | given | plain)
 
 
 def _plain_config(
@@ -227,6 +221,7 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
         softmax=kernel.softmax_cost(config),
         grid_blocks=grid_of(config, shape),
         columns=columns_of(step.name, shape),
+        products=products_of(shape, config, device),
         traffic=traffic,
     )
     if occupied.blocks_per_sm == 0:
@@ -247,13 +242,13 @@ def _timed(
     seed: int,
 ) -> tuple[list[Step], Rounds]:
     """Return the steps with their times, or with what went wrong, and the paired rounds of those that have a time."""
-    plain, hard = make_questions(shape, device=torch_device, seed=seed)
+    plain, hard = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, plain, clock, bind)
     for step in steps:
         if step.problem:
             continue
         if step.config is None:
-            line_up.invite(Entry(name=step.name), functools.partial(pytorch_compute, step.name, shape, device))
+            line_up.invite(Entry(name=step.name), functools.partial(pytorch_compute, step.name, shape, device, plain))
         else:
             checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
             line_up.invite(Entry(name=step.name, config=step.config), checked)
@@ -267,26 +262,26 @@ def _timed(
     ], rounds
 
 
-def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[Question], bind: Bind) -> Compute:
-    """Return the config bound, once output and log-sum-exp of both questions are right.
+def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[AnyQuestion], bind: Bind) -> Compute:
+    """Return the config bound, once the results of both questions are right, the log-sum-exp of a forward included.
 
     Raises:
         WrongResultError: one of them differs from the reference.
     """
     launch: Launch = bind(config, shape)
     for question in questions:
-        out, lse = question.new_result(), question.new_lse()
-        question.poison(out)
-        question.thunk(launch, out, lse)()
-        problem = question.problem(out, lse)
+        result, lse = question.new_result(), question.new_lse()
+        question.poison(result)
+        question.thunk(launch, result, lse)()
+        problem = question.problem(result, lse)
         if problem is not None:
             raise WrongResultError(problem)
-    return own_compute(launch, shape, questions[0].new_result())
+    return thunk_compute(launch, questions[0], questions[0].new_result())
 
 
 def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tuple[Step, ...]:
     """Return the steps with their gains, by paired rounds where there are any, and the reasons."""
-    columns = {step.name: index for index, step in enumerate(step for step in steps if step.timing)}
+    columns = _columns(steps)
 
     def gain(before: Step | None, after: Step) -> float | None:
         if before is None or before is after or after.problem:
@@ -308,6 +303,13 @@ def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tupl
         reason = why(modelled, step, device) if modelled is not None and explained else ""
         found.append(replace(step, over_before=gain(before, step), over_v2=gain(v2, step), why=reason))
     return tuple(found)
+
+
+def _columns(steps: Sequence[Step]) -> dict[str, int]:
+    """Return the place of every timed step in a round: steps of one config were timed once, as the first of them."""
+    timed = [step for step in steps if step.timing]
+    places = {config: place for place, config in enumerate(dict.fromkeys(step.config or step.name for step in timed))}
+    return {step.name: places[step.config or step.name] for step in timed}
 
 
 def _bind(config: KernelConfig, shape: AttentionShape) -> Any:

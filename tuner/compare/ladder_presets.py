@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compare.ladder_steps import V2
+from blocktune.tuner.compare.ladder_ideas import V2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The steps of the ladder from standard attention to the fastest kernel, and what the models say about each.
+"""What the models say about each step of a ladder (tuner/compare/ladder_ideas.py).
 
 `tuner/compare/ladder.py` climbs it. A step's `idea` says what it changes; `why` compares what the models count before
 and after. Neither says how fast anything is: times are measured, or predicted and marked as such.
@@ -14,47 +14,19 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.historical.padded import next_width
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.compare.ladder_ideas import PADDED
 from blocktune.tuner.compare.report import Timing
 from blocktune.tuner.cost.roofline import library_instruction, roofline
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import standard_traffic
 
-STANDARD, CHUNKED, EFFICIENT, V1, PAPER, V2, PADDED, TRANSPOSED, TUNED, HOPPER = (
-    "standard",
-    "chunked",
-    "efficient",
-    "v1",
-    "paper",
-    "v2",
-    "padded",
-    "transposed",
-    "tuned",
-    "hopper",
-)
-
-IDEAS = {
-    STANDARD: "three operations of PyTorch, with all scores and probabilities in device memory between them",
-    CHUNKED: "PyTorch's operations on a piece of the queries and keys at a time, whose results are merged",
-    EFFICIENT: "PyTorch's memory-efficient kernel: the chunks of a tile of queries in one launch, scores on the chip",
-    V1: "scores stay on the chip: keys outside, queries inside, one block per head; the output makes the round trip",
-    PAPER: "v1 with the blocks that its paper prescribes: as many keys and queries as fill the shared memory",
-    V2: "loops exchanged: one block for each tile of queries, which keeps its output and divides it once, at the end",
-    PADDED: "v2 with the head dimension padded to the next power of two, against bank conflicts",
-    TRANSPOSED: "v2 over keys that a kernel of its own transposed in advance; that kernel is timed too",
-    TUNED: "v2's algorithm in ordinary Triton with the best blocks, stages and schedule known here",
-    HOPPER: "warps that copy while other warps compute, with the instructions of Hopper",
-}
-"""What each step is, first to last. A kernel names those that it may stand for, but for those of PyTorch."""
-
-PYTORCH = (STANDARD, CHUNKED, EFFICIENT)
-"""The steps that PyTorch computes. No model knows the code of the last two, so that they are only measured."""
-
 STANDARD_MEMORY_SHARE = 0.36
 """What PyTorch's three operations reach of the rate of device memory while they move scores and probabilities: 69 GB in
-40.0 ms on an H200 (results/h200.ladder.json)."""
+40.0 ms of a forward on an H200 (results/h200.ladder.json). A backward's are taken to reach the same."""
 
 NOTABLE = 0.02
 """Relative difference below which two counts are called the same."""
@@ -72,13 +44,15 @@ class Bytes:
 class Step:
     """One step on one device.
 
-    problem: why it was not run or not predicted; empty where it was. grid_blocks: of the launch that takes longest.
-    columns: of keys and values together, as they are multiplied. traffic: by the IO model. timing is None where nothing
+    idea: what it changes. problem: why it was not run or not predicted; empty where it was. grid_blocks: of the launch
+    that takes longest. columns: of keys and values together, as they are multiplied. products: matrix products of a
+    pair of tiles, all launches together. traffic: by the IO model. timing is None where nothing
     was measured, predicted_us where nothing could be predicted. over_before: how much faster than the last earlier step
     that has a time of the same origin; over_v2: than v2. why: what the models see change.
     """
 
     name: str
+    idea: str = ""
     config: KernelConfig | None = None
     problem: str = ""
     occupied: Occupancy | None = None
@@ -86,6 +60,7 @@ class Step:
     softmax: SoftmaxCost | None = None
     grid_blocks: int | None = None
     columns: int = 0
+    products: int = 0
     traffic: Bytes | None = None
     predicted_us: float | None = None
     timing: Timing | None = None
@@ -101,7 +76,7 @@ class Step:
         occupied, traffic = self.occupied, self.traffic
         return {
             "name": self.name,
-            "idea": IDEAS[self.name],
+            "idea": self.idea,
             "config": self.config and self.config.to_json(),
             "problem": self.problem,
             "timing": self.timing and asdict(self.timing),
@@ -121,15 +96,15 @@ class Step:
         }
 
 
-def kernels_of(step: str) -> tuple[AttentionKernel, ...]:
-    """Return the kernels that a step may take, in registry order."""
-    return tuple(kernel for kernel in KERNELS.values() if step in kernel.ladder_steps)
+def kernels_of(step: str, direction: Direction = Direction.FORWARD) -> tuple[AttentionKernel, ...]:
+    """Return the kernels that a step of a direction's ladder may take, in registry order."""
+    return tuple(kernel for kernel in KERNELS.values() if step in kernel.ladder_steps and kernel.direction is direction)
 
 
 def bytes_of(shape: AttentionShape, config: KernelConfig | None) -> Bytes:
     """Return what a step moves, all its launches together."""
     if config is None:
-        total = standard_traffic(shape).total_bytes
+        total = sum(moved for _, moved in _standard_operations(shape))
         return Bytes(counted=total, least=total)
     kernel = get_kernel(config.kernel)
     counted, least = (traffic_of(kernel, config, shape, perfect_l2=perfect).total_bytes for perfect in (False, True))
@@ -148,25 +123,42 @@ def grid_of(config: KernelConfig, shape: AttentionShape) -> int:
     return folded.batch * folded.num_heads * -(-folded.seqlen_q // blocks.block_m)
 
 
+def products_of(shape: AttentionShape, config: KernelConfig, device: DeviceSpec) -> int:
+    """Return the matrix products of a pair of tiles: those of the longest launch, and of one that takes comparably
+    long."""
+    kernel = get_kernel(config.kernel)
+    second = kernel.second_launch(config, shape, device.limits) if shape.direction is Direction.BACKWARD else None
+    return kernel.softmax_cost(config).products + (second.softmax.products if second else 0)
+
+
 def predicted_standard_us(shape: AttentionShape, device: DeviceSpec) -> float:
-    """Predict product, softmax and product, one after another, each at its ceiling of arithmetic or at what PyTorch's
-    operations reach of device memory.
+    """Predict PyTorch's operations, one after another, each at its ceiling of arithmetic or at what PyTorch reaches of
+    device memory.
 
     Raises:
         UsageError: a rate of the device is unknown.
     """
-    traffic = standard_traffic(shape)
-    line = roofline(shape, traffic, device, instruction=library_instruction(shape.dtype))
+    line = roofline(shape, standard_traffic(shape), device, instruction=library_instruction(shape.dtype))
     pairs = 2 * shape.batch * shape.num_heads * shape.seqlen_q * shape.seqlen_k
-    first = traffic.q_read + traffic.k_read + traffic.s_written
-    second = traffic.p_read + traffic.v_read + traffic.o_written
-    bytes_a_us = 1e3 * STANDARD_MEMORY_SHARE * line.memory_gbs
+    bytes_per_us = 1e3 * STANDARD_MEMORY_SHARE * line.memory_gbs
+    return sum(
+        max(pairs * columns / line.peak_tflops / 1e6, moved / bytes_per_us)
+        for columns, moved in _standard_operations(shape)
+    )
 
-    def product_us(dim: int, moved: int) -> float:
-        return max(pairs * dim / line.peak_tflops / 1e6, moved / bytes_a_us)
 
-    softmax_us = (traffic.s_read + traffic.p_written) / bytes_a_us
-    return product_us(shape.head_dim, first) + softmax_us + product_us(shape.head_dim_v, second)
+def _standard_operations(shape: AttentionShape) -> tuple[tuple[int, int], ...]:
+    """Return the operations of standard attention, each as the columns of its product (0: none) and the bytes that it
+    moves."""
+    if shape.direction is Direction.BACKWARD:
+        columns = {"dv": shape.head_dim_v, "dp": shape.head_dim_v, "ds": 0, "dq": shape.head_dim, "dk": shape.head_dim}
+        return tuple((columns[each.name], each.total_bytes) for each in standard_backward_traffic(shape).passes)
+    traffic = standard_traffic(shape)
+    return (
+        (shape.head_dim, traffic.q_read + traffic.k_read + traffic.s_written),
+        (0, traffic.s_read + traffic.p_written),
+        (shape.head_dim_v, traffic.p_read + traffic.v_read + traffic.o_written),
+    )
 
 
 def why(before: Step, after: Step, device: DeviceSpec) -> str:
@@ -211,6 +203,8 @@ def _products(before: Step, after: Step) -> list[str]:
     facts = []
     if before.columns and after.columns != before.columns and after.config and before.config:
         facts.append(f"{after.columns} columns are multiplied instead of {before.columns}")
+    if after.products and before.products and after.products != before.products:
+        facts.append(f"{after.products} matrix products for every pair of tiles instead of {before.products}")
     if after.tensor_cores and before.tensor_cores and after.tensor_cores != before.tensor_cores:
         facts.append(f"products by {after.tensor_cores} instead of {before.tensor_cores}")
     elif after.tensor_cores == "none" and before.tensor_cores is None:
@@ -239,6 +233,8 @@ def _softmax(before: Step, after: Step) -> list[str]:
         )
     if new.rescales != old.rescales:
         facts.append("the output is rescaled with every tile" if new.rescales else "nothing is rescaled")
+    if new.adds_walked != old.adds_walked:
+        facts.append("dQ is added to sums in device memory" if new.adds_walked else "dQ is summed on the chip")
     if new.copying_warps and not old.copying_warps:
         facts.append("warps of their own copy the tiles")
     return facts

@@ -10,33 +10,36 @@ from typing import Any
 import torch
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare.ladder_steps import CHUNKED, EFFICIENT, PYTORCH, STANDARD, Step
-from blocktune.tuner.compare.peers import Compute, sdpa_compute, without_gradients
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.compare.ladder_ideas import EFFICIENT, IDEAS, PYTORCH, STANDARD
+from blocktune.tuner.compare.ladder_steps import Step
+from blocktune.tuner.compare.peers import Compute, for_question, sdpa_forward
 from blocktune.tuner.compare.standard_attention import standard_compute
+from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.forward import softmax_scale
 
 QUERY_CHUNK, KEY_CHUNK = 1024, 4096
 """Rows of a piece, as the paper's code has them."""
 
 
-def pytorch_steps(*, measured: bool) -> tuple[Step, ...]:
-    """Return the steps; those without a model have a reason where nothing is measured."""
+def pytorch_steps(direction: Direction, *, measured: bool) -> tuple[Step, ...]:
+    """Return the steps of a direction; those without a model have a reason where nothing is measured."""
     reason = "" if measured else "PyTorch's code is measured on a GPU, no model predicts it"
-    return tuple(Step(name=name, problem="" if name == STANDARD else reason) for name in PYTORCH)
+    names = (name for name in PYTORCH if name in IDEAS[direction])
+    return tuple(Step(name=name, problem="" if name == STANDARD else reason) for name in names)
 
 
-def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec) -> Compute:
-    """Return the computation of a step.
+def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec, question: AnyQuestion) -> Compute:
+    """Return the computation of a step; a backward's is that of a forward that ran before.
 
     Raises:
         UsageError: it does not compute the shape, or not on this device.
     """
-    if name == CHUNKED:
-        return without_gradients(functools.partial(chunked_attention, shape))
-    if name == EFFICIENT:
-        return sdpa_compute(shape, "EFFICIENT_ATTENTION")
-    return standard_compute(shape, device)
+    if name == STANDARD:
+        return standard_compute(shape, device, question)
+    efficient = name == EFFICIENT
+    attend = sdpa_forward(shape, "EFFICIENT_ATTENTION") if efficient else functools.partial(chunked_attention, shape)
+    return for_question(attend, question)
 
 
 def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:

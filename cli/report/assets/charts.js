@@ -10,7 +10,7 @@ BT.LEAST_WIDTH = { finalists: 340, contenders: 350, differences: 560, roofline: 
 BT.FACETS = {
   lanes: { margins: [300, 190], plots: 1, widest: 640 },
   states: { margins: [70, 60], plots: 1, widest: 860 },
-  "block-sizes": { margins: [130, 130], plots: 2, widest: 300 },
+  "block-sizes": { margins: [130, 136], plots: 2, widest: 300 },
 };
 
 // A map of shapes with the names at its side.

@@ -1,7 +1,16 @@
 // The two configs that are compared, and a list of all of them that the keyboard reaches.
 BT.drawConfigs = () => {
+  BT.fill("picked-words", BT.pickedWords());
   BT.fill("config-pair", BT.el("div", { class: "columns" }, ["a", "b"].map(BT.configPanel)));
   BT.fill("config-list", BT.configList());
+};
+
+// What a click found, in sight wherever in the maps it was.
+BT.pickedWords = () => {
+  if (BT.state.a === null) return null;
+  const row = BT.trial(BT.state.a);
+  const [first] = BT.whyWords(row).split(/(?<=\.) /);
+  return [BT.el("b", {}, `A: ${row.config}. `), `${first} `, BT.el("a", { href: "#config-a" }, "Why, and what it takes ↓")];
 };
 
 BT.configPanel = (letter) => {

@@ -22,16 +22,17 @@ BT.fill = (id, ...children) => document.getElementById(id).replaceChildren(...ch
 
 BT.message = (text) => BT.el("p", { class: "message", role: "note" }, text);
 
+// A table of more than two columns becomes a list of named values where the page is narrow; the roles keep it a table to readers.
 BT.tableOf = (columns, rows, caption = "") =>
   BT.el(
     "div",
     { class: "wide", tabindex: "0", role: "region", "aria-label": caption || columns.join(", ") },
     BT.el(
       "table",
-      { class: columns.length > 4 ? "many" : "" },
+      { class: columns.length > 2 ? "many" : "", role: "table" },
       caption ? BT.el("caption", {}, caption) : null,
-      BT.el("thead", {}, BT.el("tr", {}, columns.map((name) => BT.el("th", { scope: "col" }, name)))),
-      BT.el("tbody", {}, rows.map((cells) => BT.el("tr", {}, cells.map((cell) => BT.el("td", { class: BT.isShort(cell) ? "nowrap" : "" }, cell))))),
+      BT.el("thead", { role: "rowgroup" }, BT.el("tr", { role: "row" }, columns.map((name) => BT.el("th", { scope: "col", role: "columnheader" }, name)))),
+      BT.el("tbody", { role: "rowgroup" }, rows.map((cells) => BT.el("tr", { role: "row" }, cells.map((cell, place) => BT.el("td", { class: BT.isShort(cell) ? "nowrap" : "", role: "cell", "data-name": columns[place] || null }, cell))))),
     ),
   );
 

@@ -139,6 +139,7 @@ BT.drawExplorer = () => {
         BT.el("div", { class: "panel" }, BT.gpuChoice(letter), BT.el("div", { id: `answer-${letter}`, "aria-live": "polite" })),
       ),
     ),
+    BT.el("div", { id: "largest-tiles" }),
     BT.el("h3", {}, "Blocks per multiprocessor over each resource"),
     BT.el("p", { class: "quiet" }, "Large dot: this kernel. Small dots: compiled configs that differ in one number. A is solid, B dashed."),
     BT.el(
@@ -146,7 +147,6 @@ BT.drawExplorer = () => {
       { class: "grid" },
       Object.keys(BT.CURVES).map((name) => BT.el("div", { class: "chart small", id: `curve-${name}` })),
     ),
-    BT.el("div", { id: "largest-tiles" }),
   );
   BT.showExplored();
 };
@@ -215,7 +215,9 @@ BT.largestTiles = () => {
     if (best) rows.push([String(blocks), `${best.block_m} x ${best.block_n}`, best.config, BT.number(best.registers), BT.bytes(best.shared_bytes), BT.us(best.time_us)]);
   }
   const name = BT.data.devices.find((device) => device.id === BT.state.gpuA).name;
-  return BT.tableOf(["blocks/SM at least", "tile", "config", "registers", "shared memory", "measured"], rows, `The largest tiles of this sweep that keep a number of blocks on ${name} and spill no registers, the fastest of equals`);
+  const title = BT.el("h3", {}, "The largest tile that keeps two blocks, or another number");
+  const table = BT.tableOf(["blocks/SM at least", "tile", "config", "registers", "shared memory", "measured"], rows, `The largest tiles of this sweep that keep a number of blocks on ${name} and spill no registers, the fastest of equals`);
+  return [title, table];
 };
 
 BT.addView("occupancy", () => {

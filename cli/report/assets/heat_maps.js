@@ -76,6 +76,7 @@ BT.drawHeatMaps = () => {
     BT.el("div", { class: "maps" }, maps.map(([kernel], number) =>
       BT.el("details", { open: number < 3, class: "kernel", ontoggle: () => BT.drawMaps(BT.maps.maps, BT.maps.signals) }, BT.el("summary", {}, kernel), BT.el("div", { class: "chart wide", id: `heat-${number}`, tabindex: "0", role: "region", "aria-label": `Heat maps of ${kernel}` })),
     )),
+    BT.el("p", { class: "picked", id: "picked-words" }),
     BT.el("div", { id: "config-pair" }),
     BT.el("div", { id: "config-list" }),
   );

@@ -130,21 +130,28 @@ BT.drawContenders = () => {
   BT.chart("contenders", "contenders", { contenders });
 };
 
-// The ladders of the files, and that of a backward, whose steps a bench has measured.
-BT.climbs = () => [...BT.data.ladder.flatMap((file) => file.rows), ...BT.backwardClimbs()];
+// The ladders of the files; and unless one of a backward was measured, the one whose steps a bench has measured.
+BT.climbs = () => {
+  const climbs = BT.data.ladder.flatMap((file) => file.rows.map((climb) => ({ ...climb, device: file.device })));
+  const measured = climbs.some((climb) => climb.direction === "backward" && climb.origin === "measured");
+  const own = (direction) => climbs.filter((climb) => climb.direction === direction);
+  return [...own("forward"), ...(measured ? [] : BT.backwardClimbs()), ...own("backward")];
+};
+BT.stepName = (step) => step.name.replaceAll("_", " ");
 
 BT.ladderParts = () => {
   const climbs = BT.climbs();
   if (!climbs.length) return BT.message("No ladder was given: `tune ladder --out FILE` climbs one.");
-  const words = (climb) => `${climb.label}, ${climb.origin}. A bar leads from the time before to the step's own (red); the factor is how much faster it is. Hollow: predicted.`;
-  return climbs.map((climb, number) => [BT.el("p", { class: "quiet" }, words(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)]);
+  const origin = (climb) => (climb.origin === "predicted" ? "Predicted by the models, nothing was measured: dashed." : `${climb.origin[0].toUpperCase()}${climb.origin.slice(1)}: solid; predicted: hollow.`);
+  const lead = BT.el("p", { class: "quiet" }, "A bar leads from the time before to the step's own; the factor is how much faster the step is.");
+  return [lead, ...climbs.map((climb, number) => [BT.el("h4", {}, `${climb.label} on ${climb.device}`), BT.el("p", { class: "quiet" }, origin(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)])];
 };
 
 // Contenders of a bench that are steps of the backward, first to last.
 BT.BACKWARD_STEPS = {
   standard: ["standard", "PyTorch's operations one by one, with all scores and their gradients in device memory"],
   flash_bwd_split: ["two passes", "scores are computed again on the chip, once for dQ and once for dK and dV"],
-  flash_bwd_fused: ["one kernel", "scores are computed again once, and dQ is added up in device memory"],
+  flash_bwd_fused: ["one pass", "scores are computed again once, and dQ is added up in device memory"],
   tuned: ["tuned", "the fastest kernel and blocks known here"],
 };
 BT.HOPPER_STEP = ["hopper", "warps that copy while other warps compute, with the instructions of Hopper"];
@@ -154,7 +161,7 @@ BT.backwardClimbs = () => {
   const has = (row, name) => row.contenders.some((each) => each.name === name);
   const rows = BT.data.bench.flatMap((bench) => bench.rows.map((row) => ({ ...row, bench })));
   const able = rows.filter((row) => row.shape.direction === "backward" && ["flash_bwd_split", "flash_bwd_fused", "tuned"].every((name) => has(row, name)));
-  const forward = BT.data.ladder.flatMap((file) => file.rows).map((climb) => `${climb.label} backward`);
+  const forward = BT.data.ladder.flatMap((file) => file.rows).map((climb) => climb.label.replace(/( backward)?$/, " backward"));
   const row = able.find((each) => forward.includes(each.label)) ?? able.at(-1);
   return row ? [BT.backwardClimb(row)] : [];
 };
@@ -168,7 +175,7 @@ BT.backwardClimb = ({ label, contenders, bench }) => {
   const steps = found.map((each, place) => ({
     ...each, why: "", problem: "", predicted_us: null, over_before: place ? found[place - 1].time_us / each.time_us : null,
   }));
-  return { label, origin: `measured by ${bench.name}`, flops: found[0].tflops * found[0].time_us * 1e6, steps };
+  return { label, device: bench.device, origin: `measured by ${bench.name}`, flops: found[0].tflops * found[0].time_us * 1e6, steps };
 };
 
 BT.ladderRows = (climb) => {
@@ -176,7 +183,7 @@ BT.ladderRows = (climb) => {
   return climb.steps.map((step, order) => {
     const time = step.problem ? null : (step.time_us ?? step.predicted_us);
     const row = {
-      step: step.name, order, config: step.config, note: [step.idea, step.why, step.problem].filter(Boolean).join(". "),
+      step: BT.stepName(step), order, config: step.config, note: [step.idea, step.why, step.problem].filter(Boolean).join(". "),
       time_us: time, before_us: before ?? time, right_us: time === null ? null : Math.max(time, before ?? time), predicted_us: step.predicted_us,
       origin: step.time_us === null ? "predicted" : "measured", over_before: step.over_before,
       change: before !== null && time > before ? "slower" : "faster",
@@ -187,8 +194,12 @@ BT.ladderRows = (climb) => {
   });
 };
 
-BT.ladderTable = (climb) =>
-  BT.tableOf(["step", "time", "predicted", "TFLOP/s", "what is new"], climb.steps.map((step) => [step.name, BT.us(step.time_us), BT.us(step.predicted_us), step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–", step.problem || step.idea]), `The ladder of ${climb.label}`);
+BT.ladderTable = (climb) => {
+  const rate = (step) => (step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–");
+  const columns = { step: BT.stepName, time: (step) => BT.us(step.time_us), predicted: (step) => BT.us(step.predicted_us), "TFLOP/s": rate, "what is new": (step) => step.problem || step.idea };
+  const kept = Object.entries(columns).filter(([, cell]) => climb.steps.some((step) => cell(step) !== "–"));
+  return BT.tableOf(kept.map(([name]) => name), climb.steps.map((step) => kept.map(([, cell]) => cell(step))), `The ladder of ${climb.label}`);
+};
 
 BT.blockSizeParts = () =>
   !BT.nothing()

@@ -78,11 +78,12 @@ def heat_map(measure: Measure) -> Spec:
     hatched = other.mark_point(shape=HATCH, size=900, strokeWidth=1, opacity=0.5, color="#808080").encode(
         x=x, y=y, tooltip=[alt.Tooltip("config:N", title="config"), alt.Tooltip("reason:N", title="not timed")]
     )
+    readable = alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff"))
     numbers = timed.mark_text(fontSize=10, cursor="pointer").encode(
         x=x,
         y=y,
         text="number:N",
-        color=alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff")),
+        color=readable,
         tooltip=tooltip,
     )
     spills = timed.transform_filter("datum.spill_bytes > 0").mark_point(
@@ -91,7 +92,7 @@ def heat_map(measure: Measure) -> Spec:
     )  # fmt: skip
     picked = timed.transform_filter("datum.picked != ''").mark_rect(filled=False, strokeWidth=3, stroke=RED)
     letters = timed.transform_filter("datum.picked != ''").mark_text(
-        fontSize=11, fontWeight="bold", color=RED, xOffset=-CELL // 3, yOffset=-CELL // 3
+        fontSize=11, fontWeight="bold", xOffset=-CELL // 3, yOffset=-CELL // 3
     )
     chart = (
         alt.layer(
@@ -100,7 +101,7 @@ def heat_map(measure: Measure) -> Spec:
             numbers,
             spills.encode(x=x, y=y, tooltip=tooltip),
             picked.encode(x=x, y=y),
-            letters.encode(x=x, y=y, text="picked:N"),
+            letters.encode(x=x, y=y, text="picked:N", color=readable),
         )
         .properties(width=alt.Step(CELL), height=alt.Step(CELL))
         .facet(row=_facet(alt.Row, "num_warps", "warps"), column=_facet(alt.Column, "num_stages", "stages"), spacing=14)

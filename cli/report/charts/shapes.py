@@ -65,10 +65,11 @@ def contenders() -> Spec:
 
 
 def ladder() -> Spec:
-    """Return a ladder as a waterfall: every step's bar leads from the time before it to its own."""
+    """Return a ladder as a waterfall: every step's bar leads from the time before it to its own, dashed where that is
+    predicted."""
     base = alt.Chart(rows("ladder"))
     y = alt.Y("step:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=300))
-    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=45))
+    x = alt.X("time_us:Q", title="µs, logarithmic", scale=alt.Scale(type="log", nice=False, padding=50))
     tooltip = [
         "step:N",
         "config:N",
@@ -78,12 +79,16 @@ def ladder() -> Spec:
         alt.Tooltip("over_before:Q", format=".2f", title="faster than the step before"),
         "note:N",
     ]
+    changes, clocked = alt.Scale(domain=["faster", "slower"], range=[BLUE, ORANGE]), "datum.origin == 'measured'"
     timed = base.transform_filter("isValid(datum.time_us)")
     bars = timed.mark_bar(height={"band": 0.6}).encode(
         x=x, x2="before_us:Q", y=y, tooltip=tooltip,
-        color=alt.Color("change:N", title=None, scale=alt.Scale(domain=["faster", "slower"], range=[BLUE, ORANGE])),
+        color=alt.Color("change:N", title=None, scale=changes),
+        stroke=alt.Stroke("change:N", legend=None, scale=changes),
+        fillOpacity=alt.condition(clocked, alt.value(1), alt.value(0.2)),
+        strokeDash=alt.condition(clocked, alt.value([1, 0]), alt.value(DASHED)),
     )  # fmt: skip
-    ends = timed.mark_tick(thickness=3, color=RED).encode(x=x, y=y, tooltip=tooltip)
+    ends = timed.transform_filter(clocked).mark_tick(thickness=3, color=RED).encode(x=x, y=y, tooltip=tooltip)
     model = base.transform_filter("isValid(datum.predicted_us)").mark_point(
         shape="circle", filled=False, strokeWidth=1.5, size=60, color=GREY
     ).encode(x=alt.X("predicted_us:Q"), y=y, tooltip=tooltip)  # fmt: skip

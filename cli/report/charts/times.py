@@ -2,7 +2,7 @@
 
 import altair as alt
 
-from blocktune.cli.report.charts.style import BLUE, DASHED, GREY, ORANGE, RED, Spec, rows, spec_of
+from blocktune.cli.report.charts.style import BLUE, DASHED, GREEN, GREY, ORANGE, RED, Spec, rows, spec_of
 
 LEGEND = alt.Legend(columns=1, labelLimit=420)
 
@@ -15,7 +15,7 @@ def lanes() -> Spec:
     """
     base = alt.Chart(rows("lanes"))
     y = alt.Y("term:N", title=None, sort=alt.SortField("order"), axis=alt.Axis(labelLimit=320))
-    x = alt.X("us:Q", title="µs")
+    x = alt.X("us:Q", title="µs", axis=alt.Axis(tickCount=8))
     bars = (
         base.transform_filter("datum.kind == 'term'")
         .mark_bar(fillOpacity=0.25, stroke=BLUE, strokeDash=DASHED, color=BLUE, height={"band": 0.7})
@@ -50,6 +50,7 @@ def roofline() -> Spec:
     """Return the roofs of a device, `roofs`, and what ran under them, `points`."""
     intensity = alt.X("intensity:Q", title="FLOP per byte", scale=alt.Scale(type="log", nice=False))
     rate = alt.Y("tflops:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False))
+    groups = alt.Scale(range=[RED, BLUE, GREEN, ORANGE])
     roofs = (
         alt.Chart(rows("roofs"))
         .mark_line(strokeWidth=1.6, color=GREY)
@@ -66,12 +67,13 @@ def roofline() -> Spec:
         .encode(
             x=intensity,
             y=rate,
-            color=alt.Color("group:N", title=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY]), legend=LEGEND),
-            stroke=alt.Stroke("group:N", legend=None, scale=alt.Scale(range=[RED, BLUE, ORANGE, GREY])),
+            color=alt.Color("group:N", title=None, scale=groups, legend=LEGEND),
+            stroke=alt.Stroke("group:N", legend=None, scale=groups),
             fillOpacity=alt.condition("datum.kind == 'measured'", alt.value(0.85), alt.value(0)),
             shape=alt.Shape("memory:N", title="bytes from", legend=alt.Legend(columns=1)),
             tooltip=[
                 "name:N",
+                alt.Tooltip("detail:N", title="of"),
                 "kind:N",
                 alt.Tooltip("tflops:Q", format=",.1f", title="TFLOP/s"),
                 alt.Tooltip("intensity:Q", format=",.1f", title="FLOP per byte"),
@@ -79,11 +81,12 @@ def roofline() -> Spec:
             ],
         )
     )
-    names = (
+    names = [
         alt.Chart(rows("points"))
-        .transform_filter("datum.shown")
-        .mark_text(align="left", dx=8, fontSize=10)
+        .transform_filter(f"datum.shown == '{side}'")
+        .mark_text(align=align, dx=dx, fontSize=10)
         .encode(x=intensity, y=rate, text="name:N")
-    )
-    chart = alt.layer(roofs, points, names).properties(width="container", height=300)
+        for side, align, dx in (("left", "right", -8), ("right", "left", 8))
+    ]
+    chart = alt.layer(roofs, points, *names).properties(width="container", height=300)
     return spec_of(chart, "The roofline of the device with the selected configs and the historical kernels.")

@@ -69,6 +69,7 @@ class FlashBackwardHopper(AttentionKernel):
     """
 
     name = "flash_bwd_hopper"
+    ladder_steps = ("hopper",)
     direction = Direction.BACKWARD
     loops = BackwardLoops(rewrites_lse=True, parts="group_parts")
     features = frozenset(("window", "softcap", "varlen", "deterministic"))

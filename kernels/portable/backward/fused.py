@@ -98,6 +98,7 @@ class FlashBackwardFused(FlashBackward):
     """The dense backward in one pass, whose gradients of queries are not equal to the bit from run to run."""
 
     name = "flash_bwd_fused"
+    ladder_steps = ("one_pass", "tuned")
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),

@@ -88,6 +88,7 @@ class FlashBackwardSplit(FlashBackward):
     """The dense backward in two passes. The parameters dq_* are those of the pass over queries."""
 
     name = "flash_bwd_split"
+    ladder_steps = ("two_passes", "tuned")
     loops = BackwardLoops(queries=("dq_block_m", "dq_block_n"))
     features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {

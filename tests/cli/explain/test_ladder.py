@@ -157,10 +157,29 @@ def test_what_was_measured_and_ships_is_shown_first(tune) -> None:
     assert json.loads(tune(*LADDER, "--causal", "--json").stdout)["shipped"] is None
 
 
-def test_a_backward_has_no_ladder(tune) -> None:
-    result = tune(*LADDER, "--direction", "backward")
+def test_a_backward_has_a_ladder_of_its_own(tune, tmp_path: Path) -> None:
+    out = tmp_path / "h200.ladder.json"
+    result = tune(*LADDER, "--direction", "backward", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "b2 h32 s8192 d64 bf16 backward on NVIDIA H200, predicted by the models" in result.stdout
+    assert "two_passes: scores are computed again on the chip, twice" in result.stdout
+    assert "over v2" not in result.stdout, "it has no such step"
+    assert tune(*LADDER, "--out", out).exit_code == 0
+    backward, forward = read_ladder(out)["rows"]
+    assert [step["name"] for step in backward["steps"]] == [
+        "standard", "efficient", "two_passes", "one_pass", "tuned", "hopper"
+    ]  # fmt: skip
+    assert (backward["shape"]["direction"], forward["shape"]["direction"]) == ("backward", "forward")
+    text = ladder_tables(read_ladder(out))
+    assert "| two_passes | flash_bwd_split 64x64 w4 s2" in text
+    headers = [line for line in text.splitlines() if line.startswith("| step")]
+    assert ["over v2" in line for line in headers] == [False, True]
+
+
+def test_features_have_no_ladder(tune) -> None:
+    result = tune(*LADDER, "--features", "softcap")
     assert result.exit_code == 2
-    assert "climbs a plain forward" in result.stderr
+    assert "climbs attention without features" in result.stderr
 
 
 def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None:

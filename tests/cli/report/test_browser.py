@@ -1,5 +1,6 @@
 """The report in a real browser: every view opens, sliders and clicks work, the keyboard reaches everything."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from blocktune.db.records.records import Outcome
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep
+from blocktune.tuner.profile.counter_file import CounterFile
 from tests.support.browser import Page, chromium
-from tests.support.reports import HOSTILE, RESULTS, WIDE, hostile_bench, write_report
+from tests.support.reports import DENSE, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
 
@@ -38,6 +40,10 @@ def test_every_view_opens_without_an_error_or_a_request(
     for view in VIEWS:
         assert opened.page.locator(f"#{view} .chart svg").count() >= 1, view
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    widest = opened.page.evaluate(
+        "Math.max(...[...document.querySelectorAll('table')].map((each) => each.scrollWidth))"
+    )
+    assert widest <= width, "a table of a phone shows all of its cells without a scroll"
     assert opened.page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     opened.close()
 
@@ -105,13 +111,72 @@ def test_counters_stand_next_to_the_predictions(page: Page) -> None:
     assert "Made-up GPU like an H200" in page.text("#counter-words")
 
 
+def test_what_was_counted_is_a_point_under_the_roofs(browser: Any, tmp_path: Path) -> None:
+    counters = RESULTS / "h200-flash_fwd.counters.csv"
+    opened = Page(browser, write_report(tmp_path / "counted.html", DENSE, counters))
+    found = CounterFile.read(counters)
+    counted = {row.name: row.counted for row in found.rows()}
+    (point,) = [each for each in opened.page.evaluate("BT.points(BT.pair())") if each["group"] == "counters"]
+    moved = counted["read from DRAM"] + counted["written to DRAM"]
+    assert point["intensity"] == pytest.approx(found.analysis.shape.flops / moved)
+    assert point["tflops"] == pytest.approx(found.analysis.shape.flops / counted["time"] / 1e6)
+    assert (point["name"], point["kind"]) == ("flash_fwd", "measured")
+    assert opened.page.locator("#roofline").get_by_text("device memory, counted").count() == 1
+    opened.close()
+
+
+def ladder_file(folder: Path, direction: str, *, predicted: bool) -> Path:
+    """The shipped ladder of the forward, alone; of another direction and as if nothing had been measured."""
+    document = json.loads((RESULTS / "h200.ladder.json").read_text())
+    row = next(row for row in document["rows"] if row["shape"]["direction"] == "forward")
+    row["shape"]["direction"] = direction
+    if predicted:
+        row["origin"] = "predicted"
+        for number, step in enumerate(row["steps"]):
+            step |= {"timing": None, "predicted_us": 1000.0 / (1 + number)}
+    path = folder / f"{direction}.ladder.json"
+    path.write_text(json.dumps(document | {"rows": [row]}))
+    return path
+
+
+def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, tmp_path: Path) -> None:
+    kinds = {"forward": False, "backward": True}
+    ladders = [ladder_file(tmp_path, direction, predicted=predicted) for direction, predicted in kinds.items()]
+    report = write_report(tmp_path / "both.html", *ladders, RESULTS / "h200-backward.bench.json")
+    opened = Page(browser, report)
+    forward = "b2 h32 s8192 d64 bf16"
+    assert opened.page.locator("#shapes-body h4").all_inner_texts() == [
+        f"{label} on NVIDIA H200" for label in (forward, f"{forward} backward", f"{forward} backward")
+    ]
+    assert opened.page.locator("#shapes-body h4 + p").all_inner_texts() == [
+        "Measured: solid; predicted: hollow.",
+        "Measured by h200-backward.bench.json: solid; predicted: hollow.",
+        "Predicted by the models, nothing was measured: dashed.",
+    ]
+    heads = [table.all_inner_texts() for table in opened.page.locator("#shapes-body thead").all()]
+    assert ["time" in head[0] for head in heads[:3]] == [True, True, False]
+    dashes = [
+        opened.page.locator(f"#ladder-{number} .mark-rect path[stroke-dasharray='5,3']").count() for number in range(3)
+    ]
+    assert dashes == [0, 0, 8]
+    opened.close()
+
+
+def test_a_measured_ladder_of_a_backward_stands_for_that_of_a_bench(browser: Any, tmp_path: Path) -> None:
+    ladder = ladder_file(tmp_path, "backward", predicted=False)
+    opened = Page(browser, write_report(tmp_path / "one.html", ladder, RESULTS / "h200-backward.bench.json"))
+    assert opened.page.locator("[id^=ladder-]").count() == 1
+    assert opened.page.evaluate("BT.climbs()[0].origin") == "measured"
+    opened.close()
+
+
 def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
     opened = Page(browser, write_report(tmp_path / "backward.html", RESULTS / "h200-backward.bench.json"))
     assert opened.problems == []
     steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
-    assert steps == ["two passes", "one kernel", "hopper"]
+    assert steps == ["two passes", "one pass", "hopper"]
     assert opened.page.locator("#ladder-0 .mark-rect path").count() == 2 * len(steps), "a bar and a tick each"
-    assert "measured by h200-backward.bench.json" in opened.text("#shapes-body")
+    assert "Measured by h200-backward.bench.json" in opened.text("#shapes-body")
     opened.close()
 
 

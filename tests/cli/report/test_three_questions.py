@@ -61,6 +61,12 @@ def test_the_largest_tile_that_keeps_two_blocks_on_an_h200(page: Page) -> None:
 def test_why_256_by_128_is_slow(page: Page) -> None:
     go_to(page, "Sweep", "sweeps")
     click_at(page, SLOW_TILE)
+    line = page.page.locator("#picked-words")
+    assert line.inner_text().startswith("A: flash_fwd_hopper 256x128 w4 s4")
+    assert "2.85 times the time of the best." in line.inner_text()
+    place, height = line.bounding_box(), page.page.viewport_size["height"]
+    assert 0 <= place["y"] <= height - place["height"], "in sight without scrolling"
+    line.get_by_role("link").click()
     panel = page.text("#config-a")
     assert panel.startswith("A: flash_fwd_hopper 256x128 w4 s4")
     assert "2.85 times the time of the best. It has no room for its tiles in registers:" in panel

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.main import INTERRUPTED
+from tests.support.live_servers import live_server
 from tests.support.programs import ROOT
 
 
@@ -38,6 +40,37 @@ def test_it_prints_its_address_and_serves_until_ctrl_c(db: Path) -> None:
     assert "Traceback" not in errors
     assert "Open this address in a browser of this machine" in errors
     assert db.read_bytes() == before
+
+
+class SlowCompiler:
+    """Prepares for as long as a test says."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def prepare(self) -> None:
+        self.begun.set()
+        self.goes_on.wait(60)
+
+
+def test_the_process_waits_for_an_import_that_the_server_has_begun(db: Path) -> None:
+    """Python aborts where a thread is cut off while it imports PyTorch."""
+    compiler = SlowCompiler()
+    with live_server(db, what_ifs=compiler):
+        assert compiler.begun.wait(60)
+        (thread,) = [each for each in threading.enumerate() if each.name == "blocktune-ui" and not each.daemon]
+    compiler.goes_on.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_server_that_ended_begins_no_further_step() -> None:
+    pytest.importorskip("uvicorn", reason="`tune ui` needs uvicorn")
+    from blocktune.cli.ui.server import _prepare
+
+    done: list[int] = []
+    _prepare([lambda: done.append(1), lambda: done.append(2)], lambda: bool(done))
+    assert done == [1]
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])

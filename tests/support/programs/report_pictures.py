@@ -28,7 +28,7 @@ WIDTHS = {1440: False, 390: True}
 SEARCHED = 300
 """Trials of the search that the live page shows."""
 
-QUALITY = 0.82
+QUALITY = 0.66
 COMPILE_MS = 120_000
 
 _TO_WEBP = """async ([png, quality]) => {
@@ -94,8 +94,9 @@ def _draw_live(browser: Any, url: str, width: int, dark: bool) -> None:
 
 
 def _release_header(opened: Page) -> None:
-    """Let the header scroll away, which would else lie on the pictures."""
-    opened.page.evaluate("document.querySelector('header').style.position = 'static'; window.scrollTo(0, 0)")
+    """Let what keeps its place in the window scroll away, which would else lie on the pictures."""
+    static = "for (const each of document.querySelectorAll('header, .picked')) each.style.position = 'static'"
+    opened.page.evaluate(f"{static}; window.scrollTo(0, 0)")
     opened.page.wait_for_timeout(1000)  # it scrolls smoothly
 
 

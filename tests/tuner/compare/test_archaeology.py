@@ -1,7 +1,6 @@
 """The ladder: its steps and their configs, predictions without a GPU, and a climb on the CPU with a fake clock."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import pytest
 import torch
 
 from blocktune.cli.explain.ladder_file import read_ladder
-from blocktune.db.records.records import Outcome
-from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.hardware.device import current_device, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import KERNELS, get_kernel
@@ -20,11 +17,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
+from blocktune.tuner.compare.ladder_ideas import IDEAS, PYTORCH
 from blocktune.tuner.compare.ladder_steps import (
-    IDEAS,
-    PYTORCH,
     Step,
     bytes_of,
     kernels_of,
@@ -35,93 +30,25 @@ from blocktune.tuner.compare.ladder_steps import (
 )
 from blocktune.tuner.compare.pytorch_steps import chunked_attention
 from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
-from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
+from tests.support.ladder_fakes import H200, SMALL, Compiler
 
-H200, RTX2070 = device_named("h200"), device_named("rtx2070")
+RTX2070 = device_named("rtx2070")
 LONG = complete_shape(8192, 64)
-SMALL = AttentionShape(
-    batch=1, num_heads=2, num_heads_kv=1, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64, dtype="float16"
-)
-
-
-class Compiler:
-    """Gives every config the shared memory that its kernel predicts; what is named in `failing` does not compile."""
-
-    def __init__(self, *failing: str, tensor_cores: str = "wgmma") -> None:
-        self.failing = failing
-        self.tensor_cores = tensor_cores
-
-    def submit(
-        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
-    ) -> "Future[CompileResult]":
-        future: Future[CompileResult] = Future()
-        if kernel in self.failing:
-            result = CompileResult(config=config, outcome=Outcome.COMPILE_ERROR, error="Traceback\nno such layout")
-        else:
-            warps = get_kernel(kernel).total_warps(config)
-            resources = KernelResources(
-                registers=1920 // max(16, warps),
-                shared_bytes=get_kernel(kernel).shared_bytes(config, shape, H200.limits),
-                num_warps=warps,
-                tensor_cores=self.tensor_cores,
-            )
-            result = CompileResult(config=config, outcome=Outcome.OK, resources=resources)
-        future.set_result(result)
-        return future
-
-
-class FakeClock:
-    """Runs every launch; the n-th of the line-up takes 100 / n us."""
-
-    def heat(self, launch: Callable[[], None], seconds: float) -> None:
-        launch()
-
-    def rounds(self, launches: Sequence[Callable[[], None]], count: int) -> tuple[tuple[float, ...], ...]:
-        if not hasattr(self, "place"):
-            self.place = {id(launch): 100.0 / (number + 1) for number, launch in enumerate(launches)}
-        for launch in launches:
-            launch()
-        return tuple(tuple(self.place[id(launch)] for launch in launches) for _ in range(count))
-
-    def synchronize(self) -> None:
-        pass
-
-
-def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
-    """A launcher that computes attention on the CPU; padded heads come out wrong."""
-
-    def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
-        found, found_lse = attention_reference(q, k, v, causal=shape.causal, scale=scale)
-        out.copy_(found * (2 if config.kernel == "flash_fwd_padded" else 1))
-        if lse is not None:
-            lse.copy_(found_lse)
-
-    return launch
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
-    monkeypatch.setattr(protocol, "REST_SECONDS", 1e-4)
-    monkeypatch.setattr(line_up, "ROUNDS_SECONDS", 1e-3)
-
-    def climbed(shape: AttentionShape = SMALL, **given: Any) -> Ladder:
-        settings = {"compiler": Compiler(), "clock": FakeClock(), "torch_device": "cpu", "bind": bind}
-        return climb(shape, H200, **settings | given)
-
-    return climbed
 
 
 def test_every_step_has_an_idea_and_they_come_in_order() -> None:
-    assert {step for kernel in KERNELS.values() for step in kernel.ladder_steps} == set(IDEAS) - set(PYTORCH)
+    for direction, ideas in IDEAS.items():
+        named = {step for kernel in KERNELS.values() if kernel.direction is direction for step in kernel.ladder_steps}
+        assert named == set(ideas) - set(PYTORCH)
     assert [kernel.name for kernel in kernels_of("tuned")][:2] == ["flash_fwd_tma", "flash_fwd"]
     ladder = climb(LONG, H200, compiler=Compiler())
-    assert [step.name for step in ladder.steps] == list(IDEAS)
+    assert [step.name for step in ladder.steps] == list(IDEAS[Direction.FORWARD])
     unmodelled = [step.name for step in ladder.steps if step.problem]
     assert unmodelled == ["chunked", "efficient"]
 
@@ -254,17 +181,18 @@ def test_standard_and_chunked_attention_are_attention(
 
 
 def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
+    question, _ = questions_of(SMALL, device="cpu", seed=0)
     with pytest.raises(UsageError, match="keeps all scores, 256 MiB a head"):
-        standard_compute(LONG, RTX2070)
-    with pytest.raises(UsageError, match="is a plain forward here"):
-        standard_compute(replace(LONG, direction=Direction.BACKWARD), H200)
-    assert callable(standard_compute(LONG, H200))
+        standard_compute(LONG, RTX2070, question)
+    with pytest.raises(UsageError, match="has no features here"):
+        standard_compute(replace(LONG, features=Features(softcap=True)), H200, question)
+    assert callable(standard_compute(LONG, H200, question))
 
 
-@pytest.mark.parametrize("changes", [{"direction": Direction.BACKWARD}, {"features": Features(softcap=True)}], ids=str)
-def test_only_a_plain_forward_has_a_ladder(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="climbs a plain forward"):
-        climb(replace(LONG, **changes), H200, compiler=Compiler())
+@pytest.mark.parametrize("direction", Direction)
+def test_features_have_no_ladder(direction: Direction) -> None:
+    with pytest.raises(UsageError, match="climbs attention without features"):
+        climb(replace(LONG, direction=direction, features=Features(softcap=True)), H200, compiler=Compiler())
 
 
 def test_bytes_are_those_of_the_io_model() -> None:
@@ -287,7 +215,8 @@ def test_standard_attention_takes_at_least_its_bytes_and_its_products() -> None:
 
 def test_every_step_is_predicted_near_what_was_measured() -> None:
     """With the resources of the code that was measured."""
-    (row,) = read_ladder(Path(__file__).parents[3] / "results" / "h200.ladder.json")["rows"]
+    rows = read_ladder(Path(__file__).parents[3] / "results" / "h200.ladder.json")["rows"]
+    row = next(row for row in rows if row["shape"]["direction"] == "forward")
     shape = AttentionShape.from_json(row["shape"])
     for step in row["steps"]:
         if step["config"] is None:
@@ -317,7 +246,7 @@ def test_every_step_is_right_and_timed_on_this_gpu(causal: bool) -> None:
         ladder = climb(shape, device, compiler=farm, clock=CudaClock())
     unsupported = {
         name
-        for name in IDEAS
+        for name in IDEAS[Direction.FORWARD]
         if name not in PYTORCH and all(kernel.unsupported(shape, device.limits) for kernel in kernels_of(name))
     }
     assert {step.name for step in ladder.steps if step.timing is None} == unsupported
