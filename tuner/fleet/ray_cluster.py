@@ -75,6 +75,12 @@ def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
     return sorted(present)
 
 
+def spare_processors(nodes: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many processors the living nodes have besides one for each GPU, whose host process needs it."""
+    alive = (node["Resources"] for node in nodes if node["Alive"])
+    return sum(max(0, int(resources.get("CPU", 0) - resources.get("GPU", 0))) for resources in alive)
+
+
 def silent_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the addresses of living nodes that have GPUs and do not say of which kind."""
     alive = (node for node in nodes if node["Alive"])

@@ -1,7 +1,7 @@
 """The calls of Ray that a run makes: submit, listen, order, cancel."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blocktune.kernels.values.errors import BlocktuneError
@@ -23,23 +23,24 @@ class ClusterLostError(BlocktuneError):
 class Cluster:
     """The nodes as Ray knows them now."""
 
-    def gpus_of(self, kind: str) -> int:
-        """Return how many GPUs of a kind there are."""
+    @property
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """What Ray says of them."""
         import ray
 
-        return kinds_in(ray.nodes()).get(kind, 0)
+        return list(ray.nodes())
+
+    def gpus_of(self, kind: str) -> int:
+        """Return how many GPUs of a kind there are."""
+        return kinds_in(self.nodes).get(kind, 0)
 
     def processors_of(self, node_id: str) -> int:
         """Return each GPU's part of a node's processors."""
-        import ray
-
-        return processors_of(ray.nodes(), node_id)
+        return processors_of(self.nodes, node_id)
 
     def has_node_for(self, record: TaskRecord) -> bool:
         """Return whether a node has the kind of GPU and has not refused the job."""
-        import ray
-
-        left = [node for node in ray.nodes() if node["NodeID"] not in record.refused]
+        left = [node for node in self.nodes if node["NodeID"] not in record.refused]
         return record.job.device in kinds_in(left)
 
 
