@@ -40,7 +40,7 @@ def packed_code(folder: Path, most_bytes: int = MAX_BYTES) -> ShippedCode:
     """Return what compiles have left in a folder. What did not compile is left out: where the code is wanted, it is
     tried again."""
     kernels: dict[str, dict[str, bytes]] = {}
-    for place in sorted((folder / KERNELS).glob("*/")):
+    for place in sorted(path for path in (folder / KERNELS).glob("*") if path.is_dir()):
         files = {file.name: zlib.compress(file.read_bytes(), _LEVEL) for file in place.iterdir() if file.is_file()}
         most_bytes -= sum(map(len, files.values()))
         if most_bytes < 0:

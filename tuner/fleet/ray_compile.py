@@ -48,6 +48,7 @@ class CodeAhead:
     def __init__(self, command: Sequence[str] | None = None) -> None:
         self._command = command
         self._tasks: dict[int, list[Any]] = {}
+        self._pending: set[Any] = set()
 
     def keep_up(self, records: Iterable[TaskRecord], nodes: Sequence[Mapping[str, Any]]) -> None:
         """Have the jobs that begin next compiled, as far as processors are idle.
@@ -69,9 +70,10 @@ class CodeAhead:
         import ray
 
         tasks = self._tasks.get(record.number, [])
-        unfinished = set(_unfinished(tasks))
+        unfinished = self._unfinished().intersection(tasks)
         for task in unfinished:
             ray.cancel(task)
+        self._pending -= unfinished
         self._tasks[record.number] = [task for task in tasks if task not in unfinished]
         return self._tasks[record.number]
 
@@ -84,8 +86,9 @@ class CodeAhead:
         """Give up all tasks; harmless when repeated."""
         import ray
 
-        for task in self._unfinished():
+        for task in self._pending:
             ray.cancel(task)
+        self._pending.clear()
         self._tasks.clear()
 
     def _submitted(self, job: Job) -> list[Any]:
@@ -96,10 +99,18 @@ class CodeAhead:
         task = ray.remote(num_cpus=1, max_retries=0)(compile_part)
         asked = {"job": job.to_json(), "most": most, "parts": parts}
         named = task.options(name=f"compile {job.shape.label}")
-        return [named.remote(asked | {"part": part}, self._command) for part in range(parts)]
+        tasks = [named.remote(asked | {"part": part}, self._command) for part in range(parts)]
+        self._pending.update(tasks)
+        return tasks
 
-    def _unfinished(self) -> list[Any]:
-        return _unfinished([task for tasks in self._tasks.values() for task in tasks])
+    def _unfinished(self) -> set[Any]:
+        """Return the tasks that run or wait. Their results stay where they are."""
+        import ray
+
+        if self._pending:
+            pending = list(self._pending)
+            self._pending = set(ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)[1])
+        return self._pending
 
 
 def compile_part(asked: Mapping[str, Any], command: Sequence[str] | None) -> ShippedCode:
@@ -143,10 +154,10 @@ def take_in(results: Sequence[Any]) -> str:
     import ray
     from ray.exceptions import RayError
 
-    problems = []
+    problems, deadline = [], time.monotonic() + FETCH_SECONDS
     for result in results:
         try:
-            code = ray.get(result, timeout=FETCH_SECONDS)
+            code = ray.get(result, timeout=max(0.0, deadline - time.monotonic()))
             if code.kernels:
                 unpack_code(code, _triton_cache(), ResourceCache().folder)
         except (RayError, OSError, UsageError) as error:
@@ -181,11 +192,3 @@ def next_to_begin(records: Iterable[TaskRecord], gpus: Mapping[str, int]) -> lis
         record for kind, found in waiting.items() for record in found[max(0, idle[kind]) :][: JOBS_AHEAD * gpus[kind]]
     ]
     return sorted(chosen, key=lambda record: record.number)
-
-
-def _unfinished(tasks: list[Any]) -> list[Any]:
-    import ray
-
-    if not tasks:
-        return []
-    return list(ray.wait(tasks, num_returns=len(tasks), timeout=0, fetch_local=False)[1])

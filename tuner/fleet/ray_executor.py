@@ -143,8 +143,7 @@ class _Run:
         for record in ended:
             yield from self._end(record)
         yield from self._give_up_frozen(frozen_seconds)
-        if not self._is_stopping:
-            self._ahead.keep_up(self._open.values(), self._tasks.cluster.nodes)
+        self._compile_ahead()
 
     def stop(self, *, report_waiting: bool) -> Iterator[Event]:
         """Begin nothing any more, and let running searches end with what they found."""
@@ -181,6 +180,11 @@ class _Run:
                 progress = progress_from(message["progress"])
                 record.measuring = progress.measuring
                 yield Advanced(record.job, record.worker, progress)
+
+    def _compile_ahead(self) -> None:
+        """Have the jobs that begin next compiled, where some wait."""
+        if not self._is_stopping and not all(record.attempt for record in self._open.values()):
+            self._ahead.keep_up(self._open.values(), self._tasks.cluster.nodes)
 
     def _remark(self, worker: str, text: str) -> None:
         """Pass on, once, what costs no result."""

@@ -20,15 +20,30 @@ class ClusterLostError(BlocktuneError):
     """The cluster went while jobs were made."""
 
 
+def _lost_by(error: Exception) -> ClusterLostError:
+    return ClusterLostError(
+        f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
+        "All trials are kept, and the same command goes on."
+    )
+
+
 class Cluster:
     """The nodes as Ray knows them now."""
 
     @property
     def nodes(self) -> list[Mapping[str, Any]]:
-        """What Ray says of them."""
-        import ray
+        """What Ray says of them.
 
-        return list(ray.nodes())
+        Raises:
+            ClusterLostError: the cluster is gone.
+        """
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            return list(ray.nodes())
+        except RayError as error:
+            raise _lost_by(error) from error
 
     def gpus_of(self, kind: str) -> int:
         """Return how many GPUs of a kind there are."""
@@ -122,10 +137,7 @@ class RayTasks:
         try:
             heard: list[tuple[str, Message]] = ray.get(self._desk.hear.remote(timeout_s))
         except RayError as error:
-            raise ClusterLostError(
-                f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
-                "All trials are kept, and the same command goes on."
-            ) from error
+            raise _lost_by(error) from error
         return heard
 
     def order(self, attempt: str, order: Message) -> None:
