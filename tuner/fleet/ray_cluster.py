@@ -26,7 +26,7 @@ ANY = "any"
 CONNECT_SECONDS = 10.0
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Of a Ray that is started for one run: jobs and results are small and pass it by."""
+"""For each GPU of a Ray that is started for one run: the code of three jobs. Jobs and results pass it by."""
 
 
 def kind_resource(kind: str) -> str:
@@ -156,7 +156,7 @@ def _own_cluster() -> dict[str, Any]:
         "address": "local",
         "include_dashboard": False,
         "num_gpus": len(devices),
-        "object_store_memory": OBJECT_STORE_BYTES,
+        "object_store_memory": OBJECT_STORE_BYTES * len(devices),
         "resources": resources_of(devices),
     }
 
