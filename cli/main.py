@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where 
 serve, 7 a result differs from the reference, 130 interrupted.
 """
 
+import gc as garbage
 import logging
 import os
 import select
@@ -25,6 +26,10 @@ from blocktune.cli.tune import bench, run
 from blocktune.cli.ui import ui
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import BlocktuneError
+
+NEW_OBJECTS = 50_000
+"""How many may be made before Python looks for cycles among them. It begins with 700, and a command that reads
+thousands of rows, none of which is in a cycle, would spend a tenth of its time on that."""
 
 
 class Commands(TyperGroup):
@@ -158,12 +163,16 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line, as the console commands do."""
+    garbage.set_threshold(NEW_OBJECTS)
     warnings.showwarning = show_warning
     logging.basicConfig(handlers=[Notes()], format="%(message)s")
     sys.unraisablehook = interrupt_again
     signal.signal(signal.SIGALRM, raise_interrupt)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close
-    app()
+    try:
+        app()
+    finally:
+        garbage.freeze()  # the process ends, and with it all objects: Python need not look for cycles once more
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[Attention
 
 def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKernel | None:
     """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it."""
-    return next((kernel for kernel in competing() if kernel.unsupported(shape, limits) is None), None)
+    candidates = (kernel for kernel in KERNELS.values() if not kernel.historical)
+    return next((kernel for kernel in candidates if kernel.unsupported(shape, limits) is None), None)
 
 
 def register(kernel: AttentionKernel) -> ExitStack:

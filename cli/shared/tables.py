@@ -10,6 +10,9 @@ Row = Sequence[str]
 GAP = 3
 """Blanks between two columns."""
 
+COMBINING = "\u0300"
+"""The first sign that may take another width than one column; those in front of it are Latin letters and the like."""
+
 LEAST_WRAPPED = 16
 """Columns that a wrapped cell keeps at least; below that a card is easier to read."""
 
@@ -57,7 +60,7 @@ def _widths(rows: Sequence[Row], width: int | None) -> list[int] | None:
 
 def _cells(text: str) -> int:
     """Return the columns of a terminal that a text takes."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable() and (text.isascii() or max(text) < COMBINING):
         return len(text)
     from rich.cells import cell_len
 
@@ -82,6 +85,10 @@ def _shown_sign(sign: str, plain: str) -> str:
 
 def _row_lines(cells: Row, widths: Sequence[int]) -> Iterator[str]:
     """Yield the lines of one row: several where a cell is wrapped at words."""
+    blanks = [width - _cells(cell) for cell, width in zip(cells, widths, strict=True)]
+    if min(blanks) >= 0:
+        yield (" " * GAP).join(cell + " " * count for cell, count in zip(cells, blanks, strict=True)).rstrip()
+        return
     wrapped = [wrapped_lines(cell, width, indent=0) for cell, width in zip(cells, widths, strict=True)]
     for parts in zip_longest(*wrapped, fillvalue=""):
         padded = (part + " " * (width - _cells(part)) for part, width in zip(parts, widths, strict=True))

@@ -29,16 +29,13 @@ def linked_rows(session: Session, query: Select[Any]) -> list[LinkedRow]:
         query: selects rows of one mapped class.
     """
     table: Table = query.column_descriptions[0]["entity"].__table__
-    rows = session.execute(query.with_only_columns(*table.c)).all()
-    linked = {name: _targets(session, query, table, name) for name in links_of(table)}
-    return [
-        LinkedRow(
-            __table__=table,
-            **row._mapping,
-            **{name: found.get(getattr(row, f"{name}_id")) for name, found in linked.items()},
-        )
-        for row in rows
-    ]
+    names = table.c.keys()
+    rows = [dict(zip(names, row, strict=True)) for row in session.execute(query.with_only_columns(*table.c))]
+    for name in links_of(table):
+        found, link = _targets(session, query, table, name), f"{name}_id"
+        for row in rows:
+            row[name] = found.get(row[link])
+    return [LinkedRow(__table__=table, **row) for row in rows]
 
 
 @cache

@@ -4,6 +4,7 @@ A trial's or winner's covers the whole record, with what it refers to: one check
 its shape or in its software. A winner's row has a second one, of what production reads, which reads no more than that.
 """
 
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -24,17 +25,25 @@ Record = Trial | Best | UserTrial | UserBest
 _PLAIN = {str, int, float, bool}
 """The types of most values, which are JSON as they are."""
 
+_NO_DOCUMENTS: Mapping[str, str] = {}
 
-def record_checksum(record: Record) -> str:
+
+def record_checksum(record: Record, documents: Mapping[str, str] = _NO_DOCUMENTS) -> str:
     """Return the checksum of a trial's or winner's row.
 
     A field at its default is left out, so that a field that comes later changes no older checksum.
+
+    Args:
+        record: the trial or winner.
+        documents: texts that stand for some of its shape and configs, by field; the others are written here.
     """
     imported = isinstance(record, Trial) and record.imported  # the row of such a trial has no room for the GPU
     values = {"gpu_uuid": None if imported else record.device.uuid}
     for name, default in _defaults_of(type(record)):
         value = getattr(record, name)
-        if default is MISSING or value != default:
+        if name in documents:
+            values[name] = documents[name]
+        elif default is MISSING or value != default:
             values[name] = value if type(value) in _PLAIN else _plain(value)
     return checksum_of(values)
 

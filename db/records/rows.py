@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
@@ -31,6 +32,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
+_environment_values = attrgetter(*_ENVIRONMENT)
 
 IMPORTED = "imported"
 """Stands in place of the GPU's UUID: the trial came in a document and was not made again here."""
@@ -57,13 +59,21 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow | LinkedR
             )
 
 
-def require_as_written(record: Record, checksum: str | None) -> None:
+def require_as_written(record: Record, checksum: str | None, documents: Mapping[str, str] | None = None) -> None:
     """Check that a record is what was stored. A row of an older blocktune may have no checksum, and is believed.
+
+    Args:
+        record: what was made of the row.
+        checksum: of the row.
+        documents: the texts that fields of the record were made of. Mostly they are as blocktune writes them today,
+            and need not be written again to be compared.
 
     Raises:
         UsageError: it is not.
     """
-    if checksum is not None and record_checksum(record) != checksum:
+    if checksum is None or (documents and record_checksum(record, documents) == checksum):
+        return
+    if record_checksum(record) != checksum:
         raise UsageError(
             "A row must be as it was written, but its checksum says that it, or what it refers to, is not."
         )
@@ -150,7 +160,7 @@ def trial_of(row: TrialRow | LinkedRow) -> Trial:
         **record_values(Trial, row),
     )
     require_sound_trial(trial)
-    require_as_written(trial, row.checksum)
+    require_as_written(trial, row.checksum, {"shape": row.shape.document, "config": row.config.document})
     return trial
 
 
@@ -174,8 +184,14 @@ def best_of(row: BestRow | LinkedRow) -> Best:
         **record_values(Best, row),
     )
     require_sound_best(best)
-    require_as_written(best, row.checksum)
+    require_as_written(best, row.checksum, _documents_of(row))
     return best
+
+
+def _documents_of(row: BestRow | LinkedRow) -> dict[str, str]:
+    """Return the texts that a winner's shape and configs are made of."""
+    linked = {"shape": row.shape, "config": row.config, "default": row.default_config, "paper": row.paper_config}
+    return {name: target.document for name, target in linked.items() if target is not None}
 
 
 def environment_of(row: EnvironmentRow) -> Environment:
@@ -184,7 +200,7 @@ def environment_of(row: EnvironmentRow) -> Environment:
     Raises:
         ValueError: the regime is unknown.
     """
-    return _parsed_environment(*[getattr(row, name) for name in _ENVIRONMENT])
+    return _parsed_environment(*_environment_values(row))
 
 
 # A sweep's trials share one device and one shape; parsing each once keeps reading thousands of rows quick.

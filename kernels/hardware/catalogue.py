@@ -12,7 +12,7 @@ import csv
 import difflib
 import re
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class CatalogueEntry:
         return data | {"cc": f"{self.cc[0]}.{self.cc[1]}", "aliases": list(self.aliases)}
 
 
+@lru_cache(maxsize=256)
 def normalised(name: str) -> str:
     """Return a device name without its accidents: lower case, one space for every run of other signs."""
     return re.sub(r"[^a-z0-9]+", " ", name.casefold()).strip()

@@ -26,7 +26,9 @@ def checksum_of(values: Mapping[str, Any]) -> str:
     Raises:
         ValueError: a number is not finite.
     """
-    present = {name: _plain(value) for name, value in values.items() if value is not None}
+    present = {
+        name: value if type(value) is str else _plain(value) for name, value in values.items() if value is not None
+    }
     return hashlib.sha256(canonical_text(present).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 

@@ -65,11 +65,13 @@ class Features:
 
     def __bool__(self) -> bool:
         """Return whether the call has any feature."""
-        return self != NO_FEATURES
+        return self is not NO_FEATURES and self != NO_FEATURES  # mostly it is the very object
 
     @property
     def names(self) -> frozenset[str]:
         """What a kernel must know to serve them: the flags by name, `window`, `paged`, and the mask's kind."""
+        if self is NO_FEATURES:
+            return frozenset()
         flags = {name for name in _FLAGS if getattr(self, name)}
         flags |= {"window"} if self.window is not None else set()
         flags |= {"paged"} if self.page_size else set()

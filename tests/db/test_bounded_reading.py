@@ -51,11 +51,11 @@ def statements() -> Iterator[list[str]]:
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[Best]:
     """The records whose checksums were compared."""
     found: list[Best] = []
-    compare: Callable[[Any, str | None], None] = rows.require_as_written
+    compare: Callable[..., None] = rows.require_as_written
 
-    def noted(record: Any, checksum: str | None) -> None:
+    def noted(record: Any, *compared: Any) -> None:
         found.append(record)
-        compare(record, checksum)
+        compare(record, *compared)
 
     monkeypatch.setattr(rows, "require_as_written", noted)
     return found

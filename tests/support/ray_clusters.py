@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.fleet.job import Event, Job
+from blocktune.tuner.fleet.ray_compile import CodeAhead
 from blocktune.tuner.fleet.received_records import ReceivedRecords
+from blocktune.tuner.fleet.task_record import TaskRecord
 from blocktune.tuner.search.report import Budget
 from tests.support import landscape
 from tests.support.programs import ROOT, program
@@ -46,6 +48,7 @@ class RayFleet:
         self._make_executor = RayExecutor
         self.place = folder / "store.db"
         self.command = (*program("landscape_fleet_worker"), str(folder))
+        self.ahead_command = (*program("landscape_ahead_worker"), str(folder))
         self.script(seconds=0.01)
         (folder / "log").touch()
         self._start()
@@ -69,9 +72,14 @@ class RayFleet:
         """Add a node with GPUs of this kind."""
         from blocktune.tuner.fleet.ray_cluster import kind_resource
 
-        environment = {"LANDSCAPE_DEVICE": device, "LANDSCAPE_DRIVER": driver}
+        environment = {"LANDSCAPE_DEVICE": device, "LANDSCAPE_DRIVER": driver, "TRITON_CACHE_DIR": str(self.cache)}
+        environment["XDG_CACHE_HOME"] = str(self.folder)
         resources = {kind_resource(device_named(device).key): gpus}
-        return self._add(num_cpus=1, num_gpus=gpus, resources=resources, env_vars=environment)
+        return self._add(num_cpus=gpus + 1, num_gpus=gpus, resources=resources, env_vars=environment)
+
+    def add_compile_node(self, processors: int) -> Any:
+        """Add a node without GPUs."""
+        return self._add(num_cpus=processors, num_gpus=0, env_vars={"LANDSCAPE_DEVICE": "none"})
 
     def kill(self, node: Any) -> None:
         """End a node as a power cut does."""
@@ -87,7 +95,7 @@ class RayFleet:
         return Job(shape=shape, device=key, database=place, budget=Budget(trials=trials))
 
     def executor(self, **options: Any) -> Any:
-        return self._make_executor(command=self.command, **options)
+        return self._make_executor(**{"command": self.command, "ahead_command": self.ahead_command} | options)
 
     def run(self, *jobs: Job, **options: Any) -> list[Event]:
         return list(self.executor(**options).run(jobs))
@@ -99,6 +107,11 @@ class RayFleet:
 
         with connected(self.cluster.address):
             yield
+
+    @property
+    def cache(self) -> Path:
+        """Triton's cache on every node."""
+        return self.folder / "triton"
 
     @property
     def log(self) -> list[str]:
@@ -137,6 +150,17 @@ class LoggedRecords(ReceivedRecords):
                 log.writelines(f"stored {_name(trial)} {trial.shape.batch} {trial.config.label}\n" for trial in waiting)
 
 
+class WatchedCode(CodeAhead):
+    """Makes the file `go` once code waits for a job, and no compile task is left; set by the test."""
+
+    go: Path
+
+    def keep_up(self, records: Iterable[TaskRecord], nodes: Sequence[Mapping[str, Any]]) -> None:
+        super().keep_up(records, nodes)
+        if any(self._tasks.values()) and not self._unfinished():
+            self.go.touch()
+
+
 def _name(trial: Trial) -> str:
     return next(name for name in ("h200", "h100-sxm") if device_named(name).key == trial.device.key)
 
@@ -151,6 +175,8 @@ def ray_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFlee
     monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # read when Ray was imported
     monkeypatch.setattr(LoggedRecords, "log", folder / "log", raising=False)
     monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.ReceivedRecords", LoggedRecords)
+    monkeypatch.setattr(WatchedCode, "go", folder / "go", raising=False)
+    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.CodeAhead", WatchedCode)
     monkeypatch.setattr(registry, "KERNELS", dict(landscape.KERNELS))
     fleet = RayFleet(folder)
     try:

@@ -39,6 +39,11 @@ class ResourceCache:
         self._folder = Path(user_cache_dir("blocktune")) / "resources" if folder is None else file_path(folder)
         self._writable = True
 
+    @property
+    def folder(self) -> Path:
+        """Where the entries are."""
+        return self._folder
+
     def get(self, key: str) -> CompileResult | None:
         """Return what was remembered, or None. A damaged entry is dropped with a warning."""
         path = self._path(key)

@@ -26,7 +26,7 @@ ANY = "any"
 CONNECT_SECONDS = 10.0
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Of a Ray that is started for one run: jobs and results are small and pass it by."""
+"""For each GPU of a Ray that is started for one run: the code of three jobs. Jobs and results pass it by."""
 
 
 def kind_resource(kind: str) -> str:
@@ -73,6 +73,12 @@ def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
             f"`--device {ANY}`."
         )
     return sorted(present)
+
+
+def spare_processors(nodes: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many processors the living nodes have besides one for each GPU, whose host process needs it."""
+    alive = (node["Resources"] for node in nodes if node["Alive"])
+    return sum(max(0, int(resources.get("CPU", 0) - resources.get("GPU", 0))) for resources in alive)
 
 
 def silent_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -150,7 +156,7 @@ def _own_cluster() -> dict[str, Any]:
         "address": "local",
         "include_dashboard": False,
         "num_gpus": len(devices),
-        "object_store_memory": OBJECT_STORE_BYTES,
+        "object_store_memory": OBJECT_STORE_BYTES * len(devices),
         "resources": resources_of(devices),
     }
 

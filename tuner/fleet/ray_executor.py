@@ -9,6 +9,7 @@ and gives nodes that join late what waits. What a job needs to know is settled w
 trials that the store has by then, its part of the time that is left, and configs that killed workers.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS, SILENCE_SECONDS
+from blocktune.tuner.fleet.ray_compile import CodeAhead
 from blocktune.tuner.fleet.ray_tasks import RayTasks
 from blocktune.tuner.fleet.ray_worker import START_SECONDS, Message
 from blocktune.tuner.fleet.received_records import ReceivedRecords
@@ -31,6 +33,8 @@ HEAR_SECONDS = 0.5
 FROZEN_SECONDS = 60.0 + START_SECONDS
 """A task ends a worker that is silent; one that is silent for this much longer itself is given up."""
 
+logger = logging.getLogger("blocktune")
+
 CUT_SHORT = "interrupted before anything was found"
 
 
@@ -39,6 +43,7 @@ class RayExecutor:
 
     Args:
         command: starts a worker on a node; None is `worker_command()`.
+        ahead_command: starts a process that compiles ahead; None is `ahead_command()`.
         excluded: software that must not measure, such as `triton=3.5`.
         seconds: of the whole run, after which it ends as by Ctrl-C; None is no bound.
         silence_seconds: how long a worker may say nothing.
@@ -49,12 +54,14 @@ class RayExecutor:
         self,
         *,
         command: Sequence[str] | None = None,
+        ahead_command: Sequence[str] | None = None,
         excluded: Sequence[str] = (),
         seconds: float | None = None,
         silence_seconds: float = SILENCE_SECONDS,
         interrupt_seconds: float = INTERRUPT_SECONDS,
     ) -> None:
         self._tasks = RayTasks(command, silence_seconds)
+        self._ahead = CodeAhead(ahead_command)
         self._excluded = tuple(excluded)
         self._seconds = seconds
         self._frozen_seconds = silence_seconds + FROZEN_SECONDS
@@ -66,7 +73,8 @@ class RayExecutor:
             store = _reachable_by_the_driver_alone(jobs, stack)
             received = None if store is None else stack.enter_context(ReceivedRecords(store))
             stack.callback(self._tasks.end)
-            run = _Run(self._tasks, store, received, self._excluded, TimeShares(self._seconds))
+            stack.callback(self._ahead.end)
+            run = _Run(self._tasks, self._ahead, store, received, self._excluded, TimeShares(self._seconds))
             run.begin(jobs)
             while run.is_going_on and not (self._is_interrupted or run.is_over):
                 yield from run.step(self._frozen_seconds)
@@ -93,18 +101,20 @@ class _Run:
     def __init__(
         self,
         tasks: RayTasks,
+        ahead: CodeAhead,
         store: ResultStore | None,
         received: ReceivedRecords | None,
         excluded: tuple[str, ...],
         shares: TimeShares,
     ) -> None:
-        self._tasks = tasks
+        self._tasks, self._ahead = tasks, ahead
         self._store, self._received = store, received
         self._excluded = excluded
         self._shares = shares
         self._open: dict[int, TaskRecord] = {}
         self._attempts: dict[str, TaskRecord] = {}
         self._is_stopping = False
+        self._remarks: set[str] = set()
 
     @property
     def is_going_on(self) -> bool:
@@ -133,10 +143,12 @@ class _Run:
         for record in ended:
             yield from self._end(record)
         yield from self._give_up_frozen(frozen_seconds)
+        self._compile_ahead()
 
     def stop(self, *, report_waiting: bool) -> Iterator[Event]:
         """Begin nothing any more, and let running searches end with what they found."""
         self._is_stopping = True
+        self._ahead.end()
         for record in list(self._open.values()):
             if record.attempt:
                 self._tasks.order(record.attempt, {"stop": True})
@@ -162,10 +174,23 @@ class _Run:
             record.heard = time.monotonic()
             if "died" in message:
                 yield from self._lose(record, message["died"], is_to_blame=True)
+            elif "remark" in message:
+                self._remark(record.worker, message["remark"])
             else:
                 progress = progress_from(message["progress"])
                 record.measuring = progress.measuring
                 yield Advanced(record.job, record.worker, progress)
+
+    def _compile_ahead(self) -> None:
+        """Have the jobs that begin next compiled, where some wait."""
+        if not self._is_stopping and not all(record.attempt for record in self._open.values()):
+            self._ahead.keep_up(self._open.values(), self._tasks.cluster.nodes)
+
+    def _remark(self, worker: str, text: str) -> None:
+        """Pass on, once, what costs no result."""
+        if text not in self._remarks:
+            self._remarks.add(text)
+            logger.warning("%s: %s", worker, text)
 
     def _begin(self, attempt: str, message: Message) -> Iterator[Event]:
         """Answer a task that begins by its job, as it stands now."""
@@ -178,7 +203,8 @@ class _Run:
         record.begin(attempt, message["node"], message["worker"])
         self._attempts[attempt] = record
         job = record.as_of_now(self._known_for(record.job), self._excluded, self._share_of(record))
-        self._tasks.order(attempt, {"job": job.to_json(), "processors": self._tasks.cluster.processors_of(record.node)})
+        processors, code = self._tasks.cluster.processors_of(record.node), self._ahead.ready_for(record)
+        self._tasks.order(attempt, {"job": job.to_json(), "processors": processors, "code": code})
         yield Started(record.job, record.worker)
 
     def _known_for(self, job: Job) -> tuple[Packed, ...] | None:
@@ -211,6 +237,7 @@ class _Run:
                 return
             end = {"error": f"no node of the cluster may make it: {end['refused']}", "exit_code": 1}
         del self._open[record.number]
+        self._ahead.forget(record)
         if "report" in end:
             yield Finished(record.job, record.worker, end["report"])
         elif "dropped" not in end:

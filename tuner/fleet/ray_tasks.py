@@ -1,7 +1,7 @@
 """The calls of Ray that a run makes: submit, listen, order, cancel."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blocktune.kernels.values.errors import BlocktuneError
@@ -20,26 +20,42 @@ class ClusterLostError(BlocktuneError):
     """The cluster went while jobs were made."""
 
 
+def _lost_by(error: Exception) -> ClusterLostError:
+    return ClusterLostError(
+        f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
+        "All trials are kept, and the same command goes on."
+    )
+
+
 class Cluster:
     """The nodes as Ray knows them now."""
 
+    @property
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """What Ray says of them.
+
+        Raises:
+            ClusterLostError: the cluster is gone.
+        """
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            return list(ray.nodes())
+        except RayError as error:
+            raise _lost_by(error) from error
+
     def gpus_of(self, kind: str) -> int:
         """Return how many GPUs of a kind there are."""
-        import ray
-
-        return kinds_in(ray.nodes()).get(kind, 0)
+        return kinds_in(self.nodes).get(kind, 0)
 
     def processors_of(self, node_id: str) -> int:
         """Return each GPU's part of a node's processors."""
-        import ray
-
-        return processors_of(ray.nodes(), node_id)
+        return processors_of(self.nodes, node_id)
 
     def has_node_for(self, record: TaskRecord) -> bool:
         """Return whether a node has the kind of GPU and has not refused the job."""
-        import ray
-
-        left = [node for node in ray.nodes() if node["NodeID"] not in record.refused]
+        left = [node for node in self.nodes if node["NodeID"] not in record.refused]
         return record.job.device in kinds_in(left)
 
 
@@ -121,10 +137,7 @@ class RayTasks:
         try:
             heard: list[tuple[str, Message]] = ray.get(self._desk.hear.remote(timeout_s))
         except RayError as error:
-            raise ClusterLostError(
-                f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
-                "All trials are kept, and the same command goes on."
-            ) from error
+            raise _lost_by(error) from error
         return heard
 
     def order(self, attempt: str, order: Message) -> None:

@@ -1,8 +1,8 @@
 """What Ray runs for a job: a task with one GPU, and the desk through which tasks and the driver talk.
 
 A task starts the same worker process as on one host (`tuner/fleet/worker.py`) and keeps it for the next job that Ray
-gives to this process. It says on the desk that it begins, and waits for the job as it stands by then. All that the
-worker says goes to the desk; the end is the task's result.
+gives to this process. It says on the desk that it begins, and waits for the job as it stands by then, with the code
+that was compiled ahead. All that the worker says goes to the desk; the end is the task's result.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any
 
 from blocktune.tuner.compile.child_process import Child, ChildLostError, ChildTimeoutError
 from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE
+from blocktune.tuner.fleet.ray_compile import take_in
 
 LISTEN_SECONDS = 1.0
 """How often a task looks for orders while its worker is silent."""
@@ -109,6 +110,8 @@ def make(desk: Any, number: int, command: Sequence[str] | None, silence_seconds:
     order = ray.get(desk.first_order.remote(attempt))
     if "job" not in order:
         return {"dropped": True}
+    if problem := take_in(order["code"]):
+        ray.get(desk.tell.remote(attempt, {"remark": f"code that was compiled ahead is not used: {problem}"}))
     try:
         child = _kept.for_gpu(command or _command(), _environment(order["processors"]))
         child.send(order["job"])

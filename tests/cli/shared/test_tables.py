@@ -113,3 +113,12 @@ def test_a_table_says_which_columns_it_left_out(
         print_table(columns, rows, optional=("device", "SMs"))
         said = f"left out, since the terminal is narrow: {named}; --json has everything\n" if named else ""
         assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("word", "cells"), [("é", 1), ("e\u0301", 1), ("µs", 2), ("界", 2), ("ｗ", 2), ("a\u200bb", 2)]
+)
+def test_columns_line_up_by_what_a_terminal_shows(word: str, cells: int) -> None:
+    _, _, line = table_lines(("", "x"), [(word, "end")], None)
+    _, _, plain = table_lines(("", "x"), [("a" * cells, "end")], None)
+    assert line.removeprefix(word) == plain.removeprefix("a" * cells)

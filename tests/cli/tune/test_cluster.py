@@ -12,7 +12,14 @@ from blocktune.cli.shared.shapes_file import part_of
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.tuner.fleet.ray_cluster import chosen_kinds, kinds_in, processors_of, resources_of, silent_nodes
+from blocktune.tuner.fleet.ray_cluster import (
+    chosen_kinds,
+    kinds_in,
+    processors_of,
+    resources_of,
+    silent_nodes,
+    spare_processors,
+)
 from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.ray_clusters import RayFleet, ray_fleet
 
@@ -88,6 +95,8 @@ def test_nodes_say_which_kinds_of_gpu_they_have() -> None:
     assert kinds_in(nodes) == {H200.key: 4, H100.key: 8}
     assert silent_nodes(nodes) == ["d"]
     assert [processors_of(nodes, name) for name in "abdef"] == [16, 2, 8, 8, 1]
+    assert spare_processors(nodes) == 60 + 8 + 7 + 8
+    assert spare_processors([node("f", CPU=2, GPU=4)]) == 0
 
 
 def test_a_device_is_chosen_where_the_cluster_has_several() -> None:

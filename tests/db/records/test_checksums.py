@@ -149,6 +149,20 @@ def test_what_is_a_whole_number_may_come_back_as_one(path: Path, trial: Trial, b
     assert len(SqliteRows(path).read(best.device)) == 1
 
 
+def test_documents_that_say_the_same_in_other_words_are_as_they_were_written(
+    filled: Path, bests: list[Best], caplog: pytest.LogCaptureFixture
+) -> None:
+    sql(filled, "UPDATE shape SET document = replace(document, ',', ', ')")
+    sql(filled, "UPDATE config SET document = replace(document, ':', ': ')")
+    with ResultStore.open(filled) as store:
+        assert (len(store.bests()), len(store.trials())) == (len(bests), len(bests))
+        assert not caplog.records
+    sql(filled, """UPDATE shape SET document = replace(document, '"batch":2', '"batch":3')""")
+    with ResultStore.open(filled) as store:
+        assert store.bests() == store.trials() == []
+    assert "not as they were written" in caplog.text
+
+
 def test_an_older_store_gets_its_checksums(
     filled: Path, bests: list[Best], user_best: UserBest, tmp_path: Path
 ) -> None:

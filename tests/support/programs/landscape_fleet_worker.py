@@ -1,8 +1,8 @@
 """A worker of a cluster on synthetic kernels: landscape_fleet_worker.py FOLDER
 
 FOLDER/script.json says how long a measurement takes, and which measurements of the run, counted from 1, kill the worker
-(`kill`) or hang it (`hang`). FOLDER/log gets a line for each. LANDSCAPE_DRIVER is the driver's version on this node,
-LANDSCAPE_DEVICE its kind of GPU.
+(`kill`) or hang it (`hang`). With `hold`, measurements wait for the file FOLDER/go. FOLDER/log gets a line for each.
+LANDSCAPE_DRIVER is the driver's version on this node, LANDSCAPE_DEVICE its kind of GPU.
 """
 
 import dataclasses
@@ -49,6 +49,8 @@ class ScriptedRunner(ReplayRunner):
         if number in self._script.get("hang", ()):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             time.sleep(1000)
+        while self._script.get("hold") and not (self._log.parent / "go").exists():
+            time.sleep(0.05)
         time.sleep(self._script["seconds"])
         return super().measure(config)
 

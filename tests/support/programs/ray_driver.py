@@ -15,7 +15,10 @@ if __name__ == "__main__":
     LoggedRecords.log = folder / "log"
     ray_executor.ReceivedRecords = LoggedRecords  # type: ignore[misc]
     with connected(address):
-        executor = ray_executor.RayExecutor(command=(*program("landscape_fleet_worker"), str(folder)))
+        executor = ray_executor.RayExecutor(
+            command=(*program("landscape_fleet_worker"), str(folder)),
+            ahead_command=(*program("landscape_ahead_worker"), str(folder)),
+        )
         for event in executor.run([Job.from_json(job) for job in jobs]):
             if isinstance(event, Finished):
                 sys.stdout.write(f"{event.job.shape.batch}\n")

@@ -38,6 +38,8 @@ def of_kind(events: list[Event], kind: type[Any]) -> list[Any]:
 
 
 def test_two_jobs_are_made_and_their_trials_are_in_the_driver_s_store(fleet: RayFleet) -> None:
+    """The second one finds what was compiled while the first one measured."""
+    fleet.script(seconds=0.01, hold=True)
     fleet.add_node()
     jobs = [fleet.job(1, trials=8), fleet.job(2, trials=8)]
     with fleet.driver():
@@ -45,6 +47,28 @@ def test_two_jobs_are_made_and_their_trials_are_in_the_driver_s_store(fleet: Ray
     assert [event.job.shape.batch for event in of_kind(events, Started)] == [2, 1]  # the longest first
     assert {event.job for event in of_kind(events, Finished)} == set(jobs)
     assert [len(fleet.stored(job)) for job in jobs] == [8, 8]
+    assert [path.name for path in fleet.cache.iterdir()] == ["kernel-1-0"]
+    assert json.loads((fleet.cache / "kernel-1-0" / "__grp__code.json").read_text()) == {
+        "child_paths": {"code.cubin": str(fleet.cache / "kernel-1-0" / "code.cubin")}
+    }
+    assert [path.name for path in fleet.folder.glob("blocktune/resources/*")] == ["kernel-1-0.json"]
+    fleet.require_order()
+
+
+@pytest.mark.cluster
+def test_nodes_without_gpus_compile_for_those_that_have_some(fleet: RayFleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.script(seconds=0.01, hold=True, ahead_dies=[2])
+    fleet.add_node()
+    fleet.add_compile_node(processors=4)
+    jobs = [fleet.job(batch, trials=12) for batch in (1, 2, 3)]
+    with fleet.driver():
+        events = fleet.run(*jobs)
+    assert {event.job for event in of_kind(events, Finished)} == set(jobs)
+    assert {path.name for path in fleet.cache.iterdir()} == {"kernel-1-0", "kernel-1-1"}
+    assert sorted(line for line in fleet.log if line.startswith("compiled") and line.endswith("none")) != []
+    (remark,) = [record.message for record in caplog.records if "compiled ahead" in record.message]
+    assert "killed by SIGKILL" in remark
+    assert not of_kind(events, WorkerLost)
     fleet.require_order()
 
 

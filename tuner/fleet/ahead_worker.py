@@ -1,0 +1,73 @@
+"""The child process that compiles ahead of a job: `python -m blocktune.tuner.fleet.ahead_worker PARENT`.
+
+It needs no GPU. PARENT is the parent's process id. One line on standard input says what to compile, and one line of
+answer how many configs did; the code is then in the folder, as tuner/compile/shipped_code.py has it, of which the
+environment has made `triton` Triton's cache.
+
+    {"job": {…}, "most": 48, "part": 0, "parts": 6, "folder": "…"}  {"compiled": 7}
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UnknownDeviceError
+from blocktune.tuner.compile.cache import ResourceCache
+from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile.shipped_code import RESULTS
+from blocktune.tuner.compile.worker import private_stdout
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.fleet.job import Job
+from blocktune.tuner.fleet.worker import watch_parent
+from blocktune.tuner.search.assignment import Assignment
+from blocktune.tuner.search.starting_configs import find_contenders
+
+NICENESS = 10
+"""Searches on the same node go first: their processors keep a GPU at work."""
+
+
+def candidates(job: Job, most: int) -> list[KernelConfig]:
+    """Return the configs that a search of the job is expected to try first, the first of all first; none where the
+    catalogue does not know the device, or no config can run."""
+    try:
+        device = device_named(job.device.split("|")[0])
+        kernels = competing() if job.kernels is None else [get_kernel(name) for name in job.kernels]
+        contenders = find_contenders(job.shape, device, kernels, ())
+    except (UnknownDeviceError, NoFeasibleConfigError):
+        return []
+    order = Assignment(
+        space=contenders.space,
+        first=contenders.first,
+        usefulness=lambda config: usefulness(get_kernel(config.kernel), config, job.shape, device),
+        trials=most,
+        seed=job.seed,
+    )
+    return order.by_usefulness[:most]
+
+
+def compile_into(folder: Path, job: Job, configs: list[KernelConfig]) -> int:
+    """Compile configs of a job, one after the other, and return how many have code now."""
+    cc = device_named(job.device.split("|")[0]).limits.cc if configs else (0, 0)
+    with CompileFarm(workers=1, cache=ResourceCache(folder / RESULTS)) as farm:
+        compiles = [farm.submit(config.kernel, config, job.shape, cc) for config in configs]
+        return sum(compile.result().resources is not None for compile in compiles)
+
+
+def main(arguments: list[str]) -> None:
+    watch_parent(int(arguments[0]))
+    os.nice(NICENESS)
+    answers = private_stdout()
+    asked = json.loads(sys.stdin.readline())
+    job = Job.from_json(asked["job"])
+    configs = candidates(job, asked["most"])[asked["part"] :: asked["parts"]]
+    compiled = compile_into(Path(asked["folder"]), job, configs)
+    answers.write(json.dumps({"compiled": compiled}) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
