@@ -39,7 +39,7 @@ class Trust:
     prior: float = 0.05
     doubt: float = 0.1
     shift: float = 0.5
-    caution: float = 0.5
+    caution: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

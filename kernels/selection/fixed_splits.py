@@ -14,12 +14,16 @@ DECODING = "flash_decode"
 FORWARD = "flash_fwd_general"
 """Its default tiles depend on head dimensions and features alone; it splits no keys."""
 
+MANY_KEYS = 1 << 16
+"""With as many or more, the tiles of a default no longer hang on the number of keys."""
+
 
 def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) -> Iterator[Candidate | Rejection]:
-    """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one,
-    whatever was measured. A row is then computed in the same steps whatever else is in the batch. Without a cache there
-    are no splits."""
-    kernel, alone = get_kernel(DECODING if shape.features.cached else FORWARD), replace(shape, batch=1)
+    """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one
+    and many keys, whatever was measured. A row is then computed in the same steps whatever else is in the batch, and
+    however long a cache the longest entry needs. Without a cache there are no splits."""
+    kernel = get_kernel(DECODING if shape.features.cached else FORWARD)
+    alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS))
     problem = kernel.unsupported(shape, limits)
     if problem is None:
         config = kernel.default_config(alone, limits)

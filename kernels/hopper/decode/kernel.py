@@ -20,7 +20,8 @@ from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import is_describable
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper.decode.scratch import scratch
-from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode, visible_keys
+from blocktune.kernels.portable.decode.defaults import visible_keys
+from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal

@@ -14,10 +14,8 @@ from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
     IN_ORDER,
     WARPGROUP_ROWS,
-    WARPGROUP_WARPS,
     contiguous_strides,
     operand_widths,
-    padded_width,
     plain_bytes,
     product_unit,
 )
@@ -27,8 +25,8 @@ from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
-    PROGRAMS,
     DecodeLaunch,
     decode_launch,
     first_constants,
@@ -38,7 +36,7 @@ from blocktune.kernels.portable.decode.launch import (
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, MaskKind
+from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
@@ -51,9 +49,6 @@ MANY_KEYS = 2048
 """In sight of a query: with fewer the merge costs what the splits save."""
 
 MAX_PAGE = 256
-
-OVERLAPPING_CC = (9, 0)
-"""The first compute capability whose kernels can be launched while the one before still runs."""
 
 _FORWARD = FlashForward()
 """Its tiles of float32 are the same, and so is what they take."""
@@ -146,38 +141,7 @@ class FlashDecode(AttentionKernel):
         return _FORWARD.most_tensor_memory_columns(_in_order(config), shape, limits)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the default: whole tiles get deep buffers and about one program a multiprocessor, as all winners of
-        more than 32 rows on an H200; lower ones, which mostly load, get several programs."""
-        rows = shape.group_size * shape.seqlen_q
-        block_m = next((block for block in (16, 32) if rows <= block), WARPGROUP_ROWS)
-        block_n = 32 if limits.mma == "none" else 64
-        whole = block_m == WARPGROUP_ROWS and limits.mma not in ("none", "mma") and shape.element_bytes == 2
-        programs = shape.batch * shape.num_heads_kv * -(-rows // block_m)
-        splits = self._filling_splits(shape, block_n, programs, MULTIPROCESSORS if whole else PROGRAMS)
-        own = (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
-        warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
-        alone = ((block_n, 4, 1), (block_n, 3, 1)) if whole and programs * splits <= MULTIPROCESSORS else ()
-        loads = (*alone, (block_n, 2, 2), (block_n, 1, 2), (32, 1, 2))
-        candidates = [KernelConfig(self.name, block_m, rows, warps, stages, own) for rows, stages, _ in loads]
-        room = limits.shared_per_block_optin_bytes
-        # several programs of an SM keep more loads in flight than one with deeper buffers
-        side_by_side = [
-            config
-            for config, (*_, resident) in zip(candidates, loads, strict=True)
-            if resident * self.most_shared_bytes(config, shape, limits) <= room
-        ]
-        lower = [replace(candidates[-1], block_m=rows) for rows in self._blocks_up_to(block_m)]
-        return self.first_fitting((*side_by_side, *lower), shape, limits)
-
-    def _blocks_up_to(self, block_m: int) -> list[int]:
-        """Return the choices of block_m that are not above this one, the largest first."""
-        return sorted((rows for rows in self.parameters["block_m"] if rows <= block_m), reverse=True)
-
-    def _filling_splits(self, shape: AttentionShape, block_n: int, programs: int, wanted: int) -> int:
-        """Return the fewest splits that make three quarters of the wanted programs, if there are tiles enough."""
-        tiles = -(-visible_keys(shape) // block_n)
-        fitting = [splits for splits in self.parameters["splits"] if splits <= tiles]
-        return next((splits for splits in fitting if programs * splits >= 3 * wanted // 4), fitting[-1])
+        return default_decode_config(self, shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
@@ -262,13 +226,6 @@ def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
         causal=Causal.NONE,
         features=NO_FEATURES,
     )
-
-
-def visible_keys(shape: AttentionShape) -> int:
-    """Return about how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
-    left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
-    keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
-    return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
 
 
 def _query_tiles(shape: AttentionShape) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.decode.launch import decode_launch, merge_arguments
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Candidate, Rejection
 from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.values.features import Features
@@ -23,6 +24,7 @@ SHAPE = AttentionShape(
     features=Features(cached=True),
 )
 BATCHES = (1, 2, 17, 300)
+KERNEL = get_kernel("flash_decode")
 
 
 @pytest.mark.parametrize("queries", [1, 4, 100])
@@ -35,6 +37,17 @@ def test_one_config_serves_every_batch(cc: tuple[int, int], splits: int, queries
     (candidate,) = found[0]
     assert isinstance(candidate, Candidate)
     assert candidate.config.parameters["splits"] == splits
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("page", [0, 64])
+def test_one_config_serves_every_length_of_the_cache(page: int, head_dim: int) -> None:
+    """It is as long as the longest entry of the batch needs."""
+    shape = replace(SHAPE, head_dim=head_dim, head_dim_v=head_dim, features=Features(cached=True, page_size=page))
+    lengths = (512, 2048, 8192, 131072)
+    found = {tuple(fixed_splits(replace(shape, seqlen_k=keys), 8, limits_for((9, 0)))) for keys in lengths}
+    assert len(found) == 1
+    assert len({KERNEL.default_config(replace(shape, seqlen_k=keys), limits_for((9, 0))) for keys in lengths}) > 1
 
 
 def test_the_default_itself_hangs_on_the_batch() -> None:

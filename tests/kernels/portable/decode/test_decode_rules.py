@@ -66,14 +66,14 @@ def test_default_splits_fill_a_large_gpu() -> None:
         ).parameters["splits"]
         for batch in (1, 8, 64)
     }
-    assert splits == {1: 64, 8: 8, 64: 1}
+    assert splits == {1: 16, 8: 2, 64: 1}
 
 
 @pytest.mark.parametrize(
     ("changes", "splits"),
     [
-        ({}, 64),
-        ({"causal": Causal.LOWER_RIGHT}, 64),
+        ({}, 16),
+        ({"causal": Causal.LOWER_RIGHT}, 16),
         ({"causal": Causal.UPPER_LEFT}, 1),
         ({"features": Features(window=(511, -1))}, 8),
     ],
@@ -81,3 +81,31 @@ def test_default_splits_fill_a_large_gpu() -> None:
 def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits: int) -> None:
     shape = shape_of(**{"batch": 1, "seqlen_k": 8192, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128} | changes)
     assert KERNEL.default_config(shape, HOPPER).parameters["splits"] == splits
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile", "splits"),
+    [
+        ({}, (16, 128, 3), 16),
+        ({"seqlen_q": 4}, (16, 128, 3), 16),
+        ({"seqlen_q": 8}, (32, 128, 3), 16),
+        ({"head_dim": 64}, (16, 128, 3), 64),  # three programs fit a multiprocessor
+        ({"head_dim": 256}, (16, 64, 2), 64),  # three buffers do not fit
+        ({"seqlen_k": 700}, (16, 64, 2), 8),  # too few tiles of 128 keys
+        ({"seqlen_q": 16}, (64, 64, 4), 16),
+        ({"features": Features(cached=True, page_size=64)}, (16, 64, 2), 64),
+        ({"dtype": "float32"}, (16, 64, 2), 64),
+    ],
+)
+def test_the_default_over_contiguous_keys_has_deep_buffers_and_programs_that_are_resident_together(
+    changes: dict[str, Any], tile: tuple[int, int, int], splits: int
+) -> None:
+    shape = shape_of(**{"batch": 1, "seqlen_k": 8192, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128} | changes)
+    default = KERNEL.default_config(shape, HOPPER)
+    assert ((default.block_m, default.block_n, default.num_stages), default.parameters["splits"]) == (tile, splits)
+
+
+def test_the_default_on_a_device_of_which_nothing_was_measured_has_several_programs() -> None:
+    shape = shape_of(batch=1, seqlen_k=8192, num_heads=32, num_heads_kv=8, head_dim=128, dtype="bfloat16")
+    default = KERNEL.default_config(shape, limits_for((8, 0)))
+    assert (default.block_n, default.num_stages, default.parameters["splits"]) == (64, 2, 64)

@@ -1,0 +1,103 @@
+"""The default of split-KV decoding: tiles and buffers by the rows that are packed, splits by the multiprocessors."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, WARPGROUP_WARPS, padded_width
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.portable.decode.launch import PROGRAMS
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.shape import AttentionShape, Causal
+
+OVERLAPPING_CC = (9, 0)
+"""The first compute capability whose kernels can be launched while the one before still runs."""
+
+DEEP_KEYS, DEEP_STAGES = 128, 3
+"""The tile of keys and the buffers of `_deep`."""
+
+
+def default_decode_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
+    """Return the default: over contiguous keys, deep buffers and programs that all multiprocessors hold at one time, as
+    nearly all winners on an H200. Low tiles over pages, which lie apart, get several programs with few buffers."""
+    deep = _deep(kernel, shape, limits)
+    if deep is not None and kernel.surely_fits(deep, shape, limits):
+        return deep
+    return kernel.first_fitting(_side_by_side(kernel, shape, limits), shape, limits)
+
+
+def visible_keys(shape: AttentionShape) -> int:
+    """Return about how many keys a tile of rows reads: what causal mask and window leave of a full cache."""
+    left = (shape.features.window or (UNLIMITED, UNLIMITED))[0]
+    keys = min(shape.seqlen_k, shape.seqlen_q) if shape.causal is Causal.UPPER_LEFT else shape.seqlen_k
+    return keys if left == UNLIMITED else min(keys, left + shape.seqlen_q)
+
+
+def _deep(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig | None:
+    """Return the default of low tiles over contiguous keys, whose splits make as many programs as are resident at one
+    time. None where nothing of the kind was measured, or there are too few keys for that."""
+    block_m = _block_m(kernel, shape)
+    if block_m == WARPGROUP_ROWS or shape.features.page_size or not _has_warpgroups(shape, limits):
+        return None
+    tile = KernelConfig(kernel.name, block_m, DEEP_KEYS, WARPGROUP_WARPS, DEEP_STAGES, _shares(1, limits))
+    taken = kernel.most_shared_bytes(tile, shape, limits) + limits.shared_reserved_bytes
+    wanted = min(limits.shared_per_sm_bytes // taken * MULTIPROCESSORS, PROGRAMS)
+    splits = _filling_splits(kernel, shape, tile, wanted)
+    if not _fills(_programs(shape, block_m) * splits, wanted):
+        return None
+    return replace(tile, extra=_shares(splits, limits))
+
+
+def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Iterator[KernelConfig]:
+    """Yield the defaults of everything else, the best first: whole tiles get four buffers and about one program a
+    multiprocessor, lower ones several programs."""
+    block_m = _block_m(kernel, shape)
+    whole = block_m == WARPGROUP_ROWS and _has_warpgroups(shape, limits)
+    warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
+    tile = KernelConfig(kernel.name, block_m, 32 if limits.mma == "none" else 64, warps, 1)
+    splits = _filling_splits(kernel, shape, tile, MULTIPROCESSORS if whole else PROGRAMS)
+    tile = replace(tile, extra=_shares(splits, limits))
+    alone = ((4, 1), (3, 1)) if whole and _programs(shape, block_m) * splits <= MULTIPROCESSORS else ()
+    narrow = replace(tile, block_n=32)
+    loads = [(replace(tile, num_stages=stages), resident) for stages, resident in (*alone, (2, 2), (1, 2))]
+    # several programs of an SM keep more loads in flight than one with deeper buffers
+    for config, resident in (*loads, (narrow, 2)):
+        if resident * kernel.most_shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
+            yield config
+    rows = sorted((rows for rows in kernel.parameters["block_m"] if rows <= block_m), reverse=True)
+    yield from (replace(narrow, block_m=block) for block in rows)
+
+
+def _block_m(kernel: AttentionKernel, shape: AttentionShape) -> int:
+    """Return the lowest tile that holds all packed rows of a group, else that of a warpgroup."""
+    rows = shape.group_size * shape.seqlen_q
+    return next((block for block in kernel.parameters["block_m"] if rows <= block), WARPGROUP_ROWS)
+
+
+def _has_warpgroups(shape: AttentionShape, limits: ComputeLimits) -> bool:
+    """Return whether 16-bit products are those of warpgroups or later ones, as on the device that was measured."""
+    return limits.mma not in ("none", "mma") and shape.element_bytes == 2
+
+
+def _shares(splits: int, limits: ComputeLimits) -> tuple[tuple[str, int], ...]:
+    """Return the parameters of a number of splits: their merge starts early where the hardware can."""
+    return (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
+
+
+def _filling_splits(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, wanted: int) -> int:
+    """Return the fewest splits that make nearly the wanted programs, if there are tiles enough."""
+    tiles = -(-visible_keys(shape) // tile.block_n)
+    fitting = [splits for splits in kernel.parameters["splits"] if splits <= tiles]
+    programs = _programs(shape, tile.block_m)
+    return next((splits for splits in fitting if _fills(programs * splits, wanted)), fitting[-1])
+
+
+def _programs(shape: AttentionShape, block_m: int) -> int:
+    """Return the programs of one split."""
+    return shape.batch * shape.num_heads_kv * -(-shape.group_size * shape.seqlen_q // block_m)
+
+
+def _fills(programs: int, wanted: int) -> bool:
+    """Return whether programs are three quarters of the wanted ones."""
+    return programs >= 3 * wanted // 4

@@ -1,0 +1,44 @@
+"""What recorded shapes would get untuned: each is decided for without its own sweep and winner."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blocktune.db.exchange.importing import records_from
+from blocktune.kernels.selection.correction import shipped_correction
+from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
+from blocktune.tuner.lab.untuned import Case, UntunedStudy, summary
+
+pytestmark = pytest.mark.triton_free
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """By the constants that ship."""
+    sweeps = [load_sweep(path) for path in sweep_files([RESULTS / "sweeps", RESULTS / "dense-sweeps"])]
+    winners, *_ = records_from(json.loads((RESULTS / "h200.json").read_text()))
+    study = UntunedStudy(sweeps, winners)
+    correction = shipped_correction(study.device.key)
+    assert correction is not None
+    return [
+        study.case(sweep, correction.trust, [one for one in study.recorded if one.shape != sweep.shape])
+        for sweep in study.sweeps
+    ]
+
+
+def test_what_an_untuned_shape_gets_is_near_the_best(cases: list[Case]) -> None:
+    found = summary(cases, "expected")
+    assert found["shapes"] == len(cases) >= 44
+    assert found["mean"] <= 1.02
+    assert found["p95"] <= 1.06
+    assert found["worst"] <= 1.12
+    assert found["decoding"] <= 1.03
+
+
+def test_the_decision_is_better_than_the_nearest_winner_and_than_the_default(cases: list[Case]) -> None:
+    expected, nearest, default = (summary(cases, rule)["mean"] for rule in ("expected", "nearest", "default"))
+    assert expected < default
+    assert expected < nearest
