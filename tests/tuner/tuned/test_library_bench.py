@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ import triton
 
 from blocktune.cli.pages.recorded import library_tables
 from tests.support import library_document, library_measures, library_steps
-from tests.support.autotuned_kernels import scale_kernel, sum_kernel
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.chosen_constants import tuned_in
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.programs import library_bench, library_starts
 from tests.support.triton_modes import compiled_here
@@ -169,6 +170,16 @@ def test_a_bench_ends_when_its_seconds_are_over(
     library_bench.Winners(tmp_path / "bench.json", -1.0).run(["ours"])
     assert "run this again for the rest" in capsys.readouterr().out
     assert not bench.timed
+
+
+def test_constants_that_a_library_chooses_are_chosen_by_the_tuner(gpu: FakeGpu) -> None:
+    library: Any = ModuleType("library")
+    library.kernel = jitted = scale_kernel.fn
+    x = torch.ones(1000)
+    with tuned_in(library, "kernel", CONFIGS, ["n"], restore_value=["x"]):
+        library.kernel[(1,)](x, n=1000, factor=2.0, BLOCK=64, num_warps=1)
+    assert (gpu.launches[-1].arguments["BLOCK"], gpu.launches[-1].num_warps) == (256, 2)
+    assert library.kernel is jitted
 
 
 def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
