@@ -8,6 +8,7 @@ is compiled by threads of this process, which share its interpreter but not the 
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
 from blocktune.tuner.compile.farm import default_workers
@@ -77,7 +79,7 @@ class CompileAhead:
         with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
             server: ServerClient | None = None
             waiting: list[tuple[Specialization, Future[Any]]] = []
-            for each in specializations:
+            for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
                 if each.document is None or has_code(each.spec, each.key):
                     waiting.append((each, threads.submit(compile_here, each.spec, cc)))
                     continue
@@ -125,6 +127,14 @@ class CompileAhead:
         self._closing = threading.Timer(IDLE_SECONDS, self.close)
         self._closing.daemon = True
         self._closing.start()
+
+
+def _work_of_a_thread(specialization: Specialization) -> float:
+    """Return how many elements a thread has, by the sizes of a config: where that is the most, the compile takes the
+    longest, and all wait for it if it begins last."""
+    parameters = specialization.config.parameters
+    sizes = [value for name, value in parameters.items() if type(value) is int and name not in LAUNCH_OPTIONS]
+    return math.prod(max(1, size) for size in sizes) / int(parameters.get("num_warps") or 4)
 
 
 def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.tuner.compile.compiler import compile_key, compiled_code, resources_of
+from blocktune.tuner.compile.compiler import compile_key, compiled_code, ptxas_logs, resources_of
 from blocktune.tuner.compile.worker import die_with_parent, private_stdout
 from blocktune.tuner.jitted.forked_worker import ForkedWorker
 from blocktune.tuner.jitted.specialization import function_named, spec_of
@@ -44,7 +44,11 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         same = key_of(job) == job["key"]
     except Exception:  # libraries raise what they like when they are imported; the caller has imported this one
         same = False
-    return {"resources": resources_of(compiled_code(_spec(job), tuple(job["cc"]))).to_json() if same else None}
+    if not same:
+        return {"resources": None}
+    with ptxas_logs() as logs:
+        compiled = compiled_code(_spec(job), tuple(job["cc"]))
+    return {"resources": resources_of(compiled, "".join(logs)).to_json()}
 
 
 def key_of(job: Mapping[str, Any]) -> str:

@@ -133,6 +133,24 @@ def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "took more than 0.001 s" in ended.error
 
 
+def test_what_takes_long_to_compile_begins_first(
+    compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def submitted(self: Any, job: Any, workers: int) -> Any:
+        begun.append((job["spec"]["constant_vals"], job["spec"]["options"]["num_warps"]))
+        raise RuntimeError("the order is known")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where no code is
+    monkeypatch.setattr(server_client.ServerClient, "submit", submitted)
+    call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
+    made = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
+    with pytest.raises(RuntimeError, match="the order is known"):
+        compiler.compile(call.name, [each for each in made if each is not None], LIMITS.cc)
+    assert begun == [([512], 2)]
+
+
 def test_a_compile_that_dies_costs_its_config(compiler: CompileAhead) -> None:
     """The others of its call are compiled, by a worker that takes the dead one's place."""
     call = call_of(fatal_kernel, torch.ones(1000), 1000)
