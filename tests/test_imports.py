@@ -41,6 +41,15 @@ def test_the_kernels_load_torch_when_they_are_launched() -> None:
     assert "torch" not in loaded_after("import blocktune.kernels.registry, blocktune.db.rivals, blocktune.db.store")
 
 
+def test_an_autotuned_kernel_needs_no_kernel_of_attention() -> None:
+    """A process whose winners are stored imports what looks them up, and nothing that computes attention."""
+    code = "import blocktune, sys; blocktune.install(); print([name for name in sys.modules if 'blocktune' in name])"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "blocktune.kernels.tuned.fallback" in loaded
+    assert "blocktune.kernels.portable" not in loaded
+    assert "blocktune.kernels.hopper" not in loaded
+
+
 def test_optuna_is_loaded_when_a_search_begins() -> None:
     assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 

@@ -88,8 +88,9 @@ class _NearConfigs:
 
     def configs(self, device: "DeviceSpec") -> "list[TunedConfig]":
         """Return the winners on this device that the ladder may take for the shape."""
-        from blocktune.kernels.selection.fallback import MAX_NEIGHBOURS, distance
+        from blocktune.kernels.selection.fallback import distance
         from blocktune.kernels.selection.untuned import representative
+        from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS
 
         shapes = (self.shape, representative(self.shape))
         return self.store.configs_near(device, shapes, distance, MAX_NEIGHBOURS + 1)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.provenance import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -36,17 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blocktune")
 
-MAX_DISTANCE = 6.0
-"""How far a neighbour may be. Lengths a factor 8 away on both sides are; beyond it a default is the better guess."""
-
-MAX_NEIGHBOURS = 4
-"""How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
-
 MAX_DECIDED = 1024
 """Decisions for untuned shapes that a table keeps."""
-
-DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
-"""What a neighbour's other driver, compiler, source or device weighs besides its shape: a device one doubling."""
 
 
 class Rung(StrEnum):

@@ -38,6 +38,16 @@ class Reuse(StrEnum):
     SAME_CAPABILITY = "same_capability"
 
 
+DISTANCE_OF_REUSE = {reuse: index / 4 for index, reuse in enumerate(Reuse)}
+"""What a neighbour's other driver, compiler, source or device weighs besides its shape: a device one doubling."""
+
+MAX_DISTANCE = 6.0
+"""How far a neighbour may be. Lengths a factor 8 away on both sides are; beyond it a default is the better guess."""
+
+MAX_NEIGHBOURS = 4
+"""How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """device_key: `DeviceSpec.key`. kernel_hash: of the device code. Versions are empty and the power limit is 0 where

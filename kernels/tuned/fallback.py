@@ -18,9 +18,16 @@ from enum import StrEnum
 from pathlib import Path
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.fallback import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS
 from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
+from blocktune.kernels.stored.provenance import (
+    DISTANCE_OF_REUSE,
+    MAX_DISTANCE,
+    MAX_NEIGHBOURS,
+    Identity,
+    Reuse,
+    present_identity,
+    reuse_of,
+)
 from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig

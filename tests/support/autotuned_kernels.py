@@ -44,6 +44,24 @@ def faulty_kernel(x, n, BLOCK: tl.constexpr):
         tl.store(x + far + offsets, 1.0)
 
 
+@triton.constexpr_function
+def fatal(block):
+    import os  # what it names is no part of the source that Triton hashes
+
+    if block == 256:
+        os.abort()
+    return block
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (128, 256, 512)], key=["n"])
+@triton.jit
+def fatal_kernel(x, n, BLOCK: tl.constexpr):
+    """Fill with ones; the compile with a block of 256 ends its process."""
+    size: tl.constexpr = fatal(BLOCK)
+    offsets = tl.program_id(0) * size + tl.arange(0, size)
+    tl.store(x + offsets, 1.0, offsets < n)
+
+
 @triton.jit
 def row_kernel(rows, out, n, BLOCK: tl.constexpr):
     """Add up a row, which a descriptor loads in blocks."""

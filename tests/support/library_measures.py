@@ -14,10 +14,12 @@ from torch import Tensor
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.tuner.tuned.decide import decide
+from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.tune_call import tuned_choice
 from blocktune.tuner.turns.clock import CudaTurnClock
 from blocktune.tuner.turns.launches import OwnLaunches
@@ -40,6 +42,17 @@ class Chosen:
     tuner: Any
     key: tuple[Any, ...]
     configs: dict[str, Any]
+
+    @classmethod
+    def of(cls, kernel: TunedKernel, call: Call, parameters: Mapping[str, Mapping[str, Any]]) -> "Chosen":
+        """Return what was chosen for a call, from the parameters by who chose."""
+        configs = {
+            who: choice_of(
+                call, UserConfig(call.name, tuple(found.items())), UserRung.EXACT, current_device(), None
+            ).config
+            for who, found in parameters.items()
+        }
+        return cls(kernel.tuner, kernel._stock_key(call.args, call.kwargs), configs)
 
     def launch_with(self, who: str) -> None:
         """Let Triton's own tuner launch with the config of one."""
@@ -66,8 +79,10 @@ def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
     return user_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
 
 
-def measured(call: Call, choice: Choice, stock: UserConfig, stock_seconds: float) -> dict[str, Any]:
-    """Return what an exhaustive measurement says of both tuners' choices, and how often ours is the same."""
+def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+    """Add to a row what an exhaustive measurement of the list says of both tuners' choices."""
+    choice = kernel.explain(*call.args, **call.kwargs)
+    stock, stock_seconds = stock_choice(kernel, call)
     times = exhaustive_us(call)
     best = min(times, key=lambda config: times[config])
     winner = user_config(call.name, choice.config)
@@ -75,7 +90,7 @@ def measured(call: Call, choice: Choice, stock: UserConfig, stock_seconds: float
     def against_best(config: UserConfig) -> dict[str, Any]:
         return {"config": config.label, "time_us": times[config], "over_best": times[config] / times[best] - 1}
 
-    return {
+    row |= {
         "kernel": call.name,
         "key": call.problem.label,
         "configs": len(call.configs),
@@ -86,8 +101,20 @@ def measured(call: Call, choice: Choice, stock: UserConfig, stock_seconds: float
         "winner": against_best(winner),
         "stock": against_best(stock),
         "first_us": times.get(call.default),
-        "same_of_repeats": same_of_repeats(call, choice),
+        "chosen": {STOCK: stock.parameters, WINNER: winner.parameters},
     }
+
+
+def measure_repeats(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+    """Add to a row how often searches find the same winner."""
+    row["same_of_repeats"] = same_of_repeats(call, kernel.explain(*call.args, **call.kwargs))
+
+
+def measure_expanded(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+    """Add to a row how much faster than the library's own choice a search around its list gets."""
+    library = UserConfig(call.name, tuple(row["chosen"][STOCK].items()))
+    row["expanded"], config = expanded(kernel, call, library)
+    row["chosen"][EXPANDED] = user_config(call.name, config).parameters
 
 
 def same_of_repeats(call: Call, choice: Choice) -> int:
@@ -139,3 +166,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     right = theirs.double()
     error = float((ours.double() - right).norm() / right.norm().clamp_min(1e-30))
     return error if math.isfinite(error) else math.inf
+
+
+PARTS = {"winner": measure_list, "same_of_repeats": measure_repeats, EXPANDED: measure_expanded}
+"""What adds to a kernel's row, by a name that the row has afterwards."""

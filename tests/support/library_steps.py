@@ -1,7 +1,8 @@
 """Forward and backward passes of libraries' operators at real sizes, through their public functions.
 
-The kernels are those of `fla-core` and `liger-kernel` as they are installed, and those of examples/. Nothing here names
-a kernel: whatever these passes launch under `@triton.autotune` is what is measured.
+The kernels are those of `fla-core` and `liger-kernel` as they are installed, and those of examples/: whatever these
+passes launch under `@triton.autotune` is what is measured. The cross-entropy has no tuner in its library, and is put
+under ours.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
+
+from blocktune import space
+from tests.support.chosen_constants import tuned_in
 
 BF16 = torch.bfloat16
 TOKENS, HIDDEN, HEADS, HEAD_DIM = 8192, 4096, 16, 128
@@ -161,6 +165,15 @@ def liger_moe(device: str) -> list[Tensor]:
     return _back(out, x, up, down, weights)
 
 
+def liger_cross_entropy(device: str) -> list[Tensor]:
+    """The loss of a vocabulary of 128,256 words; the kernel writes the gradient over the scores."""
+    module, words = import_module("liger_kernel.ops.cross_entropy"), 128_256
+    scores, right = _random(device, TOKENS // 2, words), torch.randint(words, (TOKENS // 2,), device=device)
+    configs = space(BLOCK_SIZE=(32768, 16384, 8192, 4096), num_warps=(32, 16, 8))  # the library's own first
+    with tuned_in(module, "liger_cross_entropy_kernel", configs, ["n_cols"], restore_value=["X_ptr"]):
+        return _back(module.LigerCrossEntropyFunction.apply(scores, right, None), scores)
+
+
 def example(module: str, function: str, *shapes: tuple[int, ...]) -> Step:
     """Return the pass of an example's function on random tensors."""
 
@@ -186,19 +199,21 @@ STEPS: dict[str, Step] = {
     "fla layer norm": fla_layer_norm,
     "fla rotary": fla_rotary,
     "liger dyt": liger_dyt,
+    "liger cross entropy": liger_cross_entropy,
     "fla gated delta rule": gated_delta_rule,
-    "fla simple gla": simple_gla,
-    "example matmul": example("autotuned_matmul", "matmul", (4096, 4096), (4096, 4096)),
+    "liger moe": liger_moe,
     "example softmax": example("autotuned_softmax", "softmax", (8192, 4000)),
+    "example matmul": example("autotuned_matmul", "matmul", (4096, 4096), (4096, 4096)),
     "example attention": example("autotuned_attention", "attention", *[(32, 4096, 128)] * 3),
     "example grouped matmul": grouped_matmul,
+    "fla simple gla": simple_gla,
     "liger mlp": liger_mlp,
     "fla delta rule": delta_rule,
-    "liger moe": liger_moe,
     "fla kda": kda,
     "fla gla": gla,
 }
-"""By name, in the order in which they are measured: what compiles and runs in little time comes first."""
+"""By name, in the order in which they are measured: what compiles and runs in little time comes first, and then what is
+unlike the rest."""
 
 MODELS: dict[str, tuple[Step, ...]] = {
     "fla": (fla_rms_norm, delta_rule, fla_swiglu),

@@ -7,9 +7,11 @@ attributes, constants and options as the JIT derives them from the tensors, so a
 compiles nothing (`tests/tuner/compile/test_compile_key.py`).
 """
 
+import contextlib
 import hashlib
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -154,13 +156,18 @@ def _check_tensor_memory(metadata: Any, columns: int) -> None:
         raise OutOfResources(needed, columns, "tensor memory")
 
 
-def resources_of(compiled: Any) -> KernelResources:
-    """Return what compiled code takes from a multiprocessor."""
+def resources_of(compiled: Any, log: str = "") -> KernelResources:
+    """Return what compiled code takes from a multiprocessor.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        log: of ptxas from when it was compiled, where that is known; ptxas is else run again where its log is needed.
+    """
     from triton import knobs
 
     metadata, ptx = compiled.metadata, compiled.asm["ptx"]
     usage = usage_of(compiled.asm["cubin"], metadata.target.arch, knobs.nvidia.cuobjdump.path)
-    spill_bytes, barriers = _spills_and_barriers(compiled, usage.stack_bytes)
+    spill_bytes, barriers = _spills_and_barriers(compiled, usage.stack_bytes, log)
     return KernelResources(
         registers=usage.registers,
         shared_bytes=metadata.shared,
@@ -174,21 +181,38 @@ def resources_of(compiled: Any) -> KernelResources:
     )
 
 
-def _spills_and_barriers(compiled: Any, stack_bytes: int) -> tuple[int, int]:
+def _spills_and_barriers(compiled: Any, stack_bytes: int, log: str) -> tuple[int, int]:
     """Return the bytes of spill stores per thread, and the barriers per block.
 
-    Only the log of `ptxas -v` has them. It costs a second run of ptxas (5 to 20 % of a compile), so it is made only
-    where the answer is not certain: without a stack there is no spill, and code that names no barrier but number 0 uses
-    one.
+    Only the log of `ptxas -v` has them. Without that of the compile it costs a second run of ptxas (5 to 20 % of a
+    compile, and half of one that spills much), so it is made only where the answer is not certain: without a stack
+    there is no spill, and code that names no barrier but number 0 uses one.
     """
     named = set(_NAMED_BARRIER.findall(compiled.asm["ptx"])) - {"0"}
     if not stack_bytes and not named:
         return 0, 1
-    log = _ptxas_log(compiled)
+    if not _SPILL_STORES.search(log):
+        log = _ptxas_log(compiled)
     spills, barriers = _SPILL_STORES.search(log), _BARRIERS_USED.search(log)
     if spills is None or barriers is None:
         raise RuntimeError(f"`ptxas -v` must report spill stores and barriers, but said {log[:500]!r}.")
     return int(spills[1]), int(barriers[1])
+
+
+@contextlib.contextmanager
+def ptxas_logs() -> Iterator[list[str]]:
+    """Give the logs of ptxas, as they come, for what is compiled meanwhile. Triton's own module is changed for it, so
+    this belongs to a process that compiles one thing at a time."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    names, logs = inspect.unwrap(CUDABackend.make_cubin).__globals__, list[str]()
+    names |= {"print": lambda text: logs.append(str(text)), "knobs": _WithPtxasLog(knobs)}
+    try:
+        yield logs
+    finally:
+        names["knobs"] = knobs
+        del names["print"]
 
 
 def _ptxas_log(compiled: Any) -> str:

@@ -42,7 +42,7 @@ def serve(compile_job: CompileJob, jobs: TextIO, results: TextIO) -> None:
     """Compile until the jobs end."""
     send(results, {"ready": True})
     for line in jobs:
-        send(results, _compile(compile_job, json.loads(line)))
+        send(results, answer_to(compile_job, json.loads(line)))
 
 
 def attention_job(get_kernel: GetKernel) -> CompileJob:
@@ -56,7 +56,8 @@ def attention_job(get_kernel: GetKernel) -> CompileJob:
     return compile_job
 
 
-def _compile(compile_job: CompileJob, job: dict[str, Any]) -> dict[str, Any]:
+def answer_to(compile_job: CompileJob, job: dict[str, Any]) -> dict[str, Any]:
+    """Return how a job ended, whatever its compile raised."""
     _limit_cpu_time(job["timeout_s"])
     start = time.perf_counter()
     try:

@@ -16,10 +16,10 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UnknownDeviceError
+from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
-from blocktune.tuner.compile.worker import private_stdout
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
@@ -65,8 +65,7 @@ def main(arguments: list[str]) -> None:
     job = Job.from_json(asked["job"])
     configs = candidates(job, asked["most"])[asked["part"] :: asked["parts"]]
     compiled = compile_into(Path(asked["folder"]), job, configs)
-    answers.write(json.dumps({"compiled": compiled}) + "\n")
-    answers.flush()
+    send(answers, {"compiled": compiled})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """All configs of a call compiled at once, before the first one is launched.
 
-Worker processes compile what they can import, and leave the code in Triton's disk cache, where the launch finds it.
-What they cannot import (kernels of a script or notebook, constants that do not travel) is compiled by threads of this
-process, which share its interpreter but not the work of the compiler.
+Another process imports the kernel's library and forks workers that compile, which leave the code in Triton's disk
+cache, where the launch finds it. What it cannot import (kernels of a script or notebook, constants that do not travel)
+is compiled by threads of this process, which share its interpreter but not the work of the compiler.
 """
 
 import atexit
+import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -14,24 +16,22 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
-from blocktune.tuner.compile.compile_process import CompileProcess
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.compile.pool import Answer, WorkerPool, reason_of
+from blocktune.tuner.compile.pool import Answer, reason_of
 from blocktune.tuner.compile.worker import failure_of
+from blocktune.tuner.jitted.server_client import ServerClient
 from blocktune.tuner.jitted.specialization import Specialization
 
 logger = logging.getLogger("blocktune")
-
-WORKER = "blocktune.tuner.jitted.compile_worker"
 
 TIMEOUT_SECONDS = 300.0
 """A compile that takes longer hangs. Large kernels of libraries take minutes on a busy machine."""
@@ -51,19 +51,25 @@ class Compiled:
 
 
 class CompileAhead:
-    """Compiles configs at once; one serves all kernels of a process, so that workers import a library once."""
+    """Compiles configs at once; one serves all kernels of a process, so that a library is imported once."""
 
     def __init__(self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS) -> None:
         self._wanted_workers, self._timeout_s = workers, timeout_s
-        self._pool: WorkerPool | None = None
+        self._server: ServerClient | None = None
         self._closing: threading.Timer | None = None
         self._lock = threading.Lock()
         atexit.register(self.close)
 
     @property
     def workers(self) -> int:
-        """How many processes compile at once."""
+        """How many compile at once."""
         return self._wanted_workers or default_workers()
+
+    def start(self, kernel: str) -> None:
+        """Let the library of a kernel that another process can import be imported there, before there is work."""
+        with self._lock:
+            self._prepared(kernel)
+            self._close_later()
 
     def compile(
         self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int]
@@ -71,44 +77,64 @@ class CompileAhead:
         """Return how the compiles of a kernel ended, by config."""
         workers = self.workers
         with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
-            if self._closing is not None:
-                self._closing.cancel()
-            waiting: list[tuple[Specialization, Future[Compiled | None]]] = []
-            for each in specializations:
+            server: ServerClient | None = None
+            waiting: list[tuple[Specialization, Future[Any]]] = []
+            for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
                 if each.document is None or has_code(each.spec, each.key):
                     waiting.append((each, threads.submit(compile_here, each.spec, cc)))
-                else:
-                    waiting.append((each, self._submitted(kernel, each, cc, workers)))
-            ended = [(each, _ended(future)) for each, future in waiting]
+                    continue
+                server = server or self._prepared(kernel)
+                job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+                waiting.append((each, server.submit(job, workers)))
+            ended = [(each, self._ended(future)) for each, future in waiting]
             self._close_later()
             return {each.config: result or compile_here(each.spec, cc) for each, result in ended}
 
     def close(self) -> None:
-        """End the workers; later compiles start new ones."""
+        """End the process that compiles; later compiles start another."""
         with self._lock:
             if self._closing is not None:
                 self._closing.cancel()
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
-    def _submitted(
-        self, kernel: str, each: Specialization, cc: tuple[int, int], workers: int
-    ) -> "Future[Compiled | None]":
-        if self._pool is None:
-            start = partial(CompileProcess, "any", worker=WORKER, environment=worker_environment())
-            self._pool = WorkerPool(workers, self._timeout_s, start)
-        job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
-        return self._pool.submit(job, _answered, self._lost)
+    def _prepared(self, kernel: str) -> ServerClient:
+        """Return a process that has the kernel's library, or is about to import it."""
+        environment = worker_environment()
+        if self._server is None or self._server.is_lost:
+            self._server = ServerClient(self._timeout_s, environment)
+        with contextlib.suppress(RuntimeError):  # it is lost, which the first job says
+            self._server.prepare(kernel.partition(":")[0], environment["PYTHONPATH"].split(os.pathsep), environment)
+        return self._server
 
-    def _lost(self, lost: ChildLostError) -> Compiled | None:
-        outcome = Outcome.COMPILE_ERROR if isinstance(lost, ChildDiedError) else Outcome.COMPILE_TIMEOUT
-        return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s))
+    def _ended(self, future: "Future[Any]") -> Compiled | None:
+        """Return the end of a compile; None where this process has to compile itself: there is no other, with a
+        warning, or it has another source."""
+        try:
+            found: Compiled | Answer = future.result()
+        except ChildLostError as lost:
+            outcome = Outcome.COMPILE_ERROR if isinstance(lost, ChildDiedError) else Outcome.COMPILE_TIMEOUT
+            return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s))
+        except RuntimeError as error:
+            logger.warning("Configs are compiled one after another: %s", error)
+            return None
+        return found if isinstance(found, Compiled) else _answered(found)
 
     def _close_later(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
         self._closing = threading.Timer(IDLE_SECONDS, self.close)
         self._closing.daemon = True
         self._closing.start()
+
+
+def _work_of_a_thread(specialization: Specialization) -> float:
+    """Return how many elements a thread has, by the sizes of a config: where that is the most, the compile takes the
+    longest, and all wait for it if it begins last."""
+    parameters = specialization.config.parameters
+    sizes = [value for name, value in parameters.items() if type(value) is int and name not in LAUNCH_OPTIONS]
+    return math.prod(max(1, size) for size in sizes) / int(parameters.get("num_warps") or 4)
 
 
 def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
@@ -126,15 +152,6 @@ def worker_environment() -> dict[str, str]:
     """Return the environment of a process that imports what this one has imported, and tunes nothing itself."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "BLOCKTUNE_AUTOTUNE": "0"}
-
-
-def _ended(future: "Future[Compiled | None]") -> Compiled | None:
-    """Return the end of a compile; None, with a warning, where no worker comes up: then this process compiles."""
-    try:
-        return future.result()
-    except RuntimeError as error:
-        logger.warning("Configs are compiled one after another: %s", error)
-        return None
 
 
 def _answered(answer: Answer) -> Compiled | None:

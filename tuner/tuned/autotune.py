@@ -8,8 +8,8 @@ def kernel(x, n, BLOCK: tl.constexpr): ...
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
 
@@ -21,9 +21,6 @@ from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings
 from blocktune.kernels.tuned.summary import print_at_exit
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.decide import decide
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 print_at_exit()
 
@@ -110,6 +107,8 @@ def autotune(
             "`key` names the arguments whose values make a call another question, but got None. Name them, or pass [] "
             "where no value does."
         )
+    if isinstance(key, str):
+        raise UsageError(f"`key` is a sequence of names, but got the text {key!r}. Write [{key!r}].")
     settings = Settings(
         accept=_rung(accept),
         strict=strict,
@@ -131,8 +130,16 @@ def autotune(
                 f"An autotuned kernel has configs to choose from, but {name} has none. Pass "
                 "`[triton.Config({...})]`, or `blocktune.space(...)`."
             )
-        for what, names in (("key", key), ("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
+        named = {
+            "key": key,
+            "reset_to_zero": reset_to_zero,
+            "restore_value": restore_value,
+            "buckets": settings.buckets,
+        }
+        for what, names in named.items():
             require_names(what, names or (), fn.arg_names, name)
+        _require_configs(name, configs)
+        _require_grouped_keys(name, key, settings.buckets)
         return TunedAutotuner(
             fn,
             fn.arg_names,
@@ -151,14 +158,14 @@ def autotune(
     return decorate
 
 
-def space(**choices: "Iterable[Any]") -> list[Config]:
+def space(**choices: Iterable[Any]) -> list[Config]:
     """Return all combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
 
     Raises:
-        UsageError: there are no choices for a parameter, or too many combinations.
+        UsageError: a parameter has no choices, or one value in their place, or there are too many combinations.
     """
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-    values = {name: tuple(given) for name, given in choices.items()}
+    values = {name: _choices(name, given) for name, given in choices.items()}
     count = 1
     for name, given in values.items():
         count *= len(given)
@@ -175,6 +182,47 @@ def space(**choices: "Iterable[Any]") -> list[Config]:
         )
         for each in combinations
     ]
+
+
+def _choices(name: str, given: Any) -> tuple[Any, ...]:
+    """Return the choices of a parameter.
+
+    Raises:
+        UsageError: it is one value.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"A space has choices for each parameter, but `{name}` is {given!r}. Write {name}=({given!r},)."
+        )
+    return tuple(given)
+
+
+def _require_configs(name: str, configs: Sequence[Any]) -> None:
+    """Require that a list holds configs.
+
+    Raises:
+        UsageError: something else is among them.
+    """
+    wrong = next((config for config in configs if not isinstance(config, Config)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"The configs of {name} are of the type `triton.Config`, but one is {wrong!r:.200}. Write "
+            '`triton.Config({"BLOCK": 1024}, num_warps=4)`, or `blocktune.space(...)`.'
+        )
+
+
+def _require_grouped_keys(name: str, key: Sequence[str], buckets: Mapping[str, Bucket]) -> None:
+    """Require that buckets group values of the key.
+
+    Raises:
+        UsageError: a name is not in the key, so nothing would be grouped.
+    """
+    others = [bucket for bucket in buckets if bucket not in key]
+    if others:
+        raise UsageError(
+            f"`buckets` group values of `key`; that of {name} has no {', '.join(others)}: it is [{', '.join(key)}]. "
+            "Add the name, or leave its bucket out."
+        )
 
 
 def _rung(name: str) -> UserRung:

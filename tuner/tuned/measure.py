@@ -9,6 +9,7 @@ import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
@@ -17,9 +18,9 @@ from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
 from blocktune.tuner.jitted.specialization import specialization_of
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.tuned.costs import costs_of
+from blocktune.tuner.tuned.costs import Costs, costs_of
 from blocktune.tuner.tuned.known import choice_of
-from blocktune.tuner.tuned.neighbours import neighbours
+from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from blocktune.tuner.tuned.results import Ending
 from blocktune.tuner.turns.clock import TurnClock
 from blocktune.tuner.turns.isolated import IsolatedLaunches
@@ -57,8 +58,11 @@ class Measuring:
     ) -> None:
         self._isolated_command = isolated_command
         self._call, self._device, self._known, self._compiler = call, device, known, compiler
+        self._listed = tuple(call.configs)
         self.endings: dict[UserConfig, Ending] = {}
         self._twins: dict[UserConfig, UserConfig] = {}
+        self._of_code: dict[tuple[object, ...], UserConfig] = {}
+        self._resources: dict[UserConfig, KernelResources] = {}
         if call.settings.expand:
             self._take_in([config for config in known if config not in call.configs])
 
@@ -101,24 +105,38 @@ class Measuring:
         costs = costs_of(self._call, standing.winner)
         if costs is None:
             logger.info("%s: nothing tells what it moves: the search goes by resources and times.", self._call.name)
-        while left:
-            if costs is not None and costs.least_us(self._device) * AT_THE_LIMIT >= standing.time_us(standing.winner):
+        while not (costs is not None and self._is_at_the_limit(costs, standing)):
+            new = self._around(standing.winner)[:left]
+            if not new:
                 break
-            tried = {*self._known, *self.endings}
-            new = [config for config in neighbours(standing.winner) if config not in tried][:left]
             left -= len(new)
-            self._take_in(new)
-            launches.call = self._call
-            runnable = self._distinct(self._compiled(new))
-            right = [config for config in runnable if self._is_right(check, config, launches)]
-            if not right:
-                break
-            found = race([standing.winner, *right], launches.rounds)
-            self._keep(found, launches.failures, "")
-            if found is None or found.winner == standing.winner:
-                break
-            standing = Standing(found.winner, {**standing.samples_us, **found.samples_us})
+            standing = self._raced_against(standing, new, check, launches)
         return standing
+
+    def _is_at_the_limit(self, costs: Costs, standing: Standing) -> bool:
+        return costs.least_us(self._device) * AT_THE_LIMIT >= standing.time_us(standing.winner)
+
+    def _around(self, winner: UserConfig) -> list[UserConfig]:
+        """Return configs around a winner that are not tried: one step away, else two."""
+        tried, listed = {*self._known, *self.endings}, self._listed
+        resources = self._resources.get(winner)
+        capped = () if resources is None else with_capped_registers(winner, resources, self._device.limits)
+        near = [config for config in (*neighbours(winner, listed), *capped) if config not in tried]
+        return near or [config for config in further_neighbours(winner, listed) if config not in tried]
+
+    def _raced_against(
+        self, standing: Standing, new: Sequence[UserConfig], check: OutputCheck, launches: OwnLaunches
+    ) -> Standing:
+        """Return the end of the race between a winner and new configs; a winner stays unless one is faster."""
+        self._take_in(new)
+        launches.call = self._call
+        runnable = self._distinct(self._compiled(new))
+        right = [config for config in runnable if self._is_right(check, config, launches)]
+        found = race([standing.winner, *right], launches.rounds) if right else None
+        self._keep(found, launches.failures, "")
+        if found is None or found.winner == standing.winner:
+            return standing
+        return Standing(found.winner, {**standing.samples_us, **found.samples_us})
 
     def _take_in(self, configs: Sequence[UserConfig]) -> None:
         """Let configs that are in no list be launched, with the hook of the list's first one."""
@@ -216,15 +234,21 @@ class Measuring:
         return {config: compiled for config, compiled in runnable.items() if config not in spills}
 
     def _distinct(self, runnable: Mapping[UserConfig, Compiled | None]) -> list[UserConfig]:
-        """Return one config of those that launch equal code in an equal way, since it stands for all."""
-        first: dict[tuple[object, ...], UserConfig] = {}
+        """Return one config of those that launch equal code in an equal way, since it stands for all; none where one
+        of them was measured before."""
+        distinct = []
         for config, compiled in runnable.items():
-            code = "" if compiled is None or compiled.resources is None else compiled.resources.code_sha256
             meta = tuple(sorted(self._call.configs[config].kwargs.items(), key=lambda pair: pair[0]))
-            twin = first.setdefault((code, *meta) if code else (config,), config)
-            if twin != config:
+            resources = None if compiled is None else compiled.resources
+            if resources is not None:
+                self._resources[config] = resources
+            code = (config,) if resources is None or not resources.code_sha256 else (resources, *meta)
+            twin = self._of_code.setdefault(code, config)
+            if twin == config:
+                distinct.append(config)
+            else:
                 self._twins[config] = twin
-        return list(first.values())
+        return distinct
 
     def _keep(self, standing: Standing | None, failures: Mapping[UserConfig, str], remark: str) -> None:
         """Note how the configs ended that were raced, and those that they stood for."""

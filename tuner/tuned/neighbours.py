@@ -1,36 +1,124 @@
-"""Configs around a config: one parameter doubled or halved, or a stage more or less."""
+"""Configs around a config: one parameter doubled or halved, or a stage more or less; then two parameters at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
 
+from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import Plain, UserConfig
+from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
+from blocktune.tuner.occupancy.calculator import Limiter, occupancy
 
-WARPS = (1, 16)
+WARPS = (1, 32)
 STAGES = (1, 7)
 SIZES = (16, 1 << 14)
 
+LEAST_CAP = 0.65
+"""Registers are capped to no smaller part of what a thread takes: below it the compiler spills."""
 
-def neighbours(config: UserConfig) -> Iterator[UserConfig]:
-    """Yield the configs that differ from one in a single step of a parameter.
+_REGISTER_UNIT = 8
+_SIZE, _WARPS, _STAGES = range(3)
 
-    Blocks are sizes from 16 on that are powers of two, as `tl.arange` needs them; other parameters stay as they are,
-    since only the kernel's author knows what they mean.
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One parameter changed. kind: what it is. grows: whether its value does."""
+
+    name: str
+    kind: int
+    value: int
+    grows: bool
+
+
+def neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) -> Iterator[UserConfig]:
+    """Yield the configs that differ from one in a single step of a parameter: sizes first, then warps and stages.
+
+    Sizes are powers of two from 16 on, as most blocks are. Smaller ones count where the list has several of them: else
+    only the kernel's author knows what a parameter means.
+
+    Args:
+        config: the config.
+        listed: the list that it comes from, or that the search began with.
     """
-    for name, value in config.values:
-        for other in _steps(name, value):
-            yield UserConfig(config.kernel, tuple((config.parameters | {name: other}).items()))
+    for step in _steps(config, listed):
+        yield _with(config, step)
 
 
-def _steps(name: str, value: Plain) -> list[int]:
+def further_neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) -> Iterator[UserConfig]:
+    """Yield the configs that differ from one in two steps which make up for each other: a block with its warps, a block
+    for another one, a block for stages, and two stages at once."""
+    steps = list(_steps(config, listed))
+    for one, other in combinations(steps, 2):
+        if one.name != other.name and _make_up(one, other):
+            yield _with(config, one, other)
+    for stages in (step for step in steps if step.kind == _STAGES):
+        further = stages.value + (1 if stages.grows else -1)
+        if STAGES[0] <= further <= STAGES[1]:
+            yield _with(config, replace(stages, value=further))
+
+
+def with_capped_registers(
+    config: UserConfig, resources: KernelResources, limits: ComputeLimits
+) -> Iterator[UserConfig]:
+    """Yield the config with as few registers as let one more block into a multiprocessor, where nothing else limits how
+    many fit; and a capped config without its cap."""
+    if config.parameters.get("maxnreg") is not None:
+        left = {name: value for name, value in config.values if name != "maxnreg"}
+        yield UserConfig(config.kernel, tuple(left.items()))
+    now = occupancy(resources, limits)
+    if now.binding != (Limiter.REGISTERS,):
+        return
+    cap = (resources.registers - 1) // _REGISTER_UNIT * _REGISTER_UNIT
+    while cap >= LEAST_CAP * resources.registers:
+        if occupancy(replace(resources, registers=cap), limits).blocks_per_sm > now.blocks_per_sm:
+            yield UserConfig(config.kernel, tuple((config.parameters | {"maxnreg": cap}).items()))
+            return
+        cap -= _REGISTER_UNIT
+
+
+def _steps(config: UserConfig, listed: Iterable[UserConfig]) -> list[_Step]:
+    """Return the steps from a config, sizes first: they change the most."""
+    lists = list(listed)
+    found = [step for name, value in config.values for step in _steps_of(name, value, lists)]
+    return sorted(found, key=lambda step: step.kind)
+
+
+def _steps_of(name: str, value: Plain, listed: list[UserConfig]) -> list[_Step]:
     if type(value) is not int:
         return []
     if name == "num_stages":
-        return _within((value + 1, value - 1), STAGES)
-    if name == "num_warps":
-        return _within((2 * value, value // 2), WARPS)
-    if value < SIZES[0] or value & (value - 1):
+        both, kind, bounds = (value + 1, value - 1), _STAGES, STAGES
+    elif name == "num_warps":
+        both, kind, bounds = (2 * value, value // 2), _WARPS, WARPS
+    elif name not in LAUNCH_OPTIONS and _is_power_of_two(value):
+        least = 1 if _has_small_sizes(name, listed) else SIZES[0]
+        if value < least:
+            return []
+        both, kind, bounds = (2 * value, value // 2), _SIZE, (least, SIZES[1])
+    else:
         return []
-    return _within((2 * value, value // 2), SIZES)
+    return [_Step(name, kind, other, other > value) for other in both if bounds[0] <= other <= bounds[1]]
 
 
-def _within(values: tuple[int, ...], bounds: tuple[int, int]) -> list[int]:
-    return [value for value in values if bounds[0] <= value <= bounds[1]]
+def _has_small_sizes(name: str, listed: list[UserConfig]) -> bool:
+    """Return whether the list tries several powers of two of a parameter, some of them small."""
+    values = {value for config in listed if type(value := config.parameters.get(name)) is int}
+    return len(values) > 1 and all(map(_is_power_of_two, values)) and min(values) < SIZES[0]
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and not value & (value - 1)
+
+
+def _make_up(one: _Step, other: _Step) -> bool:
+    """Return whether two steps leave the work of a thread, or what a block keeps on the chip, about as it is."""
+    kinds = {one.kind, other.kind}
+    if kinds == {_SIZE, _WARPS}:
+        return one.grows == other.grows
+    return kinds in ({_SIZE}, {_SIZE, _STAGES}) and one.grows != other.grows
+
+
+def _with(config: UserConfig, *steps: _Step) -> UserConfig:
+    changed = {step.name: step.value for step in steps}
+    return UserConfig(config.kernel, tuple((config.parameters | changed).items()))

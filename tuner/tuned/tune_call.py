@@ -11,6 +11,7 @@ from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.tuned.measure import Measuring
@@ -53,8 +54,10 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Cho
         NoFeasibleConfigError: no config compiles and runs.
     """
     started, tools = time.monotonic(), machine()
-    # compile workers import the kernel's library, and many of those look at the GPU, which makes them users of it
-    monitor = GpuMonitor(device.uuid, own_processes=1 + tools.compiler.workers)
+    if not afresh and is_importable(call):
+        tools.compiler.start(call.name)
+    # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
+    monitor = GpuMonitor(device.uuid, own_processes=2)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
     known = {} if afresh else results.known()
     measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command)

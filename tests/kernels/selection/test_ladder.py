@@ -8,7 +8,6 @@ import pytest
 from blocktune.kernels import registry
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import (
-    MAX_NEIGHBOURS,
     Candidate,
     ConfigTable,
     Rejection,
@@ -16,7 +15,7 @@ from blocktune.kernels.selection.fallback import (
     climb_down,
     distance,
 )
-from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal

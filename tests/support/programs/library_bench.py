@@ -4,21 +4,20 @@ python -m tests.support.programs.library_bench winners --out results/h200.librar
 python -m tests.support.programs.library_bench starts --model fla --tuner stock --out results/h200.libraries.json
 python -m tests.support.programs.library_bench processes --model fla --out results/h200.libraries.json
 
-A command ends after --seconds, 300 unless given. Each adds to the file what it has measured; `winners` goes on
-where an earlier one stopped, and leaves out what is in the file: a kernel is measured where a pass first launches it.
+A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
+where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
+first launches it.
 A pass that fails is noted with its error, one that takes its process down as well, and the next one follows. Both
 packages have to be importable, installed without their dependencies.
 """
 
 import argparse
-import importlib.metadata
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,21 @@ import torch
 import triton
 from triton.testing import do_bench
 
-from blocktune.db.exchange.document import save_text
 from blocktune.kernels.hardware.device import current_device
+from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
-from blocktune.tuner.measure.environment import source_commit
 from tests.support import library_measures, library_steps
 from tests.support.library_calls import handed_over
-from tests.support.library_measures import EXPANDED, STOCK, WINNER, Chosen
+from tests.support.library_document import ended, forget_failures, note, read, write
+from tests.support.library_measures import EXPANDED, WINNER, Chosen
 from tests.support.programs import ROOT, library_starts, program
 
-FORMAT, SCHEMA = "blocktune-libraries", 1
-
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 30.0
 """A process that takes this much longer than its time is ended."""
+
+ATTEMPTS = 2
+"""How often a search around a list may take its process down, or meet the end of the time, until it is left out."""
 
 MAX_ERROR = 500
 
@@ -49,7 +49,8 @@ class OutOfTimeError(Exception):
 
 
 class Winners:
-    """The passes whose kernels are measured, in this process.
+    """The passes whose kernels are measured, in this process. Each part of a kernel's row is written when it is done,
+    and what is missing of a row is measured by whoever comes next.
 
     Args:
         path: the file that takes the results.
@@ -59,7 +60,7 @@ class Winners:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._end = path, time.monotonic() + seconds
         self._document = read(path)
-        self._known = {row["kernel"] for row in self._document["kernels"]}
+        self._rows = {row["kernel"]: row for row in self._document["kernels"]}
 
     def run(self, steps: Sequence[str]) -> None:
         """Measure what passes launch until all are done or the time is over.
@@ -93,38 +94,50 @@ class Winners:
         chosen: list[Chosen] = []
 
         def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if time.monotonic() > self._end:
-                raise OutOfTimeError
+            self._require_time()
             call = kernel.call_of(args, kwargs)
-            choice = kernel.explain(*args, **kwargs)  # which is what the launch takes, too
-            if len(call.configs) > 1 and call.name not in self._known:
-                self._known.add(call.name)
-                stock, stock_seconds = library_measures.stock_choice(kernel, call)
-                row = {"step": step, **library_measures.measured(call, choice, stock, stock_seconds)}
-                self._document["kernels"].append(row)
-                write(self._path, self._document)  # a search may reach outside of a tensor, and end this process
-                row["expanded"], wider = library_measures.expanded(kernel, call, stock)
-                write(self._path, self._document)
-                say(row)
-                configs = {STOCK: call.configs[stock], WINNER: choice.config, EXPANDED: wider}
-                chosen.append(Chosen(kernel.tuner, kernel._stock_key(args, kwargs), configs))
-                chosen[-1].launch_with(WINNER)
+            row = self._rows.get(call.name)
+            if len(call.configs) == 1 or (row is not None and not _is_of(row, call, step)):
+                kernel.explain(*args, **kwargs)  # which is what the launch takes, too
+                return
+            row = self._measured(step, kernel, call)
+            chosen.append(Chosen.of(kernel, call, row["chosen"]))
+            chosen[-1].launch_with(WINNER)
 
         with handed_over(on_call):
             library_steps.STEPS[step]("cuda")
         return chosen
 
+    def _measured(self, step: str, kernel: TunedKernel, call: Call) -> dict[str, Any]:
+        """Return the row of a kernel, with what was missing of it."""
+        row: dict[str, Any] = self._rows.get(call.name) or {"step": step}
+        for part, measure in library_measures.PARTS.items():
+            if part in row or row.get("attempts", 0) >= ATTEMPTS:
+                continue
+            self._require_time()
+            if part == EXPANDED:  # it may reach outside of a tensor, and end this process
+                row["attempts"] = row.get("attempts", 0) + 1
+                write(self._path, self._document)
+            measure(row, kernel, call)
+            if call.name not in self._rows:
+                self._rows[call.name] = row
+                self._document["kernels"].append(row)
+            write(self._path, self._document)
+        say(row)
+        return row
+
+    def _require_time(self) -> None:
+        """Require that there is time for more.
+
+        Raises:
+            OutOfTimeError: there is none.
+        """
+        if time.monotonic() > self._end:
+            raise OutOfTimeError
+
     def _differences(self, step: str, chosen: Sequence[Chosen]) -> Mapping[str, float | None]:
         with handed_over(lambda *_: None):  # so that examples, too, are launched with what is chosen
             return library_measures.differences(lambda: library_steps.STEPS[step]("cuda"), chosen)
-
-
-def note(document: dict[str, Any], path: Path, row: Mapping[str, Any]) -> None:
-    """Write how a pass ended, in the place of an earlier end."""
-    document["steps"] = [each for each in document["steps"] if each["step"] != row["step"]] + [row]
-    write(path, document)
-    sys.stdout.write(f"{row['step']}: {row['error'] or row['difference']}, {row['seconds']:.0f} s\n")
-    sys.stdout.flush()
 
 
 def winners(path: Path, steps: Sequence[str], seconds: float) -> None:
@@ -132,20 +145,13 @@ def winners(path: Path, steps: Sequence[str], seconds: float) -> None:
     end = time.monotonic() + seconds
     forget_failures(path)
     while (left := [step for step in steps if step not in ended(path)]) and time.monotonic() < end:
-        before, begun = progress(path), time.monotonic()
+        before, begun = read(path), time.monotonic()
         code = measured_apart(path, left, end)
         if code == 0:
             return
-        if progress(path) == before:
+        if read(path) == before:
             row = {"step": left[0], "error": f"its process ended with {code}", "difference": {}}
             note(read(path), path, row | {"seconds": time.monotonic() - begun})
-
-
-def forget_failures(path: Path) -> None:
-    """Let passes that failed under an earlier command be tried again."""
-    if path.exists():
-        document = read(path)
-        write(path, document | {"steps": [row for row in document["steps"] if not row["error"]]})
 
 
 def measured_apart(path: Path, steps: Sequence[str], end: float) -> int:
@@ -160,17 +166,6 @@ def measured_apart(path: Path, steps: Sequence[str], end: float) -> int:
             process.kill()
             sys.stdout.write("out of time within a kernel: run this again for the rest\n")
             return 0
-
-
-def ended(path: Path) -> set[str]:
-    """Return the passes of the file that ended, well or not."""
-    return {row["step"] for row in read(path)["steps"]} if path.exists() else set()
-
-
-def progress(path: Path) -> tuple[int, int]:
-    """Return how much is in the file: what is measured of kernels, and passes."""
-    document = read(path) if path.exists() else {"kernels": [], "steps": []}
-    return sum(len(row) for row in document["kernels"]), len(document["steps"])
 
 
 def start_times(path: Path, model: str, tuner: str, seconds: float) -> None:
@@ -188,13 +183,19 @@ def start_times(path: Path, model: str, tuner: str, seconds: float) -> None:
                 return
 
 
+def _is_of(row: Mapping[str, Any], call: Call, step: str) -> bool:
+    """Return whether a row is of this very call of a pass, and says what was chosen for it."""
+    return row["step"] == step and row["key"] == call.problem.label and "chosen" in row
+
+
 def say(row: Mapping[str, Any]) -> None:
     """Print what was found of a kernel, for whoever watches."""
     kernel = row["kernel"].rpartition(":")[2]
+    gain = f"expanded {row[EXPANDED]['gain']:.3f} times as fast" if EXPANDED in row else "the search had no end"
     sys.stdout.write(
         f"{row['step']}: {kernel}: {row['winner']['over_best']:.2%} over the best of {row['configs']} configs, stock "
-        f"{row['stock']['over_best']:.2%}, expanded {row['expanded']['gain']:.3f} times as fast, the same in "
-        f"{row['same_of_repeats']} of {library_measures.REPEATS}\n"
+        f"{row['stock']['over_best']:.2%}, {gain}, the same in {row['same_of_repeats']} of "
+        f"{library_measures.REPEATS}\n"
     )
     sys.stdout.flush()
 
@@ -210,31 +211,6 @@ def process_agreement(path: Path, model: str, count: int, seconds: float) -> Non
     document["processes"] = [each for each in document["processes"] if each["model"] != model] + [row]
     write(path, document)
     sys.stdout.write(json.dumps(row) + "\n")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the document of a file, or a new one."""
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    return {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "device": current_device().name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": source_commit(),
-        "software": {
-            name: importlib.metadata.version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")
-        },
-        "kernels": [],
-        "steps": [],
-        "starts": [],
-        "processes": [],
-    }
-
-
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    save_text(json.dumps(document, indent=1, sort_keys=True) + "\n", path)
 
 
 def warm_up() -> None:

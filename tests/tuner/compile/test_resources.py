@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.tuner.compile.compiler import compile_resources, ptxas_version, tensor_cores_in
+from blocktune.tuner.compile import compiler
+from blocktune.tuner.compile.compiler import (
+    compile_resources,
+    compiled_code,
+    ptxas_logs,
+    ptxas_version,
+    resources_of,
+    tensor_cores_in,
+)
 from blocktune.tuner.occupancy.calculator import occupancy
 
 
@@ -52,6 +60,18 @@ def test_compile_resources_tells_spills(fakes: Any) -> None:
     assert spilling.stack_bytes > 0
     assert spilling.spill_bytes > 0
     assert spilling.registers == 255
+
+
+def test_the_log_of_a_compile_spares_a_second_run_of_ptxas(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, config = fakes.get_kernel("product"), fakes.config("product", block_m=512)
+    with ptxas_logs() as logs:
+        code = compiled_code(kernel.compile_spec(config, fakes.SHAPE), (9, 0))
+    with_a_second_run = resources_of(code)
+    monkeypatch.setattr(compiler, "_ptxas_log", None)
+    assert resources_of(code, "".join(logs)) == with_a_second_run
+    assert with_a_second_run.spill_bytes > 0
+    compiled(fakes, (9, 0))  # and Triton's module is as it was
+    assert len(logs) == 1
 
 
 def test_threads_that_compile_at_once_leave_the_process_as_it_was(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.jitted import compile_ahead
+from blocktune.tuner.jitted import server_client
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support import autotuned_kernels
+from tests.support.autotuned_kernels import CONFIGS, fatal_kernel, scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu, active
 from tests.support.triton_modes import compiled_here
 
@@ -104,7 +106,7 @@ def test_a_kernel_in_a_function_is_compiled_by_threads(compiler: CompileAhead, m
         offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(x + offsets, 1.0, offsets < n)
 
-    monkeypatch.setattr(CompileAhead, "_submitted", None)
+    monkeypatch.setattr(CompileAhead, "_prepared", None)
     call = call_of(local_kernel, torch.ones(1000), 1000)
     assert [each.outcome for each in compiled(call, compiler).values()] == [Outcome.OK] * 2
     assert launched_from_cache(call) == [True] * 2
@@ -115,10 +117,9 @@ def test_a_worker_that_sees_another_source_leaves_it_to_this_process(compiler: C
     found = specialization_of(call, call.default, LIMITS.cc)
     assert found is not None
     job = {"kernel": call.name, "spec": found.document, "key": "0" * 64, "cc": list(LIMITS.cc)}
-    compiled(call, compiler)  # starts a worker
-    assert compiler._pool is not None
+    server = compiler._prepared(call.name)
     for change in ({}, {"kernel": "no.such_module:kernel"}):
-        assert compiler._pool.submit(job | change, compile_ahead._answered, compiler._lost).result() is None
+        assert server.submit(job | change, 1).result()["resources"] is None
 
 
 def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +133,60 @@ def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "took more than 0.001 s" in ended.error
 
 
+def test_what_takes_long_to_compile_begins_first(
+    compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def submitted(self: Any, job: Any, workers: int) -> Any:
+        begun.append((job["spec"]["constant_vals"], job["spec"]["options"]["num_warps"]))
+        raise RuntimeError("the order is known")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where no code is
+    monkeypatch.setattr(server_client.ServerClient, "submit", submitted)
+    call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
+    made = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
+    with pytest.raises(RuntimeError, match="the order is known"):
+        compiler.compile(call.name, [each for each in made if each is not None], LIMITS.cc)
+    assert begun == [([512], 2)]
+
+
+def test_a_compile_that_dies_costs_its_config(compiler: CompileAhead) -> None:
+    """The others of its call are compiled, by a worker that takes the dead one's place."""
+    call = call_of(fatal_kernel, torch.ones(1000), 1000)
+    ended = {config.parameters["BLOCK"]: each for config, each in compiled(call, compiler).items()}
+    assert {block: str(each.outcome) for block, each in ended.items()} == {128: "ok", 256: "compile_error", 512: "ok"}
+    assert "ended by SIGABRT" in ended[256].error
+
+
+def test_workers_compile_for_what_the_process_is_now(
+    compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cache, and a module that is on a path which the process has taken since its workers were started."""
+    compiled(call_of(scale_kernel, torch.ones(1000), 1000, 2.0), compiler)
+    (tmp_path / "kernels_of_late.py").write_text(Path(autotuned_kernels.__file__).read_text())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(server_client.ServerClient, "_listen", None)  # no other process is started
+    call = call_of(import_module("kernels_of_late").scale_kernel, torch.ones(1000), 1000, 2.0)
+    assert [each.outcome for each in compiled(call, compiler).values()] == [Outcome.OK] * len(CONFIGS)
+    assert launched_from_cache(call) == [True] * len(CONFIGS)
+
+
+def test_a_process_that_is_lost_is_replaced(compiler: CompileAhead, caplog: pytest.LogCaptureFixture) -> None:
+    call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
+    server = compiler._prepared(call.name)
+    server._process.result().kill()
+    server._listener.join()
+    assert [each.outcome for each in compiler.compile(call.name, [fresh(call, 32)], LIMITS.cc).values()] == [Outcome.OK]
+    assert compiler._server is not server
+    assert not caplog.records
+
+
 def test_where_no_worker_comes_up_this_process_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compile_ahead, "WORKER", "no.such.module")
+    monkeypatch.setattr(server_client, "WORKER", "no.such.module")
     alone = CompileAhead(workers=1)
     call = call_of(scale_kernel, torch.ones(500), 500, 2.0)
     ended = alone.compile(call.name, [fresh(call)], LIMITS.cc)
@@ -144,9 +195,9 @@ def test_where_no_worker_comes_up_this_process_compiles(
     assert "Configs are compiled one after another: A compile worker must start" in caplog.text
 
 
-def fresh(call: Call) -> Any:
+def fresh(call: Call, block: int = 64) -> Any:
     """The specialization of a config that no other test has compiled."""
-    config = triton.Config({"BLOCK": 64}, num_warps=1)
+    config = triton.Config({"BLOCK": block}, num_warps=1)
     made = replace(call, configs={user_config(call.name, config): config})
     return specialization_of(made, made.default, LIMITS.cc)
 

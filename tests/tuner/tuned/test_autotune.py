@@ -265,7 +265,12 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
         (lambda: decorated(l2="hot"), "`l2` must be 'cold' or 'warm'"),
         (lambda: decorated(expand=-1), "`expand >= 0` must hold"),
         (lambda: autotune(CONFIGS, ["n"])(grid), "is a function of `triton.jit`, but grid is not"),
+        (lambda: autotune(CONFIGS, "n")(scale_kernel.fn), r"got the text 'n'. Write \['n'\]"),
+        (lambda: autotune([{"BLOCK": 64}], ["n"])(scale_kernel.fn), r"`triton.Config`, but one is {'BLOCK': 64}"),  # type: ignore[list-item]
+        (lambda: decorated(buckets={"factor": "power_of_two"}), r"has no factor: it is \[n\]. Add the name"),
         (lambda: space(BLOCK=()), "`BLOCK` has 0"),
+        (lambda: space(BLOCK=64), r"but `BLOCK` is 64. Write BLOCK=\(64,\)"),  # type: ignore[arg-type]
+        (lambda: space(MODE="fast"), "but `MODE` is 'fast'"),
         (lambda: space(A=range(100), B=range(100)), "makes 10000"),
     ],
 )

@@ -1,5 +1,6 @@
 """A search around the listed configs: what is faster is found, what computes something else is not taken."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,13 +8,15 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.autotune import autotune
-from blocktune.tuner.tuned.neighbours import neighbours
+from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from tests.support.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
+from tests.tuner.tuned.conftest import H200
 
 pytestmark = compiled_here
 
@@ -100,9 +103,62 @@ def test_the_budget_bounds_the_search(gpu: FakeGpu) -> None:
         decorated(expand=3, isolate=True)
 
 
+def test_two_steps_that_make_up_for_each_other_are_tried_where_one_is_not_faster(gpu: FakeGpu) -> None:
+    def time_us(launch: Launch) -> float:
+        return 50.0 if (launch.arguments["BLOCK"], launch.num_warps) == (2048, 8) else 100.0 + launch.num_warps / 10
+
+    gpu.effect, gpu.time_us = doubling, time_us
+    kernel = autotune(LIST[:1], ["n"], restore_value=["x"], expand=True)(scale_kernel.fn)
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (2048, 8)
+
+
+def test_equal_code_is_not_measured_again(gpu: FakeGpu) -> None:
+    """Without a loop stages change nothing."""
+    gpu.effect = doubling
+    scale_kernel.fn.device_caches.clear()  # what this process has launched is not compiled ahead, nor compared
+    kernel = decorated(expand=True)
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert {launch.num_stages for launch in gpu.timed} == {3}
+    assert len({launch.num_warps for launch in gpu.timed}) > 2
+
+
+def found_around(config: UserConfig, *listed: UserConfig) -> list[dict[str, Any]]:
+    """What the neighbours of a config have that it has not."""
+    return [dict(set(each.values) - set(config.values)) for each in neighbours(config, listed)]
+
+
 def test_neighbours_differ_in_a_step() -> None:
     config = UserConfig(
         "m:f", (("BLOCK", 16), ("EVEN", True), ("GROUP", 8), ("ODD", 48), ("num_warps", 16), ("num_stages", 1))
     )
-    found = [dict(set(each.values) - set(config.values)) for each in neighbours(config)]
-    assert found == [{"BLOCK": 32}, {"num_stages": 2}, {"num_warps": 8}]
+    assert found_around(config) == [{"BLOCK": 32}, {"num_warps": 32}, {"num_warps": 8}, {"num_stages": 2}]
+
+
+def test_small_sizes_are_changed_where_the_list_has_several() -> None:
+    rows = [UserConfig("m:f", (("BT", size), ("HEADS", 2), ("maxnreg", 128))) for size in (8, 16, 32)]
+    assert found_around(rows[0], *rows) == [{"BT": 16}, {"BT": 4}]
+    assert found_around(rows[0]) == []
+    odd = [UserConfig("m:f", (("BT", size),)) for size in (6, 8)]
+    assert found_around(odd[1], *odd) == []
+
+
+def test_further_neighbours_keep_the_work_of_a_thread() -> None:
+    config = UserConfig("m:f", (("M", 64), ("N", 32), ("num_stages", 3), ("num_warps", 4)))
+    found = [dict(set(each.values) - set(config.values)) for each in further_neighbours(config)]
+    assert {"M": 128, "num_warps": 8} in found
+    assert {"M": 128, "N": 16} in found
+    assert {"M": 128, "num_stages": 2} in found
+    assert {"num_stages": 5} in found
+    assert {"M": 128, "num_warps": 2} not in found
+    assert {"M": 128, "N": 64} not in found
+    assert not any(each in found for each in found_around(config))
+
+
+def test_registers_are_capped_where_they_alone_limit_the_blocks() -> None:
+    config = UserConfig("m:f", (("BLOCK", 64), ("num_warps", 4)))
+    resources = KernelResources(registers=136, shared_bytes=0, num_warps=4, tensor_cores="none")
+    (capped,) = with_capped_registers(config, resources, H200.limits)
+    assert capped.parameters == {"BLOCK": 64, "num_warps": 4, "maxnreg": 128}  # the fourth block of an SM
+    (without,) = with_capped_registers(capped, replace(resources, shared_bytes=100_000), H200.limits)
+    assert without == config

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ import torch
 import triton
 
 from blocktune.cli.pages.recorded import library_tables
-from tests.support import library_measures, library_steps
-from tests.support.autotuned_kernels import scale_kernel, sum_kernel
+from tests.support import library_document, library_measures, library_steps
+from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.chosen_constants import tuned_in
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.programs import library_bench, library_starts
 from tests.support.triton_modes import compiled_here
@@ -41,9 +42,9 @@ def failing(device: str) -> list[torch.Tensor]:
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The bench on a fake GPU, of a step of ours; Triton's own tuner takes the largest block for the fastest."""
     monkeypatch.setattr(library_measures, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
-    for module in (library_bench, library_measures):
+    for module in (library_bench, library_document, library_measures):
         monkeypatch.setattr(module, "current_device", lambda: H200)
-    monkeypatch.setattr(library_bench.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(library_document.importlib.metadata, "version", lambda name: "1.0")
     monkeypatch.setattr(library_measures, "EXPAND", 4)
     monkeypatch.setattr(library_steps, "STEPS", {"failing": failing, "ours": step})
 
@@ -72,6 +73,47 @@ def test_winners_are_compared_with_every_config_and_with_stock(bench: FakeGpu, t
     timed = len(bench.timed)
     library_bench.Winners(path, 100.0).run(["ours"])  # what is in the file is not measured again
     assert len(bench.timed) == timed
+
+
+def test_what_is_missing_of_a_row_is_measured_by_the_next_process(
+    bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process ends within the search around a list; outputs are compared once all is known."""
+    path = tmp_path / "bench.json"
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
+    whole = library_measures.PARTS["expanded"]
+    monkeypatch.setitem(library_measures.PARTS, "expanded", killed)
+    with pytest.raises(KilledError):
+        library_bench.Winners(path, 100.0).run(["ours"])
+    (row,) = library_document.read(path)["kernels"]
+    assert (row["winner"]["time_us"], row["same_of_repeats"], row["attempts"]) == (110.0, 10, 1)
+    monkeypatch.setitem(library_measures.PARTS, "expanded", whole)
+    library_bench.Winners(path, 100.0).run(["ours"])
+    document = library_document.read(path)
+    assert [row["expanded"]["time_us"] for row in document["kernels"]] == [105.0, 105.0]
+    (step_row,) = document["steps"]
+    assert step_row["difference"] == {"winner": 0.0, "expanded": 0.0}
+
+
+def test_a_search_that_never_ends_is_left_out(bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(library_measures.PARTS, "expanded", killed)
+    for _ in range(2 * library_bench.ATTEMPTS):
+        with pytest.raises(KeyboardInterrupt):
+            library_bench.Winners(tmp_path / "bench.json", 100.0).run(["ours"])
+    library_bench.Winners(tmp_path / "bench.json", 100.0).run(["ours"])
+    document = library_document.read(tmp_path / "bench.json")
+    assert [row["attempts"] for row in document["kernels"]] == [library_bench.ATTEMPTS] * 2
+    assert document["steps"][0]["error"] == ""
+    assert library_tables.block(tmp_path / "bench.json").count("| - |") == 2
 
 
 def test_results_under_other_configs_are_compared_with_those_under_tritons(bench: FakeGpu, tmp_path: Path) -> None:
@@ -104,17 +146,17 @@ def test_a_process_that_dies_costs_the_pass_that_gets_no_further(
 
     def apart(path: Path, steps: Any, end: float) -> int:
         begun.append(list(steps))
-        document = library_bench.read(path)
+        document = library_document.read(path)
         if len(begun) == 1:
-            library_bench.write(path, document | {"kernels": [{"kernel": "a", "step": "failing"}]})
+            library_document.write(path, document | {"kernels": [{"kernel": "a", "step": "failing"}]})
         if len(begun) == 3:
-            library_bench.note(document, path, {"step": "ours", "error": "", "difference": {}, "seconds": 1.0})
+            library_document.note(document, path, {"step": "ours", "error": "", "difference": {}, "seconds": 1.0})
         return 0 if len(begun) == 3 else -11
 
     monkeypatch.setattr(library_bench, "measured_apart", apart)
     library_bench.winners(path, ["failing", "ours"], 100.0)
     assert begun == [["failing", "ours"], ["failing", "ours"], ["ours"]]
-    assert [(row["step"], row["error"]) for row in library_bench.read(path)["steps"]] == [
+    assert [(row["step"], row["error"]) for row in library_document.read(path)["steps"]] == [
         ("failing", "its process ended with -11"),
         ("ours", ""),
     ]
@@ -128,6 +170,16 @@ def test_a_bench_ends_when_its_seconds_are_over(
     library_bench.Winners(tmp_path / "bench.json", -1.0).run(["ours"])
     assert "run this again for the rest" in capsys.readouterr().out
     assert not bench.timed
+
+
+def test_constants_that_a_library_chooses_are_chosen_by_the_tuner(gpu: FakeGpu) -> None:
+    library: Any = ModuleType("library")
+    library.kernel = jitted = scale_kernel.fn
+    x = torch.ones(1000)
+    with tuned_in(library, "kernel", CONFIGS, ["n"], restore_value=["x"]):
+        library.kernel[(1,)](x, n=1000, factor=2.0, BLOCK=64, num_warps=1)
+    assert (gpu.launches[-1].arguments["BLOCK"], gpu.launches[-1].num_warps) == (256, 2)
+    assert library.kernel is jitted
 
 
 def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,190 @@
+"""The process that compiles autotuned kernels: `python -m blocktune.tuner.jitted.compile_server any PARENT`.
+
+It imports a kernel's library once and forks a worker for each compile that runs at a time: a fork takes milliseconds
+where an import of a library takes seconds, and a library that looks at the GPU does so once. It runs one thread and
+launches nothing. A compile that crashes or hangs costs its worker, never this process.
+
+Each line on standard input is a command and each line on standard output an answer, one JSON object per line.
+
+    {"ready": true}
+    {"end": true}
+    {"prepare": "module", "path": ["…"], "environment": {…}}
+    {"id": 1, "kernel": "module:function", "spec": {…}, "key": "…", "cc": [9, 0], "timeout_s": 60, "workers": 16}
+    {"id": 1, "outcome": "ok", "resources": {…}, "error": "", "seconds": 1.2, "transient": false}
+    {"id": 1, "lost": "died", "signum": 6, "last_words": "…"}
+
+`prepare` says what later jobs are compiled with; workers that were forked before finish what they have, and end.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.tuner.compile.answers import private_stdout
+from blocktune.tuner.compile.compiler import compile_key, compiled_code, ptxas_logs, resources_of
+from blocktune.tuner.compile.worker import die_with_parent
+from blocktune.tuner.jitted.forked_worker import ForkedWorker
+from blocktune.tuner.jitted.specialization import function_named, spec_of
+
+_CHUNK = 1 << 16
+
+
+def compile_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the resources of what a job compiles; None where the caller has another source, or found it on a path that
+    this process has not."""
+    try:
+        same = key_of(job) == job["key"]
+    except Exception:  # libraries raise what they like when they are imported; the caller has imported this one
+        same = False
+    if not same:
+        return {"resources": None}
+    with ptxas_logs() as logs:
+        compiled = compiled_code(_spec(job), tuple(job["cc"]))
+    return {"resources": resources_of(compiled, "".join(logs)).to_json()}
+
+
+def key_of(job: Mapping[str, Any]) -> str:
+    """Return the key under which Triton keeps what a job compiles, as this process sees the kernel.
+
+    Raises:
+        UsageError: there is no such kernel here.
+    """
+    return compile_key(_spec(job), tuple(job["cc"]))
+
+
+def _spec(job: Mapping[str, Any]) -> CompileSpec:
+    return spec_of(function_named(job["kernel"]), job["spec"])
+
+
+class CompileServer:
+    """Takes commands until they end, and has workers do them.
+
+    Args:
+        commands: the file descriptor of the commands.
+        answers: takes the answers.
+    """
+
+    def __init__(self, commands: int, answers: TextIO) -> None:
+        self._commands, self._answers = commands, answers
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(commands, selectors.EVENT_READ)
+        self._unread = b""
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._workers: list[ForkedWorker] = []
+        self._surroundings: tuple[Any, ...] = ()
+
+    def serve(self) -> None:
+        """Serve until the commands end; workers end with them."""
+        self._send({"ready": True})
+        while self._listened():
+            self._hand_out()
+        for worker in self._workers:
+            worker.end()
+
+    def _listened(self) -> bool:
+        """Wait for a command, an answer or the end of a worker's time, and see to it; return whether more can come."""
+        ends = [worker.deadline for worker in self._workers if worker.job is not None]
+        wait = max(0.0, min(ends) - time.monotonic()) if ends else None
+        for key, _ in self._selector.select(wait):
+            if key.fd != self._commands:
+                self._hear(key.data)
+            elif not self._take_commands():
+                return False
+        for worker in [each for each in self._workers if each.is_overdue()]:
+            self._lose(worker, "timeout")
+        return True
+
+    def _take_commands(self) -> bool:
+        data = os.read(self._commands, _CHUNK)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for command in map(json.loads, lines):
+            if "end" in command:
+                return False
+            if "prepare" in command:
+                self._prepare(command)
+            else:
+                self._waiting.append(command)
+        return bool(data)
+
+    def _prepare(self, command: Mapping[str, Any]) -> None:
+        """Take the paths and the environment of the caller, and import the module."""
+        module, path, environment = command["prepare"], command["path"], command["environment"]
+        surroundings = (path, environment)
+        if surroundings == self._surroundings and module in sys.modules:
+            return
+        self._surroundings, sys.path[:] = surroundings, path
+        os.environ.clear()
+        os.environ.update(environment)
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the jobs say that this process has no such kernel
+            sys.stderr.write(f"{module}: {error}\n")
+        gc.collect()
+        gc.freeze()  # so that the collector of a worker does not copy the memory that it shares with this process
+        for worker in [each for each in self._workers if each.job is None]:
+            self._drop(worker)
+        for worker in self._workers:
+            worker.is_old = True
+
+    def _hand_out(self) -> None:
+        """Give waiting jobs to workers."""
+        while self._waiting:
+            idle = [worker for worker in self._workers if worker.job is None]
+            if not idle and len(self._workers) >= self._waiting[0]["workers"]:
+                return
+            job = self._waiting.popleft()
+            worker = idle[0] if idle else self._forked(job)
+            worker.take(job)
+
+    def _forked(self, job: Mapping[str, Any]) -> ForkedWorker:
+        """Return another worker, which inherits what the key of a job is made of: Triton's hash and the source's."""
+        with contextlib.suppress(Exception):  # the job says what is wrong
+            key_of(job)
+        worker = ForkedWorker(compile_job, [self._answers, *(each.channel for each in self._workers)])
+        self._workers.append(worker)
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        return worker
+
+    def _hear(self, worker: ForkedWorker) -> None:
+        answer = worker.answer()
+        if answer is None:
+            self._lose(worker, "died")
+        elif answer:
+            self._send(answer)
+            if worker.is_old:
+                self._drop(worker)
+
+    def _lose(self, worker: ForkedWorker, how: str) -> None:
+        """Answer for a worker that gives no answer."""
+        job, words = worker.job, worker.last_words()
+        signum = self._drop(worker)
+        if job is not None:
+            self._send({"id": job["id"], "lost": how, "signum": signum, "last_words": words})
+
+    def _drop(self, worker: ForkedWorker) -> int:
+        self._selector.unregister(worker.channel)
+        self._workers.remove(worker)
+        return worker.end()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._answers.write(json.dumps(message) + "\n")
+        self._answers.flush()
+
+
+def main(arguments: list[str]) -> None:
+    _, parent = arguments
+    die_with_parent(int(parent))
+    CompileServer(sys.stdin.fileno(), private_stdout()).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

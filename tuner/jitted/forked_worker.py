@@ -1,0 +1,109 @@
+"""A worker that is forked from the process which has imported what it compiles."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from blocktune.tuner.compile.child_process import STDERR_TAIL
+from blocktune.tuner.compile.worker import CompileJob, answer_to, die_with_parent
+
+_CHUNK = 1 << 16
+
+
+class Closable(Protocol):
+    """A file or a socket."""
+
+    def close(self) -> None:
+        """Close it in this process."""
+
+
+class ForkedWorker:
+    """A process of its own session that does one job after another, so that it dies with the compilers that it starts.
+
+    job: what it does now. deadline: when that must be done. is_old: it was forked before the latest import.
+
+    Args:
+        compile_job: compiles what a job describes.
+        private: what this process alone may hold open, such as the channels of other workers: the end of one is seen
+            when its last holder closes it.
+    """
+
+    def __init__(self, compile_job: CompileJob, private: Iterable[Closable]) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.job: dict[str, Any] | None = None
+        self.deadline, self.is_old = 0.0, False
+        self._unread = b""
+        # it lives as long as the worker, which writes into it
+        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        server = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for each in (*private, self.channel):
+                each.close()
+            _work(compile_job, theirs, self._stderr.fileno(), server)
+        theirs.close()
+
+    def take(self, job: dict[str, Any]) -> None:
+        """Give it a job; it has none."""
+        self.job, self.deadline = job, time.monotonic() + job["timeout_s"]
+        with contextlib.suppress(BrokenPipeError):  # it has died: `answer` says so
+            self.channel.sendall(json.dumps(job).encode() + b"\n")
+
+    def answer(self) -> dict[str, Any] | None:
+        """Return what it says, which ends its job: empty while that is not whole, None if it has died."""
+        try:
+            data = self.channel.recv(_CHUNK)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            return None
+        self._unread += data
+        if b"\n" not in self._unread:
+            return {}
+        assert self.job is not None
+        line, _, self._unread = self._unread.partition(b"\n")
+        found: dict[str, Any] = {"id": self.job["id"], **json.loads(line)}
+        self.job = None
+        return found
+
+    def is_overdue(self) -> bool:
+        """Return whether its job has taken longer than it may."""
+        return self.job is not None and time.monotonic() >= self.deadline
+
+    def last_words(self) -> str:
+        """Return the end of what it has printed."""
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL))
+        return self._stderr.read().decode(errors="replace").strip()
+
+    def end(self) -> int:
+        """Kill it with all that it has started; return the signal by which it ended, 0 where it had ended itself."""
+        for kill in (os.killpg, os.kill):  # a worker that has only just been forked has no group yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.channel.close()
+        self._stderr.close()
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def _work(compile_job: CompileJob, channel: socket.socket, stderr: int, server: int) -> None:
+    """Do jobs until there are no more; never returns."""
+    try:
+        os.setsid()
+        die_with_parent(server)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for standard in (1, 2):
+            os.dup2(stderr, standard)
+        with channel.makefile("r", encoding="utf-8") as jobs:
+            for line in jobs:
+                answer = answer_to(compile_job, json.loads(line))
+                channel.sendall(json.dumps(answer).encode() + b"\n")
+    finally:
+        os._exit(0)
