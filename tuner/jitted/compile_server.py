@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.tuner.compile.answers import private_stdout
+from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.compiler import compile_key, compiled_code, ptxas_logs, resources_of
 from blocktune.tuner.compile.worker import die_with_parent
 from blocktune.tuner.jitted.forked_worker import ForkedWorker
@@ -176,8 +176,7 @@ class CompileServer:
         return worker.end()
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        self._answers.write(json.dumps(message) + "\n")
-        self._answers.flush()
+        send(self._answers, message)
 
 
 def main(arguments: list[str]) -> None:
