@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from blocktune.kernels.api.cache.descales import Descales
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
@@ -45,12 +46,22 @@ def append(
     new: tuple[Tensor, Tensor],
     lengths: Tensor,
     rotary: Rotary | None,
+    q: Tensor,
+    descales: Descales | None,
 ) -> None:
-    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry."""
+    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry; as 8-bit
+    numbers where there are descales.
+
+    Raises:
+        UsageError: they cannot become 8-bit numbers.
+    """
     positions = positions_from(lengths, new[0].shape[1])
-    keys = new[0] if rotary is None else rotary.turned(new[0], positions)
+    keys, values = new if rotary is None else (rotary.turned(new[0], positions), new[1])
+    if descales is not None:
+        keys, values = (short.view(torch.int8) for short in descales.shortened((keys, values), q, caches))
+        caches = caches[0].view(torch.int8), caches[1].view(torch.int8)  # no device indexes all types of 8 bits
     rows.write(caches[0], keys, positions)
-    rows.write(caches[1], new[1], positions)
+    rows.write(caches[1], values, positions)
 
 
 def append_in_one(
