@@ -7,7 +7,7 @@ a head, or of a token and head.
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
@@ -36,6 +36,18 @@ class FlashDecode8(FlashDecode):
     name = "flash_decode8"
     dtypes = frozenset(("float16", "bfloat16"))
     features: ClassVar[frozenset[str]] = FlashDecode.features | {"kv=e4m3", "kv=int8", "token_scales"}
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Return the broken rules of `flash_decode`, and that on Hopper half of the columns of the values must be
+        swizzled as the keys are (`swizzled_alike`) in products of whole tiles."""
+        problems = super().rule_violations(config, shape, limits)
+        half_bytes = operand_widths(shape)[1] // 2 * shape.element_bytes
+        if problems or product_unit(config, limits) != "wgmma" or half_bytes >= SWIZZLE_BYTES:
+            return problems
+        return (
+            f"`block_m` {config.block_m} of {self.name} needs a head_dim_v above 64 on compute capability "
+            f"{limits.name}, but got head_dim_v={shape.head_dim_v}. Take block_m 16 or 32.",
+        )
 
     def kind_problem(self, shape: AttentionShape) -> str | None:
         problem = super().kind_problem(shape)

@@ -65,6 +65,22 @@ def test_default_config_breaks_no_rule(cc: tuple[int, int], seqlen_k: int, head_
         assert KERNEL.violations(KERNEL.default_config(shape, limits_for(cc)), shape, limits_for(cc)) == ()
 
 
+@pytest.mark.parametrize(("dims", "cc", "fine"), [
+    ((128, 128), (9, 0), True), ((256, 256), (9, 0), True), ((64, 128), (9, 0), True), ((32, 64), (9, 0), False),
+    ((64, 64), (9, 0), False), ((128, 64), (9, 0), False), ((64, 64), (8, 0), True), ((64, 64), (10, 0), True),
+])  # fmt: skip
+def test_whole_tiles_on_hopper_need_operands_swizzled_alike(
+    dims: tuple[int, int], cc: tuple[int, int], fine: bool
+) -> None:
+    """Half of the columns of the values, next to the keys."""
+    shape, limits = llama("int8", head_dim=dims[0], head_dim_v=dims[1], seqlen_q=32), limits_for(cc)
+    problems = KERNEL.violations(config_of(64, 64), shape, limits)
+    assert (problems == ()) is fine
+    assert fine or "Take block_m 16 or 32" in problems[0]
+    assert KERNEL.violations(config_of(32, 64), shape, limits) == ()
+    assert KERNEL.violations(KERNEL.default_config(shape, limits), shape, limits) == ()
+
+
 @compiled_here
 @pytest.mark.parametrize("cc", [(9, 0), (10, 0)], ids=str)
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
