@@ -49,13 +49,9 @@ class FlashDecode8(FlashDecode):
             f"{limits.name}, but got head_dim_v={shape.head_dim_v}. Take block_m 16 or 32.",
         )
 
-    def kind_problem(self, shape: AttentionShape) -> str | None:
-        problem = super().kind_problem(shape)
-        if problem is None and not shape.features.is_short:
-            return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
-        return problem
-
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if not shape.features.is_short:
+            return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
         if shape.features.kv is CacheType.E4M3 and limits.cc < E4M3_CC:
             return (
                 f"{self.name} converts e4m3 in hardware (compute capability 8.9), but got {limits.name}. Keep an int8 "
