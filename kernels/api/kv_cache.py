@@ -120,6 +120,8 @@ def flash_attn_with_kvcache(
     sinks = check_sinks(s_aux, query.shape[1], query)
     _check_cache(query, k_pages, v_pages, table, sinks, descales)
     if new is not None:
+        if descales is not None:
+            descales.check_new(new, q)
         lengths = lengths + new[0].shape[1]
     if cache_leftpad is not None:
         _check_room(dispatcher, query, (k_cache, v_cache), lengths)
@@ -136,9 +138,11 @@ def flash_attn_with_kvcache(
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
         all_have = rows.capacity(k_cache) if number is None else number
-        ahead = append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table) if repeats else None
+        ahead = (
+            append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table, descales) if repeats else None
+        )
         if ahead is None:
-            append(rows, (k_cache, v_cache), new, filled, rotary, q, descales)
+            append(rows, (k_cache, v_cache), new, filled, rotary, descales)
         elif given is not None:  # else the number of rows may be another one next time
             ahead = Repeating(ahead)
     remember = None
@@ -231,16 +235,17 @@ def _again(
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
-    lengths = given
+    lengths, scales = given, [None if scale is None else as_kernels_take(scale) for scale in (k_scale, v_scale)]
     if served.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
-        served.ahead(k_cache, v_cache, k, v, given, table, lengths, _rows_of_all(number, k_cache, table))
+        others = scales if k_cache.dtype is not q.dtype else ()
+        served.ahead(k_cache, v_cache, k, v, given, table, *others, lengths, _rows_of_all(number, k_cache, table))
     elif lengths is None:
         lengths = torch.full((q.shape[0],), _rows_of_all(number, k_cache, table), dtype=torch.int32, device=q.device)
     tensors = [lengths] if table is None else [lengths, table]
     if slopes is not None:
         tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
-    tensors += [as_kernels_take(scale) for scale in (k_scale, v_scale) if scale is not None]
+    tensors += [scale for scale in scales if scale is not None]
     if sinks is not None:
         tensors.append(sinks)
     return served(q, k_cache, v_cache, *tensors)

@@ -74,8 +74,8 @@ class Descales:
         k, v, _ = rows.as_pages(self.k, self.v)
         return type(self)(k, v)
 
-    def shortened(self, new: tuple[Tensor, Tensor], q: Tensor, caches: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return new keys and values [batch, new, num_heads_kv, dim] as the caches have them.
+    def check_new(self, new: tuple[Tensor, Tensor], q: Tensor) -> None:
+        """Check that new keys and values can be appended.
 
         Raises:
             UsageError: they are not of the queries' type, or tokens have scales of their own.
@@ -90,11 +90,14 @@ class Descales:
                 f"`k` and `v` must be {q.dtype} as q is, to be rounded into the cache, but got {new[0].dtype} and "
                 f"{new[1].dtype}. Convert them."
             )
-        pairs = zip(new, (self.k, self.v), caches, strict=True)
-        k, v = (
+
+    def shortened(self, new: tuple[Tensor, Tensor], caches: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return new keys and values [batch, new, num_heads_kv, dim] as the caches have them."""
+        found = (
             shortened(rows, 1.0 if scale is None else scale[:, None, :, None], cache.dtype)
-            for rows, scale, cache in pairs
+            for rows, scale, cache in zip(new, (self.k, self.v), caches, strict=True)
         )
+        k, v = found
         return k, v
 
 

@@ -15,14 +15,11 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
-from blocktune.kernels.portable.decode8.launch import constants, decode8_launch
+from blocktune.kernels.portable.decode8.launch import E4M3_CC, constants, decode8_launch
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES, flash_decode8_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
 from blocktune.kernels.values.shape import FP8, AttentionShape
-
-E4M3_CC = (8, 9)
-"""The first compute capability that converts e4m3; Triton has no such type below."""
 
 BARRIER_BYTES = 1024
 """At most, of tcgen05, with what aligns them."""

@@ -18,6 +18,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
 
+E4M3_CC = (8, 9)
+"""The first compute capability that converts e4m3; Triton has no such type below."""
+
 
 def decode8_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
     """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`."""

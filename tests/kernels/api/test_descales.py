@@ -144,13 +144,40 @@ def test_new_rows_are_divided_rounded_and_clamped(
             least, most = BOUNDS[dtype]
             exact = (rows[place].float() / own).clamp(least, most)
             right = exact.round().to(dtype) if dtype is torch.int8 else exact.to(dtype)
-            assert torch.equal(cache[place].view(torch.int8), right.view(torch.int8))
+            assert torch.equal(cache[place].float(), right.float())
     for cache, old in zip((k, v), before, strict=True):
         assert torch.equal(cache.view(torch.int8).cpu()[~written], old.view(torch.int8).cpu()[~written])
     again = dict(given, cache_seqlens=given["cache_seqlens"] + 2)
     if not turned:  # else the queries are turned in the call only
         assert torch.equal(out, flash_attn_with_kvcache(q, k, v, **again, **named))
     assert float(v.float().amax()) == BOUNDS[dtype][1]
+
+
+@pytest.mark.parametrize("kind", [None, "heads", "batch"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_decoder_appends_a_row_in_every_step(device: str, dtype: torch.dtype, kind: str | None) -> None:
+    """On a GPU the first steps are recorded, and the others repeated."""
+    torch.manual_seed(0)
+    k, v = caches(3, 32, dtype=dtype, device=device)
+    named: dict[str, Any] = {"k_descale": 0.02, "v_descale": 0.02} if kind is None and dtype is torch.int8 else {}
+    if kind is not None:
+        named = {name: descale(kind, (), device) for name in ("k_descale", "v_descale")}
+    lengths, entries = integers(4, 9, 20, device=device), torch.arange(3, device=device)
+    for _ in range(6):
+        q, news = random(3, 1, 4, 64, device=device), [random(3, 1, 2, 64, device=device) for _ in range(2)]
+        out = flash_attn_with_kvcache(q, k, v, *news, cache_seqlens=lengths, causal=True, **named)
+        wide = []
+        for cache, new, scale in zip(
+            (k, v), news, (named.get("k_descale", 1.0), named.get("v_descale", 1.0)), strict=True
+        ):
+            own = factor(torch.as_tensor(scale, device=device), entries)
+            assert torch.equal(cache[entries, lengths.long()].float(), shortened(new, own, dtype)[:, 0].float())
+            wide.append(cache.double() * own.double())
+        lengths = lengths + 1
+        wanted = flash_attn_with_kvcache(q.double(), *wide, cache_seqlens=lengths, causal=True)
+        assert_same([out], [wanted], device)
+    assert_ours(device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
