@@ -1,6 +1,6 @@
 """Decoding over 8-bit caches on a GPU: how much faster than over 16 bits, and how exact.
 
-`pytest -m gpu -s` prints the times of every config that takes part. The whole takes about a minute on one H200.
+`pytest -m gpu -s` prints the times of the configs that take part. Most of the time goes into compiling them.
 """
 
 import functools
@@ -28,10 +28,11 @@ from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 KINDS = ("kv=e4m3", "kv=int8", "token_scales kv=e4m3", "token_scales kv=int8", "page=16 kv=e4m3")
+TIMED = KINDS[:3]
 BAR = 1.7
 """How many times as fast as 16 bits a cache of half the bytes is to be read."""
 ROUNDS = 20
-TILES = ((16, 64, 4), (16, 128, 4), (16, 128, 8), (16, 256, 8))
+TILES = ((16, 64, 4), (16, 128, 4), (16, 128, 8))
 """block_m, block_n and num_warps that are tried, next to the defaults."""
 
 
@@ -41,27 +42,19 @@ def decoding(batch: int, features: str) -> AttentionShape:
 
 
 def configs(kernel: AttentionKernel, shape: AttentionShape) -> list[KernelConfig]:
-    """The default, and tiles in two to four stages with its splits, half and twice as many."""
+    """The default, and tiles in two and three stages with its splits."""
     limits = current_device().limits
     default = kernel.default_config(shape, limits)
-    if "num_stages" not in kernel.parameters or len(kernel.parameters["num_stages"]) == 1:
+    if len(kernel.parameters["num_stages"]) == 1:
         return [default]
-    counts = {default.parameters["splits"] * factor // 2 for factor in (1, 2, 4)}
     found = [
         KernelConfig.of(
             kernel.name,
-            {
-                **default.parameters,
-                "block_m": m,
-                "block_n": n,
-                "num_warps": warps,
-                "num_stages": stages,
-                "splits": splits,
-            },
+            {**default.parameters, "block_m": m, "block_n": n, "num_warps": warps, "num_stages": stages},
         )
-        for (m, n, warps), stages, splits in itertools.product(TILES, (2, 3, 4), sorted(counts))
+        for (m, n, warps), stages in itertools.product(TILES, (2, 3))
     ]
-    return [default, *(config for config in found if not kernel.violations(config, shape, limits))]
+    return [default, *(one for one in found if one != default and not kernel.violations(one, shape, limits))]
 
 
 def filled(shape: AttentionShape) -> Inputs:
@@ -95,7 +88,7 @@ def test_half_of_the_bytes_take_little_more_than_half_of_the_time(batch: int) ->
     ours = [fastest(name, wide, clock) for name in ("flash_decode", "flash_decode_hopper")]
     baseline = min(ours, key=lambda found: found[2])[0]
     ratios = {}
-    for kind in KINDS:
+    for kind in TIMED:
         own, config, _ = fastest("flash_decode8", decoding(batch, kind), clock)
         rounds = clock.rounds([baseline, own], ROUNDS)
         ratios[kind] = median_ratio(column(rounds, 0), column(rounds, 1))
@@ -139,7 +132,7 @@ def shapes_of(kinds: Sequence[str]) -> list[AttentionShape]:
 def test_every_config_of_a_sample_is_right(shape: AttentionShape) -> None:
     kernel = get_kernel("flash_decode8")
     questions = make_feature_questions(shape, device="cuda", seed=3)
-    for config in configs(kernel, shape)[::3]:
+    for config in configs(kernel, shape)[::2]:
         for question in questions:
             out, lse = question.new_result(), question.new_lse()
             question.poison(out)

@@ -203,10 +203,11 @@ def test_paged_cache(page_size: int, block_n: int, kind: str, scales: str) -> No
 @runs
 @pytest.mark.few(3)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1), (7, 1), (20, 1)])
-@pytest.mark.parametrize("block_m", [16, 64])
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 32), (40, 24), (64, 64)])
+@pytest.mark.parametrize(
+    ("block_m", "head_dim", "head_dim_v"), [(16, 16, 32), (16, 64, 64), (32, 40, 24), (32, 64, 64), (64, 32, 72)]
+)
 def test_groups_blocks_and_head_dimensions(
-    head_dim: int, head_dim_v: int, block_m: int, heads: tuple[int, int]
+    block_m: int, head_dim: int, head_dim_v: int, heads: tuple[int, int]
 ) -> None:
     sizes = {"num_heads": heads[0], "num_heads_kv": heads[1], "head_dim": head_dim, "head_dim_v": head_dim_v}
     check(config_of(block_m, splits=2), short_of(short_shape("e4m3", batch=1, seqlen_q=3, **sizes)))
